@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face's models bring them: Jinja in a sandbox, with the names that they rely on."""
+"""Chat templates of Hugging Face's models: Jinja in a sandbox, with the names that they rely on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
+    """`{% generation %}` marks the assistant's words for training; here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own convention
 
@@ -36,7 +36,7 @@ class _Generation(Extension):
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """One template, and what its source tells of the messages that it wants."""
+    """One template, and the form of messages that its source needs."""
 
     template: Template
     source: str
@@ -44,18 +44,18 @@ class _Template:
 
     @classmethod
     def of(cls, source: str, now: Callable[[], dt.datetime]) -> _Template:
-        """The template that `source` is. Raises ValueError."""
+        """The compiled `source`. Raises ValueError."""
         return cls(compiled(source, now), source, wants_parts(_environment(now).parse(source)))
 
     @property
     def knows_developers(self) -> bool:
-        """Does it have a word for the role developer?"""
+        """Whether it handles the role developer."""
         return "'developer'" in self.source or '"developer"' in self.source
 
 
 class ChatTemplate:
-    """Turns conversations into prompts the way `transformers.apply_chat_template` does, from messages as vLLM gives
-    them to it.
+    """Renders conversations into prompts as `transformers.apply_chat_template` does, from messages in the form that
+    vLLM passes to it.
 
     `assets` are a model's files by name: chat_template.jinja, else `chat_template` in tokenizer_config.json, else
     chat_template.json.
@@ -99,17 +99,17 @@ class ChatTemplate:
 
 
 _END = "\x02end of what is continued\x03 "
-"""Stands behind the last message while it is rendered. Templates that trim content take its last space."""
+"""Stands behind the last message while it is rendered. Templates that strip content remove its last space."""
 
 
 def _mark_end(messages: list[Mapping[str, Any]]) -> str:
-    """Put the mark behind the last text of the last message; that text. Raises InvalidRequest if it has none."""
+    """Mark the end of the last message; returns its text. Raises InvalidRequest if there is none."""
     content = messages[-1]["content"]
     if isinstance(content, str):
         messages[-1] = {**messages[-1], "content": content + _END}
         return content
     if content:
-        # whatever else it is, a part that templates see is text
+        # a part that templates see is a text
         text = str(content[-1]["text"])
         messages[-1] = {**messages[-1], "content": [*content[:-1], {**content[-1], "text": text + _END}]}
         return text
@@ -118,7 +118,7 @@ def _mark_end(messages: list[Mapping[str, Any]]) -> str:
 
 
 def _until_end(text: str, last: str) -> str:
-    """The rendered `text` up to the mark; without white space at its end where the template trimmed the message."""
+    """The rendered `text` up to the mark; without trailing white space if the template stripped the message."""
     end = text.rfind(_END.strip(" "))
     if end < 0 or last.strip() not in text:
         hint = "leave `continue_final_message` out"
@@ -127,11 +127,11 @@ def _until_end(text: str, last: str) -> str:
 
 
 def compiled(source: str, now: Callable[[], dt.datetime] = dt.datetime.now) -> Template:
-    """The template that `source` is. Raises ValueError with a sentence that says where it is wrong."""
+    """The compiled `source`. Raises ValueError with a sentence and the line of the mistake."""
     try:
         return _environment(now).from_string(source)
     except TemplateSyntaxError as error:
-        raise ValueError(f"is no chat template, line {error.lineno}: {error.message}") from error
+        raise ValueError(f"is not a chat template, line {error.lineno}: {error.message}") from error
 
 
 def _environment(now: Callable[[], dt.datetime]) -> ImmutableSandboxedEnvironment:
@@ -145,7 +145,7 @@ def _environment(now: Callable[[], dt.datetime]) -> ImmutableSandboxedEnvironmen
 
 
 def _sources(settings: Mapping[str, Any], assets: Mapping[str, bytes]) -> dict[str, str]:
-    """Template sources by name. The file of its own wins over the one in the configuration, as in transformers."""
+    """Template sources by name. The separate file wins over the one in the configuration, as in transformers."""
     if (file := assets.get("chat_template.jinja")) is not None:
         return {"default": file.decode()}
     configured = settings.get("chat_template")
@@ -157,7 +157,7 @@ def _sources(settings: Mapping[str, Any], assets: Mapping[str, bytes]) -> dict[s
 
 
 def _special_tokens(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, str]:
-    """Names that templates know special tokens by; those of its own that a model has among them."""
+    """Special tokens by the names that templates use, the model's own names included."""
     own = settings.get("extra_special_tokens")
     named = {**more, **(own if isinstance(own, dict) else {}), **settings}
     names = (*SPECIAL_TOKENS, *(own if isinstance(own, dict) else ()))
@@ -165,7 +165,7 @@ def _special_tokens(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dic
 
 
 def text_of_token(token: str | dict[str, Any]) -> str:
-    """Special tokens are texts, or objects with more than the text."""
+    """The text of a special token, which is a text or an object."""
     return token if isinstance(token, str) else str(token["content"])
 
 

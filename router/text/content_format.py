@@ -1,7 +1,7 @@
-"""What a chat template wants as the content of messages: one text, or a list of parts.
+"""The form in which a chat template needs the content of messages: one text, or a list of parts.
 
-Engines look at the template: one that loops over a message's content is given lists, also where the client sent a text.
-The same is looked for here, in the same places, since a router that finds anything else counts other tokens.
+Engines inspect the template: if it loops over a message's content, it gets lists, even if the client sent a text. This
+module inspects the same places, because with another result the router would count other tokens.
 
 Source: vLLM documentation, "OpenAI-Compatible Server", `--chat-template-content-format auto`; vLLM 0.32 for what that
 page leaves open.
@@ -17,7 +17,7 @@ _CONTENT = "content"
 
 
 def wants_parts(template: nodes.Template) -> bool:
-    """Does the parsed `template` loop over the parts of a message's content?"""
+    """Whether the parsed `template` loops over the parts of a message's content."""
     try:
         messages = _message_names(template)
         in_macros = _loops_over_content_in_macros(template, messages)
@@ -38,11 +38,11 @@ def wants_parts(template: nodes.Template) -> bool:
 
 
 class _UnusualError(Exception):
-    """The template unpacks what it loops over, where engines stop looking: it is given texts."""
+    """The template unpacks its loop variable; engines stop the inspection there and pass texts."""
 
 
 def _message_names(template: nodes.Template) -> set[str]:
-    """Names that stand for one message: targets of loops over `messages`, or over what was made of it."""
+    """Names of one message: targets of loops over `messages`, or over a value derived from it."""
     lists = _names_made_of("messages", template)
     found = set()
     for loop in template.find_all(nodes.For):
@@ -52,7 +52,7 @@ def _message_names(template: nodes.Template) -> set[str]:
 
 
 def _names_made_of(name: str, template: nodes.Template) -> set[str]:
-    """`name`, and every name that it, or a slice of it, is assigned to, again and again."""
+    """`name`, and every name that it, or a slice of it, is assigned to, directly or through others."""
     found, new = {name}, [name]
     assignments = list(template.find_all(nodes.Assign))
     while new:
@@ -65,7 +65,7 @@ def _names_made_of(name: str, template: nodes.Template) -> set[str]:
 
 
 def _loops_over_content_in_macros(template: nodes.Template, messages: set[str]) -> set[int]:
-    """Loops in macros over a parameter that some call gives a message's content."""
+    """Loops in macros over a parameter that a call passes a message's content to."""
     found = set()
     for macro in template.find_all(nodes.Macro):
         given = set(_parameters_given_content(macro, template, messages))
@@ -86,7 +86,7 @@ def _parameters_given_content(macro: nodes.Macro, template: nodes.Template, mess
 
 
 def _whole(node: nodes.Node | None) -> nodes.Node | None:
-    """What is filtered, tested or sliced in `node`."""
+    """The expression that `node` filters, tests or slices."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

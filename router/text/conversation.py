@@ -1,6 +1,6 @@
-"""Messages and tools as chat templates see them: the members that engines pass on, in the order in which they do.
+"""Messages and tools as chat templates see them: the members that engines pass on, in the engines' order.
 
-Templates print parts of it as JSON, so that order and members count to the token.
+Templates print parts of them as JSON, so the order and the members change the number of tokens.
 
 Source: vLLM 0.32, `POST /v1/chat/completions` with a template that prints everything.
 """
@@ -17,7 +17,7 @@ from router.ask import Chat
 Message = Mapping[str, Any]
 
 _BILLING = "x-anthropic-billing-header"
-"""A line that Claude Code puts first, with another value in each request; engines drop it from system messages."""
+"""First line of Claude Code's prompts, different in each request; engines drop it from system messages."""
 
 
 def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Message:
@@ -42,7 +42,7 @@ def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Me
 
 
 def tool_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The client's tool `raw`."""
+    """The client's tool `raw`, as templates see it."""
     function, deferred = raw["function"], raw.get("defer_loading")
     described = {name: function.get(name) for name in ("name", "description", "parameters")}
     loading = deferred if function.get("defer_loading") is None else function["defer_loading"]
@@ -53,7 +53,7 @@ def tool_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_billing(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`parts` of a system message without the lines that only bill."""
+    """`parts` of a system message without billing lines."""
     kept: list[Mapping[str, Any]] = []
     for part in parts:
         if not part["text"].startswith(_BILLING):
@@ -64,8 +64,8 @@ def without_billing(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def seen_by_template(chat: Chat, *, wants_parts: bool, knows_developers: bool) -> list[Message]:
-    """The messages of `chat` for a template that wants content as parts or as text, and that knows the role developer
-    or gets system messages in its place, all in one at the beginning."""
+    """The messages of `chat` for a template. `wants_parts`: content as parts, else as text. Without
+    `knows_developers`, messages of developers become system messages, all in one at the beginning."""
     messages = list(chat.messages)
     if wants_parts:
         messages = [_in_parts(message, chat.parts.get(at)) for at, message in enumerate(messages)]
@@ -112,10 +112,10 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """The arguments of a call as an object; an empty one for what is none, so that a conversation can go on."""
+    """The arguments of a call as an object; an empty one if they are not, so that the conversation can continue."""
     if isinstance(arguments, str):
         try:
-            # json and not msgspec: numbers are to print as engines print them
+            # json and not msgspec: numbers must print as in engines
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             return {}

@@ -22,19 +22,19 @@ from router.text.tokenize import How, Tokens, shortened, size_of
 from shards.kv.keys import block_keys
 
 MOST_CHARACTERS = 256 * 2**10
-"""Longer prompts are not sent to an engine twice."""
+"""Longest prompt that is sent to an engine for its tokens before it is sent for its answer."""
 
 MOST_AT_ONCE = 32
-"""Prompts that engines are asked for at the same time; all others are estimated."""
+"""Most prompts that engines tokenize at the same time; all others are estimated."""
 
 ANSWER_S = 0.5
-"""How long an engine may take where a request waits for it: 1,500 tokens take some 4 ms, 100,000 some 200."""
+"""Most time of an engine while a request waits: 1,500 tokens take some 4 ms, 100,000 some 200."""
 
 PATIENT_S = 10.0
-"""How long it may take where a client asked for nothing else."""
+"""Most time of an engine for a client that asked for tokens only."""
 
 PAUSE_S = 10.0
-"""How long an engine is not asked after it failed or was slow."""
+"""Pause without questions to an engine that failed or was slow."""
 
 _Found = TypeVar("_Found")
 
@@ -42,11 +42,11 @@ READ = (
     *("messages", "prompt", "tools", "tool_choice", "add_generation_prompt", "continue_final_message"),
     *("add_special_tokens", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
 )
-"""What of a body says how its prompt is read."""
+"""Fields of a body that change how its prompt is read."""
 
 
 class EngineText:
-    """Asks engines, and remembers their answers in `cache`. `clock` is in seconds."""
+    """Asks engines for tokens and caches them in `cache`. `clock` is in seconds."""
 
     def __init__(self, cache: ChunkCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache, self._clock = cache, clock
@@ -57,8 +57,8 @@ class EngineText:
         return f"<EngineText asks for {self._asking} prompts>"
 
     def check(self) -> None:
-        """Nothing is asked; for an idle router."""
-        assert self._asking == 0, f"{self!r}: engines are asked"
+        """Assert that no question is under way; for an idle router."""
+        assert self._asking == 0, f"{self!r}: engines are still asked"
 
     async def tokens(
         self, ask: Ask, readers: Mapping[str, TextReader], how: How, *, is_patient: bool = False
@@ -105,7 +105,7 @@ class EngineText:
     async def _asked(
         self, body: Mapping[str, Any], model: str, readers: Mapping[str, TextReader], *, is_patient: bool
     ) -> Tokenized | None:
-        """What the first of `readers` that may be asked says of `body`."""
+        """The tokens of `body` from the first of `readers` that may be asked now."""
         now = self._clock()
         name = next((reader for reader in readers if is_patient or now >= self._not_before.get(reader, now)), None)
         if name is None or (self._asking >= MOST_AT_ONCE and not is_patient):
@@ -116,7 +116,7 @@ class EngineText:
         except ExpectedError as error:
             if is_patient:
                 raise
-            # it will object to the request itself, too
+            # an InvalidRequest says nothing about the engine: it would reject the request itself too
             if not isinstance(error, InvalidRequest):
                 self._not_before[name] = now + PAUSE_S
             return None
@@ -127,8 +127,8 @@ class EngineText:
 async def first_reply(
     readers: Mapping[str, TextReader], ask: Callable[[TextReader], Awaitable[_Found | None]]
 ) -> _Found | None:
-    """What the first of `readers` answers that can tell; None if none can. Raises what it raises, and BackendFailed
-    where it takes longer.
+    """The first result of `readers` that is not None; None if there is none. Raises a reader's error, and BackendFailed
+    if it takes too long.
     """
     for reader in readers.values():
         if (found := await _in_time(ask(reader), PATIENT_S)) is not None:
@@ -145,7 +145,7 @@ async def _in_time(answer: Awaitable[_Found], seconds: float) -> _Found:
 
 
 def _read(given: Input, body: Mapping[str, Any], how: How) -> Mapping[str, Any]:
-    """What of `body` its engine has to see to read the prompt."""
+    """The fields of `body` that the engine needs to tokenize the prompt."""
     read = {name: body[name] for name in READ if body.get(name) is not None}
     if isinstance(given, Chat) and given.bars_tools and not how.shows_barred_tools:
         read.pop("tools", None)

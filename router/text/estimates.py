@@ -1,4 +1,4 @@
-"""Prompts that no tokenizer is there for: their lengths as estimates, their keys by text."""
+"""Prompts without a tokenizer: estimated lengths, and keys of their text."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from router.text.tokenize import Tokens
 from shards.kv.keys import block_keys
 
 _MEDIA_MARK = re.compile("\x1d[^\x1d]{1,40}\x1d")
-"""What stands for an image, a sound or a file in the text of a chat: its kind and a hash of its bytes."""
+"""Mark of an image, a sound or a file in the text of a chat: its kind and a hash of its bytes."""
 
 MOST_LONG_MEDIA = 64
-"""So many images of one prompt are as long as their tokens in its keys; of more the text would become too long."""
+"""Most images of one prompt that its keys make as long as their tokens, to bound the text."""
 
 
 def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
-    """Every input of `ask` with its length as `length` estimates it, for models without a tokenizer here.
+    """Every input of `ask` with the length that `length` estimates, for models without a tokenizer here.
 
-    Keys are those of its text below `root`, or of its token ids where it has some. Those are counted and not estimated,
-    but in the many texts of one call for embeddings, each of which has to fit by itself.
+    Keys are those of its text below `root`, or of its token ids if it has some. Token ids are counted, not estimated,
+    except in calls for embeddings with many texts, each of which has to fit by itself.
     """
     return [_estimated(given, ask, root, length) for given in ask.inputs]
 
@@ -40,7 +40,7 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
     estimate = length.estimate(prompt)
     if most is not None:
         estimate = _cut(estimate, most)
-    # lone surrogates, which UTF-8 cannot encode, are hashed as Python passes them
+    # lone surrogates, which UTF-8 cannot encode, are hashed as Python encodes them
     data = _keyed_text(given, tools).encode("utf-8", "surrogatepass")
     return Tokens(
         estimate.tokens,
@@ -54,7 +54,7 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
 
 
 def _cut(estimate: Estimate, most: int) -> Estimate:
-    """`estimate` of a prompt that the engine cuts to `most` tokens, or if that is negative to what its context has."""
+    """`estimate` of a prompt that the engine truncates to `most` tokens; negative: to the rest of its context."""
     limit = max(1, most) if most >= 0 else estimate.high
     return Estimate(min(limit, estimate.tokens), min(limit, estimate.low), min(limit, estimate.high), 1)
 
@@ -78,13 +78,13 @@ def _measured(given: Chat | str, tools: str) -> Measured:
 
 
 def _keyed_text(given: Chat | str, tools: str) -> str:
-    """The text that `given` is keyed by. In it an image is about as long as the text of the tokens that it becomes.
+    """The text of which `given` gets its keys. An image in it is about as long as the text of as many tokens.
 
-    Otherwise a short question about an image would be shorter than one key, and the image would never be found again.
+    Otherwise a short question about an image would be shorter than one key, and would never be found in a cache.
     """
     if isinstance(given, str):
         return given
-    # what begins alike for prompts that begin alike: tools, then message by message
+    # prompts that begin alike need texts that begin alike: tools, then message by message
     messages = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
     text = "\x1e".join([tools, *messages] if tools else messages)
     if not given.media:

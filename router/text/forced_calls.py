@@ -1,4 +1,4 @@
-"""Calls of tools that an answer must make, as a grammar for backends that know nothing of tools. Pure."""
+"""Required tool calls as a grammar, for backends without tools. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FIELD = "tool_choice"
 
 _OF_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _COMPACT = {"whitespace_flexible": False}
-"""Arguments are read by machines."""
+"""Arguments are for programs: no spaces."""
 
 
 def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str], int | None]) -> Grammar | None:
-    """What an answer to `chat` must be that may not do without a call; None where it may, or the model has no format.
+    """The grammar of answers to `chat`; None if calls are optional or the model has no format.
 
-    `id_of` gives the token that is exactly this text, if there is one: marks around calls often are.
+    `id_of` gives the token that is exactly a text, if there is one: marks around calls often are tokens.
     """
     tools = [tool["function"] for tool in chat.tools or () if tool["function"]["name"] in chat.forced]
     if not tools or tool_format is None:
@@ -47,7 +47,7 @@ def with_tools_listed(chat: Chat) -> Chat:
 def _rules(
     tools: list[Mapping[str, Any]], tool_format: ToolFormat, id_of: Callable[[str], int | None], *, one_call: bool
 ) -> Iterator[str]:
-    """Lark, as llguidance reads it: `start`, and a rule for each tool."""
+    """The lines of a grammar in Lark for llguidance: `start`, and a rule for each tool."""
     opens, closes = (_mark(mark, id_of) for mark in (tool_format.opens, tool_format.closes))
     any_call = " | ".join(f"call_{at}" for at in range(len(tools)))
     several = "" if one_call else f' ("\\n" {opens} "\\n" any_call "\\n" {closes})*'
@@ -67,6 +67,6 @@ def _rules(
 
 
 def _mark(mark: str, id_of: Callable[[str], int | None]) -> str:
-    """`mark` in Lark: the token that it is, or else its text."""
+    """`mark` in Lark: its special token, or else its text."""
     number = id_of(mark)
     return json.dumps(mark) if number is None else f"<[{number}]>"

@@ -1,5 +1,5 @@
-"""Where the tokenizer and the chat template of each model come from: what is configured, a shard, or the engine's own
-checkpoint, in this order.
+"""Finds the tokenizer and the chat template of each model: from the configuration, from a shard, or from the engine's
+own checkpoint, in this order.
 
 The files are read in threads and kept; those of a directory are read again when they change. A source that cannot be
 read is logged once, and the next source is used.
@@ -36,42 +36,42 @@ from router.text.tokenize import ModelText, Tokenizers, UnreadableTokenizerError
 _log = logging.getLogger("pointsman.tokenizers")
 
 LOOK_EVERY_S = 10.0
-"""How often files are looked at for changes."""
+"""Interval of looking for changed files."""
 
 DOWNLOAD_EVERY_S = 60.0
-"""How long after a download that failed the next one is tried."""
+"""Pause after a failed download."""
 
 _Result = TypeVar("_Result")
 
 
 class Served(Protocol):
-    """A model, as far as its text goes."""
+    """The part of a model that concerns its text."""
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """Its name for clients."""
         ...
 
     @property
     def pools(self) -> frozenset[str]:
-        """Where it is served."""
+        """The pools that serve it."""
         ...
 
     @property
     def assets(self) -> Mapping[str, bytes]:
-        """The files that a shard brings along; empty without one."""
+        """Files that its shard sent; empty without one."""
         ...
 
     @property
     def root(self) -> str | None:
-        """Where an engine says that its checkpoint lies."""
+        """Path of its checkpoint by the engine's report."""
         ...
 
 
 class Place(NamedTuple):
-    """Files to be read: the checkpoint called `name`, or with `is_template` that one file.
+    """Files to read: the checkpoint called `name`, or with `is_template` that one file.
 
-    One that is not `asked_for` in the configuration may be missing without a word, and is never downloaded.
+    A place that is not `asked_for` in the configuration may be missing, is not logged then, and is never downloaded.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What came of reading one Place. `paths` were read; `assets` is None where they could not be."""
+    """The result of reading one Place. `paths` were read; `assets` is None if they could not be."""
 
     assets: Mapping[str, bytes] | None
     paths: tuple[Path, ...] = ()
@@ -89,7 +89,7 @@ class _Read:
 
 
 class Sources:
-    """Finds how each model reads text. `pools` say where to look first."""
+    """Finds the text files of each model. `pools` name the configured sources."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Sources:
         return dict(self._states)
 
     async def text_of(self, model: Served) -> ModelText | None:
-        """How `model` reads text, from the first source that has it; None if none has."""
+        """The tokenizer and template of `model`, from the first source that has them; None if none has."""
         for source, assets in await self._candidates(model):
             try:
                 text = await self._tokenizers.model(model.name, assets)
@@ -138,24 +138,24 @@ class Sources:
         return True
 
     async def refresh(self) -> None:
-        """Read again what changed on disk, and what could not be read before."""
+        """Read changed files again, and those that could not be read before."""
         for place, read in list(self._read.items()):
             if read.assets is None or await asyncio.to_thread(stamp_of, *read.paths) != read.stamp:
                 self._read[place] = await self._fresh(place)
 
     async def downloads_ended(self) -> None:
-        """Wait for the downloads that are under way."""
+        """Wait for the running downloads."""
         await asyncio.gather(*self._downloads.values())
 
     async def close(self) -> None:
-        """Stop waiting for files and downloads."""
+        """Cancel reading and downloads."""
         tasks = [*self._reading.values(), *self._downloads.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _candidates(self, model: Served) -> list[tuple[str, Mapping[str, bytes]]]:
-        """The sources of `model` that have a tokenizer, best first, each with its files."""
+        """The sources of `model` with a tokenizer, best first, each with its files."""
         names: list[str] = []
         template: str | None = None
         for pool in sorted(model.pools):
@@ -229,7 +229,7 @@ class Sources:
 
 
 def _read_now(place: Place) -> _Read:
-    """What `place` holds; without assets where it is a Hub name that is not cached. Raises NoCheckpointError."""
+    """The files in `place`; without assets for a Hub name that is not cached. Raises NoCheckpointError."""
     path = Path(place.name).expanduser()
     if place.is_template:
         return _Read({TEMPLATE: read_file(path)}, (path,), stamp_of(path))
@@ -246,7 +246,7 @@ def _read_directory(directory: Path) -> _Read:
 
 
 async def _in_daemon(work: Callable[[], _Result]) -> _Result:
-    """What `work` returns, done in a thread that keeps nothing from ending: a download may take any time."""
+    """The result of `work`, from a daemon thread: a download may take any time and must not delay the exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
@@ -265,7 +265,7 @@ async def _in_daemon(work: Callable[[], _Result]) -> _Result:
             result = work()
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             failure = error
-        # where the loop is closed nothing waits any more
+        # the loop may be closed: then no task waits any more
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, failure)
 

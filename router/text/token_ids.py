@@ -1,4 +1,4 @@
-"""Token ids as they travel: little-endian uint32 in `bytes`."""
+"""Packed token ids: little-endian uint32 in `bytes`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shards.kv.keys import TOKEN_BYTES
 
 
 def pack(ids: Sequence[int]) -> bytes:
-    """`ids` as bytes. Raises TypeError for what is no int, OverflowError for what is not in 0 .. 2**32 - 1."""
+    """`ids` as bytes. Raises TypeError for other types, OverflowError outside 0 .. 2**32 - 1."""
     return _swapped(array("I", ids)).tobytes()
 
 
@@ -20,7 +20,7 @@ def unpack(token_ids: bytes) -> array[int]:
 
 
 def count(token_ids: bytes) -> int:
-    """How many ids `token_ids` holds."""
+    """The number of ids in `token_ids`."""
     return len(token_ids) // TOKEN_BYTES
 
 

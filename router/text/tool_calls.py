@@ -1,6 +1,6 @@
-"""Tool calls in a model's own text, read out of it while it streams. Pure but for its own memory.
+"""Parses tool calls out of a model's own text while it streams. Pure but for its own memory.
 
-For backends that draw tokens and know nothing of tools, such as shards. What is no call passes as the text that it is.
+For backends that draw tokens and do not know tools, such as shards. Text that is not a call passes unchanged.
 Formats: Hermes and Qwen (`<tool_call>{json}</tool_call>`), Llama 3 (`{"name": ..., "parameters": ...}`, bare or behind
 `<|python_tag|>`), Mistral (`[TOOL_CALLS][{json}, ...]`, and `[TOOL_CALLS]name[ARGS]{json}` since its tokenizer v11).
 """
@@ -22,7 +22,7 @@ from policies.nouns import Delta, Prompt, Request
 from router.ask import Chat
 
 MOST_HELD_CHARACTERS = 1 << 16
-"""Text that may wait for the rest of what may become a call; more passes as text."""
+"""Most text that waits for the rest of a possible call; longer text passes as text."""
 
 _BETWEEN = r"[\s\[\],;]*"
 _BEHIND = re.compile(r"^[\s\],;]*")
@@ -35,9 +35,9 @@ _MAY_BECOME_NAMED = re.compile(_BETWEEN + r"(?:[\w.-]+(?:\[[A-Z_]*(?:\]\w*(?:\[[
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls.
+    """A model's format of calls.
 
-    `opens` begins them, `closes` ends each one. `is_bare`: an answer may begin with one that nothing opens.
+    `opens` begins them, `closes` ends each one. `is_bare`: an answer may begin with a call without `opens`.
     `is_named`: the name may stand before the arguments instead of among them.
     """
 
@@ -54,14 +54,14 @@ LLAMA = ToolFormat("<|python_tag|>", is_bare=True)
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How calls may stand in one answer: the model's format, and the names of the tools that it was given."""
+    """How calls may stand in one answer: the model's format, and the names of the request's tools."""
 
     format: ToolFormat
     names: frozenset[str]
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches its model; None if it is none of those that are read here."""
+    """The format that a chat template teaches its model; None if it is not one of those above."""
     if HERMES.opens in template:
         return HERMES
     if MISTRAL.opens in template:
@@ -71,7 +71,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def syntax_of(chat: Chat, tool_format: ToolFormat | None) -> ToolSyntax | None:
-    """How the answer to `chat` may call tools; None where it has none, or the model no format."""
+    """The syntax of calls in the answer to `chat`; None without tools or without a format of the model."""
     if tool_format is None or not chat.tools:
         return None
     return ToolSyntax(tool_format, frozenset(str(tool["function"]["name"]) for tool in chat.tools))
@@ -93,7 +93,7 @@ async def _read_all(deltas: AsyncGenerator[Delta], reader: AnswerReader) -> Asyn
 
 
 class AnswerReader:
-    """Reads one answer with all its choices: Deltas in, as many Deltas out."""
+    """Parses one answer with all its choices: Deltas in, as many Deltas out."""
 
     def __init__(self, request_id: str, syntax: ToolSyntax) -> None:
         self._request_id, self._syntax = request_id, syntax
@@ -103,7 +103,7 @@ class AnswerReader:
         return f"<AnswerReader of {self._request_id}: {self._choices}>"
 
     def read(self, delta: Delta) -> Delta:
-        """`delta` with its calls apart from its text; text that may become a call waits for a later one."""
+        """`delta` with its calls apart from its text; text that may become a call comes with a later Delta."""
         if delta.computed_tokens is not None:
             return delta
         reader = self._choices.get(delta.choice)
@@ -137,16 +137,16 @@ class ParsedText:
         self.calls.append({"index": number, "id": call_id, "type": "function", "function": function})
 
     def argue(self, number: int, arguments: str) -> None:
-        """More of the arguments of call `number`, the newest one."""
+        """Add to the arguments of call `number`, the newest one."""
         if not self.calls or self.calls[-1]["index"] != number:
             self.calls.append({"index": number, "function": {"arguments": ""}})
         self.calls[-1]["function"]["arguments"] += arguments
 
 
 class CallReader:
-    """Reads one choice. However its text is cut into pieces, what comes out joins to the same.
+    """Parses one choice. The joined output does not depend on how the text is cut into pieces.
 
-    White space around a call belongs to it. A call that nothing opened must name a tool that was given. `id_of` gives
+    White space around a call belongs to it. A call without an opening mark must name a given tool. `id_of` gives
     the ids of calls by their number.
     """
 
@@ -162,7 +162,7 @@ class CallReader:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
 
     def push(self, text: str, *, is_last: bool = False) -> ParsedText:
-        """What is certain once `text` is added; `is_last`: nothing more comes."""
+        """The text and calls that are final once `text` is added; `is_last`: no more text comes."""
         self._held += text
         self._is_last = is_last
         parsed = ParsedText()
@@ -179,7 +179,7 @@ class CallReader:
         return self._look_for_call(0) if self._held.lstrip().startswith("{") else self._go(self._seek)
 
     def _seek(self, parsed: ParsedText) -> bool:
-        """Text, until something opens a call."""
+        """Text, until an opening mark."""
         opens, held = self._format.opens, self._held
         at = held.find(opens)
         if at >= 0:
@@ -195,7 +195,7 @@ class CallReader:
         return False
 
     def _call(self, parsed: ParsedText) -> bool:
-        """What may be a call, from `_body` on."""
+        """A possible call, from `_body` on."""
         text = self._held[self._body :]
         head = _HEAD.match(text)
         if head is not None:
@@ -228,7 +228,7 @@ class CallReader:
         return self._go(self._arguments)
 
     def _arguments(self, parsed: ParsedText) -> bool:
-        """Arguments, passed on as they come."""
+        """Arguments, passed on in pieces."""
         end = self._nesting.end_in(self._held, 0, until=self._until)
         piece = self._held if end is None else self._held[:end]
         if piece:
@@ -243,7 +243,7 @@ class CallReader:
         return end is not None and self._go(self._after)
 
     def _after(self, parsed: ParsedText) -> bool:  # noqa: ARG002
-        """Behind a call: its end, another one, or text."""
+        """After a call: its closing mark, another call, or text."""
         closes, opens = self._format.closes, self._format.opens
         rest = self._held.lstrip() if closes else _BEHIND.sub("", self._held, count=1)
         if not rest:
@@ -274,7 +274,7 @@ class CallReader:
         return (self._is_last or self._is_too_long()) and self._pass_on(parsed)
 
     def _pass_on(self, parsed: ParsedText) -> bool:
-        """It is no call: what opened it is text, and so may be what follows."""
+        """Not a call: its opening mark is text, and what follows may be."""
         parsed.text, self._held = parsed.text + self._held[: self._body], self._held[self._body :]
         return self._go(self._seek)
 
@@ -287,13 +287,13 @@ class CallReader:
 
 
 class _Nesting:
-    """How deep in objects and lists a JSON text is, seen piece by piece."""
+    """Depth of nesting in a JSON text that comes in pieces."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth, self._in_string, self._escaped = depth, False, False
 
     def end_in(self, text: str, start: int, *, until: int) -> int | None:
-        """Behind the bracket in `text[start:]` that brings the depth down to `until`; None if it has not come yet."""
+        """Position behind the bracket in `text[start:]` that reduces the depth to `until`; None if there is none."""
         for at in range(start, len(text)):
             letter = text[at]
             if self._escaped:
@@ -320,12 +320,12 @@ class _Written(msgspec.Struct):
 
 
 def _written(text: str) -> tuple[str, str] | None:
-    """Name and arguments, as JSON text, of the call that `text` is; None if it is none."""
+    """Name and arguments (JSON text) of the call in `text`; None if it is not a call."""
     try:
         call = decode_json(text, _Written)
         arguments = (bytes(call.arguments) or bytes(call.parameters)).decode().strip()
         if arguments.startswith('"'):
-            # some models write the object as text once more
+            # some models encode the object as a JSON text once more
             arguments = msgspec.json.decode(arguments, type=str)
         return (call.name, arguments) if call.name and arguments else None
     except (msgspec.MsgspecError, UnicodeError):
@@ -340,7 +340,7 @@ def _unquoted(text: str) -> str | None:
 
 
 def _overlap(text: str, opens: str) -> int:
-    """How many characters at the end of `text` begin `opens`."""
+    """Number of characters at the end of `text` that begin `opens`."""
     if text[-1:] not in opens:
         return 0
     longest = min(len(text), len(opens) - 1)

@@ -85,7 +85,7 @@ def test_check_names_the_line_of_a_template_with_a_mistake(tmp_path: Path) -> No
     (tmp_path / "chat.jinja").write_text("{{ bos_token }}\n{% for message in messages %}")
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"    chat_template: {tmp_path}/chat.jinja\n")
-    assert "is no chat template, line 2: Unexpected end of template" in caught.value.problems[0]
+    assert "is not a chat template, line 2: Unexpected end of template" in caught.value.problems[0]
 
 
 def test_what_can_be_read_is_taken_also_by_reference(tmp_path: Path) -> None:
