@@ -22,6 +22,10 @@ class HealthRules:
     of at least `least_requests` within `window_s` failed. After `retry_s`, which doubles with each failed trial up to
     `longest_retry_s`, and a probe that passes, it gets one request on trial. If that is answered the backend is well,
     and gets its full share of requests after `slow_start_s`.
+
+    While it is not well it is probed every `retry_probe_s`. A server is suspect while a probe has waited for
+    `suspect_s` and no piece of any answer came meanwhile: it gets no requests, and those that it has not begun to
+    answer may go elsewhere.
     """
 
     failures: int = 3
@@ -33,6 +37,8 @@ class HealthRules:
     slow_start_s: float = 10.0
     probe_every_s: float = 2.0
     probe_timeout_s: float = 5.0
+    retry_probe_s: float = 0.5
+    suspect_s: float = 3.0
     first_probe_every_s: float = 0.1
     """Interval of probes until it is first reached, so that a router is ready as soon as its backends are."""
 

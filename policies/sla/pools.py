@@ -31,6 +31,10 @@ HEALTH = Table(
         "failure_share": Key(read_share, "share of failures of at least 20 requests in 30s that does too; default 50%"),
         "probe_every": Key(read_seconds, "time between two probes; default 2s"),
         "probe_timeout": Key(read_seconds, "timeout of a probe; default 5s"),
+        "suspect_after": Key(
+            read_seconds,
+            "time without a sign of life, after which requests go elsewhere; default 3s",
+        ),
         "retry": Key(read_seconds, "time without requests after failures; doubles up to a minute; default 1s"),
         "slow_start": Key(read_seconds, "time in which its share of requests grows after recovery; default 10s"),
     }
@@ -155,6 +159,7 @@ def _read_health(section: Section) -> HealthRules:
         failure_share=section.read("failure_share", usual.failure_share),
         probe_every_s=section.read("probe_every", usual.probe_every_s),
         probe_timeout_s=section.read("probe_timeout", usual.probe_timeout_s),
+        suspect_s=section.read("suspect_after", usual.suspect_s),
         retry_s=section.read("retry", usual.retry_s),
         slow_start_s=section.read("slow_start", usual.slow_start_s),
     )

@@ -62,6 +62,7 @@ from router.call.prepare import (
 )
 from router.call.refusal import refusal_of
 from router.call.tracing import AttemptTrace, PromptTrace
+from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
@@ -149,6 +150,29 @@ async def _together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
+@contextmanager
+def until_given_up(flight: Flight) -> Iterator[None]:
+    """Raise BackendFailed as soon as `flight` is given up, because its backend shows no sign of life."""
+    task = asyncio.current_task()
+    assert task is not None, "a call runs in a task"
+    is_given_up = False
+
+    def give_up() -> None:
+        nonlocal is_given_up
+        is_given_up = is_given_up or task.cancel()
+
+    flight.give_up = give_up
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        # the client may have left in the same moment
+        if not is_given_up or task.uncancel() > 0:
+            raise
+        raise BackendFailed(f"{flight.backend} shows no sign of life") from error
+    finally:
+        flight.give_up = None
+
+
 class _Others:
     """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
 
@@ -212,7 +236,7 @@ class _Call(msgspec.Struct, frozen=True):
         """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
         bid, gateway = placed.bid, self.gateway
         try:
-            with gateway.cluster.flying(placed.flight):
+            with gateway.cluster.flying(placed.flight), until_given_up(placed.flight):
                 backend = gateway.cluster.backend_of(placed.flight)
                 self._record(at, bid.request, placed.found.view, placed.found.decision, placed.chosen)
                 gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)

@@ -60,7 +60,7 @@ class Cluster:
         self._turnover = Turnover()
         self._flying: dict[Flight, Member] = {}
         self._listeners = Listeners()
-        self._probes = Probes(self.probe, self._listeners.reached)
+        self._probes = Probes(self._probe_until_well, self._listeners.reached)
         self._is_open = False
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
@@ -348,6 +348,9 @@ class Cluster:
         timeout_s = member.health.rules.probe_timeout_s
         failure: BackendFailed | None = None
         reports = [(one, one.backend.load()) for one in self._ranks(server)]
+        if server.silent_since is None:
+            server.silent_since = self._clock()
+        watch = asyncio.create_task(self._watch(server), name=f"watch of {name}")
         try:
             async with asyncio.timeout(timeout_s):
                 await member.backend.probe()
@@ -355,6 +358,13 @@ class Cluster:
             failure = BackendFailed(f"no answer to a probe in {timeout_s} s")
         except BackendFailed as error:
             failure = error
+        finally:
+            watch.cancel()
+        if failure is None:
+            server.silent_since = None
+            if server.is_suspect:
+                server.is_suspect = False
+                self._changed_at(server)
         if failure is None and isinstance(member.backend, Ranked):
             self._follow_ranks(server, member.backend.ranks())
         member.probed(failure, now=self._clock())
@@ -364,6 +374,34 @@ class Cluster:
                 # a bid that waits for room may have waited for this report
                 self.changed(one.backend.name)
         return member.health.may_serve
+
+    async def _probe_until_well(self, name: str) -> bool:
+        """Probe `name`. Is it well, and did the probe pass?"""
+        server = self._members[name].server
+        return await self.probe(name) and server.silent_since is None
+
+    async def _watch(self, server: Server) -> None:
+        """Suspect `server`, which is being probed, once it shows no sign of life for too long."""
+        suspect_s = server.health.rules.suspect_s
+        assert server.silent_since is not None, "it is not probed"
+        began_at = server.silent_since
+        while (left_s := began_at + suspect_s - (before := self._clock())) > 0:
+            await asyncio.sleep(left_s)
+            if self._clock() - before > 1.5 * left_s + 0.1:
+                # a router that had no CPU itself must not suspect its backends of having none
+                began_at = self._clock()
+        ranks = self._ranks(server)
+        if any(member.flights.heard_at >= began_at for member in ranks):
+            return
+        if server.health.may_serve and not server.is_suspect:
+            _log.warning("%s shows no sign of life for %.1f s", server.ranks[0], suspect_s)
+            server.is_suspect = True
+            self._changed_at(server)
+        for member in ranks:
+            for flight in member.flights.unanswered():
+                elsewhere = any(other.may_serve(flight.request.model) for other in self._members.values())
+                if flight.give_up is not None and elsewhere:
+                    flight.give_up()
 
     def _note(self, member: Member) -> None:
         self._shortlist.note(member.known().view, member.server.weight)

@@ -26,7 +26,8 @@ class Flight:
     `is_silent`: it may be answered in one piece, so that the end of its prefill is not seen. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
-    one; `predicted_ttft_s` includes `adapter_s` for that.
+    one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there as a failure, so
+    that another backend may be tried.
     """
 
     backend: str
@@ -55,6 +56,7 @@ class Flight:
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
+    give_up: Callable[[], None] | None = field(default=None, repr=False)
     work: Work = field(init=False)
     """The prefill that it brought, as far as is known."""
 
@@ -78,6 +80,7 @@ class Flight:
 
     def heard(self, delta: Delta, now: float) -> None:
         """A piece of its answer, or of its prefill's progress, arrived at `now`."""
+        self.book.heard_at = now
         if delta.computed_tokens is not None:
             return
         tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
@@ -182,7 +185,8 @@ class Flights:
     `waiting_pairs` of it. `busy_since`: since when the backend computes what it computes now, if it computes one prompt
     after the other: when the last first token came, or the first prompt was sent to an idle one. `revision` grows with
     each flight that begins, is answered or presumed to be, or ends. `silent` is a heap of the flights with a first
-    token that may not be seen, by its predicted time; without any, `presume` does nothing.
+    token that may not be seen, by its predicted time; without any, `presume` does nothing. `heard_at`: when the last
+    piece of any answer came.
     """
 
     def __init__(self) -> None:
@@ -192,6 +196,7 @@ class Flights:
         self.waiting_tokens, self.waiting_pairs = 0, 0.0
         self.busy_since = 0.0
         self.revision = 0
+        self.heard_at = -math.inf
         self._last_sent_at = self._reported_at = -math.inf
         self._ended: deque[tuple[float, float]] = deque(maxlen=_MOST_ENDED)
         self._gone = 0
@@ -206,6 +211,10 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def unanswered(self) -> list[Flight]:
+        """Those of which no piece of an answer came."""
+        return [flight for flight in self._open if not flight.answered]
 
     def traffic(self) -> Traffic:
         """What others need to know of them."""

@@ -103,7 +103,7 @@ class Member:
         """Is it well, not draining, and does it serve `model`?"""
         description = self.backend.describe()
         is_served = description is not None and model in description.models
-        return is_served and self.server.health.may_serve and not self.draining
+        return is_served and self.server.health.may_serve and not self.server.is_suspect and not self.draining
 
     def view(
         self,
@@ -151,7 +151,7 @@ class Member:
             self.flights.revision,
             self.elsewhere.traffic,
             self.limit.limit if load.max_requests is None else 0,
-            health.is_well or health.is_on_trial,
+            (health.is_well or health.is_on_trial) and not self.server.is_suspect,
             self.server.is_kept_out or self.is_leaving,
         )
         if self.standing is None or self.standing.inputs != inputs:

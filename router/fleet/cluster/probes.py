@@ -14,7 +14,7 @@ class Probes:
     """Calls `probe` with the name of each server, as often as its rules say. `on_reached` hears of each backend once,
     when it has said for the first time what it serves."""
 
-    def __init__(self, probe: Callable[[str], Awaitable[object]], on_reached: Callable[[Backend], None]) -> None:
+    def __init__(self, probe: Callable[[str], Awaitable[bool]], on_reached: Callable[[Backend], None]) -> None:
         self._probe, self._on_reached = probe, on_reached
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -48,8 +48,12 @@ class Probes:
     async def _keep_probing(self, backend: Backend, rules: HealthRules) -> None:
         reached = False
         while True:
-            await self._probe(backend.name)
+            serves = await self._probe(backend.name)
             if not reached and backend.describe() is not None:
                 reached = True
                 self._on_reached(backend)
-            await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
+            if not reached:
+                every_s = rules.first_probe_every_s
+            else:
+                every_s = rules.probe_every_s if serves else min(rules.retry_probe_s, rules.probe_every_s)
+            await asyncio.sleep(every_s)
