@@ -74,7 +74,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class EventAddress:
-    """The addresses where data-parallel `rank` of an engine publishes its cache events and repeats them.
+    """The addresses where data-parallel `rank` of an engine publishes and replays its cache events.
 
     Both are ZeroMQ addresses; `*` for a host is any address of the engine's machine.
     """
@@ -123,7 +123,7 @@ class Backend(Protocol):
 
     @property
     def address(self) -> str:
-        """host:port, for people and traces; empty where there is none."""
+        """host:port, for people and traces; empty if it has none."""
         ...
 
     def describe(self) -> Description | None:
@@ -147,7 +147,7 @@ class Backend(Protocol):
         ...
 
     def assets(self) -> Mapping[str, bytes]:
-        """The model's own files by name (tokenizer.json, tokenizer_config.json, ...); empty where there are none."""
+        """The model's own files by name (tokenizer.json, tokenizer_config.json, ...); empty without any."""
         ...
 
     async def close(self) -> None:
@@ -165,7 +165,7 @@ class Ranked(Protocol):
     def ranks(self) -> Sequence[Backend]:
         """The backends of ranks 1, 2, ... from the last probe; always the same object for the same rank.
 
-        Empty where there is one rank, or where the server chooses the rank itself.
+        Empty if there is one rank, or if the server chooses the rank itself.
         """
         ...
 
@@ -196,13 +196,13 @@ class CacheSalter(Protocol):
 
     @property
     def sends_salts(self) -> bool:
-        """Is each prompt sent with its cache domain as the salt?"""
+        """Whether each prompt is sent with its cache domain as the salt."""
         ...
 
 
 @runtime_checkable
 class EventPublisher(Protocol):
-    """A backend that can be asked where it publishes cache events."""
+    """A backend that can report where it publishes cache events."""
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
         """One address for each rank; none if it publishes nothing or cannot say. Raises BackendFailed."""

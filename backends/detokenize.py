@@ -82,7 +82,7 @@ class StopCutter:
         return f"<StopCutter holds {self._held!r}, found {self.found!r}>"
 
     def push(self, text: str) -> str:
-        """The part of the held text and `text` that is no part of a stop string."""
+        """The text that is certain not to belong to a stop string, from the held text and `text`."""
         if self.found is not None:
             return ""
         if not self._stops:
@@ -104,6 +104,6 @@ class StopCutter:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` begin `stop`."""
+    """Number of characters at the end of `text` that begin `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -210,7 +210,7 @@ def read_option(name: str, value: object, known: Mapping[str, Any], *, also: Col
 
 
 def _wanted(hint: Any) -> str:
-    """What a value of this type is called in a sentence; nothing if it is no single word or number."""
+    """The name of this type of values in an error; empty if it is not a word or a number."""
     limits = {}
     if get_origin(hint) is Annotated:
         hint, meta = get_args(hint)

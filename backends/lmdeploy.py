@@ -1,12 +1,12 @@
 """LMDeploy's api_server. Written for 0.16.
 
-A client's OpenAI body goes through whole, but for a prompt of token ids: LMDeploy's completions take text only, so ids
-go to its `/generate`, which knows fewer parameters; what it does not know is refused by name. `session_id` is the
-server's own handle of a generation, and the fields of disaggregated serving are nothing that a client may say. There is
-no salt: tenants share what the server caches. A closed connection aborts.
+A client's OpenAI body goes unchanged, except for a prompt of token ids: LMDeploy's completions take text only, so ids
+go to its `/generate`, which has fewer parameters; others are refused by name. Clients may not set `session_id`, the
+server's own handle of a generation, nor the fields of disaggregated serving. There is no salt: tenants share the
+server's cache. A closed connection aborts.
 
-Metrics need no switch on the PyTorch engine and tell usage of the KV cache but not its size: say `kv_tokens` to have
-room seen.
+The PyTorch engine always has metrics. They report usage of the KV cache but not its size: set `kv_tokens` so that the
+router knows the free room.
 
 Source: LMDeploy 0.16 documentation, "OpenAI Compatible Server", "Metrics"; its `/generate`.
 """
@@ -103,7 +103,7 @@ def generate_body(request: Request, token_ids: list[int]) -> dict[str, Any]:
 
 
 def load_of(page: bytes, asked_at: float, *, kv_tokens: int | None = None) -> Load:
-    """What LMDeploy's metrics say, over all data-parallel ranks."""
+    """The load in LMDeploy's metrics, over all data-parallel ranks."""
     metrics = Metrics(page, (_RUNNING, *_WAITING, _USAGE))
     queues = [waiting for name in _WAITING if (waiting := metrics.total(name)) is not None]
     usage = metrics.mean(_USAGE)
@@ -117,7 +117,7 @@ def load_of(page: bytes, asked_at: float, *, kv_tokens: int | None = None) -> Lo
 
 
 def _token_ids(prompt: Prompt) -> list[int] | None:
-    """The prompt as ids, where it is nothing else."""
+    """The prompt's ids; None if it has text."""
     if prompt.body is None:
         return list(unpack_ids(prompt.token_ids)) if prompt.token_ids else None
     ids = prompt.body.get("prompt")

@@ -1,7 +1,7 @@
 """MLC LLM's server (`mlc_llm serve`).
 
-It takes `user` for the id of the request, so that two requests of one user would meet in the engine; `user` is not
-sent. Its errors are JSON text inside of JSON. Its metrics are not read. A closed connection stops it.
+It uses `user` as the id of the request, so two requests of one user would collide in the engine; `user` is not
+sent. Its errors are JSON text inside of JSON. Its metrics are not read. A closed connection stops generation.
 
 Source: MLC LLM's main branch, python/mlc_llm/serve/entrypoints/openai_entrypoints.py and
 python/mlc_llm/protocol/openai_api_protocol.py.

@@ -1,10 +1,10 @@
 """SGLang's server. Written for 0.5; `/v1/loads` since 0.5.8, `/get_load` before it.
 
-A client's OpenAI body goes through whole to `/v1/...`, token ids in a prompt included. Without a body, token ids go to
-the native `/generate`, which takes and gives ids and says in each event how much of the prompt came from the cache.
-The router's to say are `extra_key` and `cache_salt` (the tenant's cache domain), `rid`, `priority`, and where KV would
-be fetched from (`bootstrap_*`). What is left in the middle is aborted by closing the connection and, since a proxy
-between may keep that to itself, by `POST /abort_request`.
+A client's OpenAI body goes unchanged to `/v1/...`, token ids in a prompt included. Without a body, token ids go to the
+native `/generate`, which takes and returns ids and reports in each event how much of the prompt was cached. The router
+alone sets `extra_key` and `cache_salt` (the tenant's cache domain), `rid`, `priority`, and the source of fetched KV
+(`bootstrap_*`). A cancelled request is aborted by closing the connection and by `POST /abort_request`, because a proxy
+in between may not pass the closing on.
 
 A header or field names the rank of a server with several data-parallel ranks (`routed_dp_rank`, before 0.5.10
 `data_parallel_rank`, and a header for endpoints that do not read these). `/v1/loads` lists the ranks.
@@ -40,8 +40,8 @@ class SGLangOptions(OpenAIOptions):
 
     `cache_salt` keeps the KV of cache domains apart (since 0.5.3). `priority` sends the rank, for servers that run with
     `--enable-priority-scheduling`; there the higher value goes first unless `low_priority_first`, which is its
-    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left. `ranks`: number of
-    data-parallel ranks, if it reports none; with 1 it chooses the rank itself, however many it has.
+    `--schedule-low-priority-values-first`. `abort`: also send `/abort_request` for cancelled requests. `ranks`: number
+    of data-parallel ranks, if it reports none; with 1 it chooses the rank itself, however many it has.
     """
 
     cache_salt: bool = True
@@ -58,7 +58,7 @@ class SGLang(OpenAICompatible):
     # without a template for completions, which it does not report, it ignores a suffix
     capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX}
     options_type = SGLangOptions
-    # without it a left request is aborted by closing its connection alone
+    # without it a cancelled request is aborted by closing its connection alone
     _dispensable = frozenset({"rid"})
     _options: SGLangOptions
 

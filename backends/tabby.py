@@ -1,10 +1,10 @@
 """TabbyAPI, the server of ExLlamaV2 and V3. Written for its main branch of 2025 and 2026.
 
-A client's OpenAI body goes through whole, TabbyAPI's own samplers included; what it would pass over in silence is
-refused by name. It has one model at a time, and with an admin key loads whichever a request names: requests here always
-name the model that is loaded, so that no client can swap it for all others. It takes text alone; a prompt of token ids
-is turned into text by its own tokenizer, and sent only if that text is those very ids. A closed connection stops it.
-It tells no load but how many requests run at once. Tenants share what it caches.
+A client's OpenAI body goes unchanged, TabbyAPI's own samplers included; fields that it would ignore are refused by
+name. It has one model at a time, and with an admin key loads any model that a request names: requests from here always
+name the loaded model, so that no client can swap it. It takes text only; a prompt of token ids is turned into text by
+its own tokenizer, and sent only if that text has exactly these ids. A closed connection stops generation. Its only
+load report is the number of running requests. Tenants share its cache.
 
 Source: TabbyAPI's OpenAPI documentation and wiki ("Usage", "Server options"); its `/v1/model`, `/v1/token/*`.
 """
@@ -85,7 +85,7 @@ class Tabby(OpenAICompatible):
         sampling = request.sampling
         own: dict[str, Any] = {"model": self._loaded or self._backends_name(request)}
         if sampling.stop_token_ids:
-            # a stop that is a number is an id there
+            # a stop that is a number is an id in TabbyAPI
             own |= {"stop_token_ids": None, "stop": [*sampling.stop, *sampling.stop_token_ids]}
         shape = body.get("response_format")
         if isinstance(shape, Mapping) and shape.get("type") == "json_object":
@@ -93,7 +93,7 @@ class Tabby(OpenAICompatible):
         return own
 
     async def _as_text(self, request: Request, prompt: Prompt, ids: list[int]) -> Prompt:
-        """A prompt of text that is `ids` to the server. Raises InvalidRequest if there is none."""
+        """A prompt of text that the server tokenizes to `ids`. Raises InvalidRequest if there is none."""
         asked = Post("/v1/token/decode", encoded({"tokens": ids, "decode_special_tokens": True}))
         text = await self._field(asked, "text")
         asked = Post("/v1/token/encode", encoded({"text": text, "add_bos_token": False, "encode_special_tokens": True}))
@@ -114,7 +114,7 @@ class Tabby(OpenAICompatible):
 
 
 def _token_ids(prompt: Prompt) -> list[int] | None:
-    """The prompt as ids, where it is nothing else."""
+    """The prompt's ids; None if it has text."""
     if prompt.body is None:
         return list(unpack_ids(prompt.token_ids)) if prompt.token_ids else None
     ids = prompt.body.get("prompt")

@@ -1,10 +1,10 @@
 """vLLM's OpenAI server. Written for 0.11 to 0.24; older ones back to 0.9 differ in metric names only.
 
-The client's body goes through whole, prompts of token ids included: vLLM's completions take them, so that nothing is
+The client's body goes unchanged, prompts of token ids included: vLLM's completions take them, so nothing is
 rendered or tokenized twice. Its `/inference/v1/generate` answers with ids alone, and an adapter has no
-tokenizer to decode them. Four fields of a request belong to the router, whatever a client sent:
-`cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, which would let a client
-have KV fetched from anywhere. A closed connection aborts.
+tokenizer to decode them. The router alone sets four fields of a request:
+`cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, with which a client could
+have KV fetched from any host. A closed connection aborts.
 
 A header names the engine of a server with several data-parallel engines (since 0.11; older ones choose
 themselves). They are counted by the label `engine` of its metrics, and numbered in the order of these: a server that
@@ -57,9 +57,9 @@ class VLLMOptions(OpenAIOptions):
     """How to talk to vLLM.
 
     `cache_salt` keeps the KV of cache domains apart. `priority` sends the rank as priority (lower goes first), which
-    vLLM refuses unless it runs with `--scheduling-policy priority`. `ranks`: so many data-parallel engines it has,
-    where its metrics do not tell; with 1 it chooses the engine itself, however many it has. `adapters` are LoRA
-    adapters that it does not list and loads when it is asked for them, by a resolver.
+    vLLM refuses unless it runs with `--scheduling-policy priority`. `ranks`: number of data-parallel engines, if its
+    metrics do not report them; with 1 it chooses the engine itself, however many it has. `adapters` are LoRA
+    adapters that it does not list and loads on request, by a resolver.
     """
 
     cache_salt: bool = True
@@ -73,7 +73,7 @@ class VLLM(OpenAICompatible):
 
     kind = "vllm"
     options_type = VLLMOptions
-    # whether an older version's /v1/messages uses a salt is unknown until it is asked
+    # whether an older version's /v1/messages uses a salt is unknown before the server was asked
     own_paths = OpenAICompatible.own_paths | {"/v1/responses"}
     _echoes = True
     _options: VLLMOptions
@@ -109,7 +109,7 @@ class VLLM(OpenAICompatible):
         except msgspec.DecodeError as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its cache events") from error
         return tuple(
-            # numbered as ranks are in requests, which need not be the engine's own number
+            # numbered like the ranks in requests, which may differ from the engine's own numbers
             EventAddress(rank, source.endpoint, source.replay_endpoint)
             for rank, (_, source) in enumerate(sorted(sources.items()))
             if source.enable_kv_cache_events and source.publisher == "zmq" and source.endpoint
@@ -119,7 +119,7 @@ class VLLM(OpenAICompatible):
         """See TextReader."""
         sent = {name: body[name] for name in _READ if body.get(name) is not None}
         if "messages" in body:
-            # it takes these for answers alone; templates see them all the same
+            # it accepts these for answers only; templates see them all the same
             variables = {name: body[name] for name in ("documents", "reasoning_effort") if body.get(name) is not None}
             if "reasoning_effort" in variables:
                 variables["enable_thinking"] = variables["reasoning_effort"] != "none"
@@ -184,13 +184,13 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def load_of(page: bytes, asked_at: float) -> Load:
-    """What vLLM's metrics say, over all data-parallel engines of the server. Waiting tokens are not among them."""
+    """The load in vLLM's metrics, over all data-parallel engines of the server. They have no waiting tokens."""
     metrics = Metrics(page, _METRICS)
     return replace(_load(metrics, _capacity_tokens(metrics), asked_at), active_adapters=_active_adapters(metrics))
 
 
 def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
-    """What vLLM's metrics say of each data-parallel engine of the server, in order; empty if they name no engine."""
+    """The load of each data-parallel engine in vLLM's metrics, in order; empty if they name no engine."""
     metrics = Metrics(page, _METRICS)
     labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
     engines = sorted({int(label_set["engine"]) for label_set in labels if label_set.get("engine", "").isdecimal()})

@@ -149,6 +149,6 @@ def text_of(extra: object) -> str:
 
 
 def _is_map(data: bytes | msgspec.Raw) -> bool:
-    """Does msgpack `data` begin with a map (fixmap, map 16, map 32)?"""
+    """Whether the msgpack `data` begins with a map (fixmap, map 16, map 32)."""
     view = memoryview(data)
     return bool(view.nbytes) and (view[0] & 0xF0 == 0x80 or view[0] in (0xDE, 0xDF))

@@ -1,11 +1,12 @@
-"""FastChat's workers, as its controller would use them. Written for 0.2.30 to 0.2.36; dormant upstream.
+"""FastChat's workers, called as its controller calls them. Written for 0.2.30 to 0.2.36; dormant upstream.
 
-A worker takes a prompt as text: a text completion goes there as it is, a chat is put into the worker's own conversation
-template first. A prompt that is too long a worker cuts in silence, so each one is counted by the worker beforehand
-(`/count_token`) and refused here. Answers are cumulative: each frame repeats the whole text. A closed connection
-stops it. A controller can stand where a worker does; it tells neither template nor length, so only texts go to it.
+A worker takes a prompt as text: a text completion goes there unchanged, a chat is first put into the worker's own
+conversation template. A worker silently truncates prompts that are too long, so the worker counts each one first
+(`/count_token`) and this adapter refuses it. Answers are cumulative: each frame repeats the whole text. A closed
+connection stops generation. A controller can stand in for a worker; it reports neither template nor length, so it gets
+texts only.
 
-Source: FastChat's controller, base worker and model worker (their HTTP API); its OpenAI server for what they are sent.
+Source: FastChat's controller, base worker and model worker (their HTTP API); its OpenAI server for their requests.
 """
 
 from __future__ import annotations

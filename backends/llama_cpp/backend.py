@@ -1,10 +1,10 @@
-"""llama.cpp's `llama-server`, builds from b8000 on (2026), and llama-cpp-python's server as far as it goes.
+"""llama.cpp's `llama-server`, builds from b8000 on (2026), and llama-cpp-python's server with fewer features.
 
-A client's OpenAI body goes through whole to `/v1/...`. Without a body, token ids go to the native `/completion`, which
-takes and gives ids, tells how far a prompt is computed, and how much of it the slot had kept. `id_slot` is the router's
-to say: a client could take another's slot by it. There is no salt: tenants share what slots keep. A closed connection
-frees the slot. A server that has neither `/props` nor `/completion`, as llama-cpp-python's, is spoken to in OpenAI's
-dialect alone.
+A client's OpenAI body goes unchanged to `/v1/...`. Without a body, token ids go to the native `/completion`, which
+takes and returns ids and reports the progress of the prompt and the tokens that the slot had kept. Only the router may
+set `id_slot`, because a client could take another's slot with it. There is no salt: tenants share what slots keep. A
+closed connection frees the slot. A server with neither `/props` nor `/completion`, as llama-cpp-python's, gets OpenAI's
+dialect only.
 
 Source: llama.cpp, tools/server/README.md.
 """

@@ -84,7 +84,7 @@ class AnthropicAnswer(EventAnswer):
         self._open = block["type"]
         if self._open == "tool_use":
             self._calls += 1
-            # the whole input, where it does not come in pieces
+            # the whole input, if it does not come in pieces
             given = msgspec.json.encode(block["input"]).decode() if block.get("input") else ""
             function = {"name": block["name"], "arguments": given}
             call = {"index": self._calls, "id": block["id"], "type": "function", "function": function}

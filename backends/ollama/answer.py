@@ -116,7 +116,7 @@ def error_of_ollama(backend: str, status: int, body: bytes, headers: Mapping[str
 
 
 def _error_in_stream(backend: str, message: str) -> ExpectedError:
-    """An error after the first line: the status is gone, and what breaks off then is not the client's."""
+    """The error in a line after the first; without a status, all of them are failures of the backend."""
     return BackendFailed(f"{backend} broke the answer off: {message[:2000]}")
 
 

@@ -1,10 +1,10 @@
 """Ollama. Written for 0.12.4 to 0.14; earlier ones silently truncate long prompts.
 
-Requests go to its native `/api/chat` and `/api/generate`, since its OpenAI dialect can say neither `num_ctx` nor
-`truncate`. What a client asked for is spelt in Ollama's words (`backends/ollama/body.py`); what Ollama does not know is
-refused by name. Every request states `num_ctx`, so that the context is the one that was checked here; one that differs
-from request to request would have the model loaded anew each time. `truncate` and `shift` are false: what is too long
-is an error, not a shorter prompt. A closed connection stops it. It tells no queue: the router's own counts stand in.
+Requests go to its native `/api/chat` and `/api/generate`, because its OpenAI dialect has neither `num_ctx` nor
+`truncate`. Fields are translated to Ollama's (`backends/ollama/body.py`); unsupported ones are refused by name. Every
+request sets `num_ctx`, so that the context is the one that was checked here; a value that changes from request to
+request would make Ollama load the model again each time. `truncate` and `shift` are false: a prompt that is too long
+is an error, not cut. A closed connection stops generation. Ollama reports no queue: the router's own counts stand in.
 
 Source: Ollama's docs/api.md (chat, generate, tags, show, ps, version), docs/faq ("context window", "keep_alive").
 """

@@ -59,7 +59,7 @@ class ShardAnswer:
 
     @property
     def is_done(self) -> bool:
-        """Has every choice ended?"""
+        """Whether every choice has ended."""
         return all(choice.is_done for choice in self._choices)
 
     def deltas(self, news: News) -> Iterator[Delta]:

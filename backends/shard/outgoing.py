@@ -35,7 +35,7 @@ class Outgoing:
 
     @property
     def has_room(self) -> bool:
-        """May another request be submitted?"""
+        """Whether another request may be submitted."""
         return len(self._commands) < self._most_commands
 
     def submit(self, submit: wire.Submit, token_ids: bytes) -> None:

@@ -1,9 +1,9 @@
 """Hugging Face's Text Generation Inference. Written for 3.3; archived upstream in 2026, and still served widely.
 
-A chat goes to `/v1/chat/completions`, its body whole but for three words that TGI spells otherwise. A text completion
-goes to `/generate_stream`, which knows more of it than TGI's own `/v1/completions`: top_k, log-probabilities, the seed,
-a `stop` that is one text. TGI skips in silence what it does not know; here that is refused by name. It takes no token
-ids and has no salt: tenants share what it caches. A closed connection stops it.
+A chat goes to `/v1/chat/completions`, its body unchanged except for three fields with other names in TGI. A text
+completion goes to `/generate_stream`, which supports more fields than TGI's own `/v1/completions`: top_k,
+log-probabilities, the seed, a `stop` that is one text. TGI silently ignores unknown fields; here they are refused by
+name. It takes no token ids and has no salt: tenants share its cache. A closed connection stops generation.
 
 Source: TGI 3.3, docs/openapi.json, docs/source/reference/metrics.md.
 """

@@ -1,9 +1,9 @@
 """NVIDIA's Triton Inference Server with a text model of TensorRT-LLM's: ensemble, BLS or llmapi. For 24.10 to 26.07.
 
-A text completion becomes the inputs that the model declares; what it has no input for is refused by name. It goes to
+A text completion becomes the inputs that the model declares; fields without an input are refused by name. It goes to
 `generate_stream`, or, with `grpc_port`, to `ModelStreamInfer`, one call per generation. Closing either ends the
 generation; a model with an input `stop` gets that as well. Triton has no chat here: its OpenAI frontend is of the kind
-`openai_compatible`. Tenants share what the engine caches.
+`openai_compatible`. Tenants share the engine's cache.
 
 Source: Triton's docs/protocol (generate, model repository, KServe v2), docs/user_guide/decoupled_models.md, metrics.md;
 TensorRT-LLM backend, "Cancel an in-flight request", metrics.
