@@ -53,7 +53,7 @@ from tests.engines.programs import ENGINES, free_ports
 
 MODEL, EVENTS, EVERY_S = "m", 33, 0.01
 SLOWLY = "Slowly"
-"""A prompt that begins with it gets its events paced: some gateways forward no field that could say so."""
+"""Prompts that begin with it get their events paced: some gateways forward no field for that."""
 
 CHAT = "/v1/chat/completions"
 KEY = "a-key-for-measurements-only"
@@ -94,7 +94,7 @@ static_resources:
 
 
 class Shape(NamedTuple):
-    """How requests look and how many are in flight at once; `of_requests` is the share of `--requests` that is sent."""
+    """The shape of requests and their number in flight; `of_requests` is the share of `--requests` that is sent."""
 
     at_once: int
     stream: bool
@@ -112,7 +112,7 @@ SHAPES = {
 
 
 def body_of(shape: Shape, number: int) -> bytes:
-    """A request. Each prompt begins differently, so that an index of prefixes has something to keep."""
+    """A request. Each prompt begins differently, so that prefix indexes have something to keep."""
     sentence = "What does a pointsman do? "
     text = f"{SLOWLY if shape.is_paced else 'At once'} {number}. " + sentence * (shape.prompt_bytes // len(sentence))
     messages = [{"role": "user", "content": text}]
@@ -126,12 +126,12 @@ def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
 
 
 class Asked(msgspec.Struct):
-    """What the engine reads of a request."""
+    """The fields of a request that the engine reads."""
 
     stream: bool = False
 
 
-# -- what runs in processes of its own: engines and our gateways ------------------------------------------------------
+# -- run in processes of their own: engines and our gateways -----------------------------------------------------------
 
 
 async def engine(port: int) -> None:
@@ -259,7 +259,7 @@ class _Downstream(asyncio.Protocol):
 
 
 async def raw(port: int, *engines: str) -> None:
-    """Forward bytes, and parse no more than where a request and an answer end."""
+    """Forward bytes, parsing only the ends of requests and answers."""
     turns = itertools.cycle([(list[_Upstream](), int(url.rpartition(":")[2])) for url in engines])
     server = await asyncio.get_running_loop().create_server(lambda: _Downstream(turns), "127.0.0.1", port)
     await server.serve_forever()
@@ -289,9 +289,9 @@ OURS: dict[str, Callable[..., Any]] = {"engine": engine, "bare": bare, "raw": ra
 
 @dataclass(frozen=True)
 class Kind:
-    """How a gateway is started: `command(folder, port, engines)` gives the words, of which the first is `program`.
+    """How a gateway is started: `command(folder, port, engines)` gives the command line, beginning with `program`.
 
-    `program` is None for what runs from this file.
+    `program` is None for those in this file.
     """
 
     command: Callable[[Path, int, Sequence[str]], Sequence[str]]
@@ -349,14 +349,14 @@ KINDS = {
 
 
 class Gateway:
-    """One of them in a process of its own."""
+    """One gateway in a process of its own."""
 
     def __init__(self, name: str, process: Process, url: str) -> None:
         self.name, self.process, self.url = name, process, url
 
     @classmethod
     async def start(cls, name: str, kind: Kind, program: str | None, folder: Path, engines: Sequence[str]) -> Gateway:
-        """Start it on the first core; it answers requests when this returns. Raises TimeoutError if it never does."""
+        """Start it on the first core and wait until it answers requests. Raises TimeoutError."""
         (port,) = free_ports(1)
         words = kind.command(folder, port, engines)
         command = [sys.executable, __file__, *words] if program is None else [program, *words]
@@ -406,7 +406,7 @@ async def ask(http: aiohttp.ClientSession, url: str, shape: Shape, number: int) 
 
 
 class Cost(NamedTuple):
-    """What requests of one shape took: milliseconds of CPU for each, and requests per second."""
+    """The cost of requests of one shape: milliseconds of CPU for each, and requests per second."""
 
     cpu_ms: float
     rate: float
@@ -515,7 +515,7 @@ def show(
 
 
 def programs(names: Sequence[str], folders: Sequence[Path]) -> dict[str, str | None]:
-    """Where the program of each gateway is; those that are nowhere are left out, with a line."""
+    """The path of each gateway's program; gateways without one are left out, with a printed line."""
     found: dict[str, str | None] = {}
     for name in names:
         program = KINDS[name].program

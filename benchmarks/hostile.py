@@ -1,11 +1,11 @@
-"""Hostile input on the HTTP port of a whole router: what each published trick of request smuggling gets, and whether
-mutated requests harm it.
+"""Hostile input on the HTTP port of a whole router: the replies to each published trick of request smuggling, and the
+effect of mutated requests.
 
     python benchmarks/hostile.py --table                  # the table of docs/clients.md
     python benchmarks/hostile.py [--requests 100000] [--seed 1] [--at-once 32]
 
-The table: each row is sent on a connection of its own, followed by a second request that must not be taken for a part
-of the first, nor reach a backend where the first was refused. Slow clients meet times of a fraction of a second instead
+The table: each row is sent on a connection of its own, followed by a second request that must not be read as a part
+of the first, nor reach a backend if the first was refused. Slow clients meet limits of a fraction of a second instead
 of the default ones, which the table names.
 
 Mutated requests: real requests of every endpoint, changed in their bytes, headers and JSON, in one to four pieces on a
@@ -56,11 +56,11 @@ server: {{http: "127.0.0.1:0", grpc: off, max_body: 1MiB}}
 CHAT = "/v1/chat/completions"
 CHUNKED = "Transfer-Encoding: chunked"
 ANSWER_S = 10.0
-"""A connection without an end after so long hangs."""
+"""A connection that has not ended after this time hangs."""
 MOST_GROWTH_MIB = 32.0
-"""Resident memory may grow by so much once the router is warm."""
+"""Most growth of the resident memory once the router is warm."""
 LOGGED = ("pointsman", "asyncio")
-"""Loggers that must have nothing of the level ERROR to say."""
+"""Loggers that must not log errors."""
 
 
 def a_request(*headers: str, method: str = "POST", target: str = CHAT, body: bytes | None = None) -> bytes:
@@ -87,7 +87,7 @@ def _raw(first_line: bytes, rest: bytes = b"\r\n") -> bytes:
 
 
 def _odd(line: str) -> bytes:
-    """A sound chat with one odd header `line`."""
+    """A valid chat with one odd header `line`."""
     return a_request(line, body=FIRST)
 
 
@@ -146,10 +146,10 @@ ROWS: dict[str, bytes] = {
     "handshake of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "garbage behind a body": a_request(body=FIRST) + b"garbage\r\n\r\n",
 }
-"""What is sent -> its bytes, which SECOND follows."""
+"""Name in the table -> bytes of the first request; SECOND follows."""
 
 SLOW = ("head in drops for 30 s", "head that stops for 30 s", "body that stops for 60 s", "answer unread for 60 s")
-"""What a slow client does; the names have the default limits."""
+"""Behaviours of slow clients; the names have the default limits."""
 QUICK = ServerLimits(head_s=0.3, body_s=0.3, write_s=0.3, linger_s=0.2)
 
 
@@ -176,7 +176,7 @@ async def a_router(script: Answer | None = None) -> AsyncIterator[tuple[Router, 
 
 
 def port_of(router: Router) -> int:
-    """Where `router` serves clients."""
+    """The HTTP port of `router`."""
     return int(router.http_url.rpartition(":")[2])
 
 
@@ -191,7 +191,7 @@ def texts_in(received: Sequence[tuple[Request, Prompt]]) -> tuple[str, ...]:
 
 
 async def outcome_of(raw: bytes, piece_bytes: int = 1 << 20) -> Outcome:
-    """What becomes of `raw` and the second request behind it, sent in pieces of so many bytes."""
+    """The outcome of `raw` and the second request behind it, sent in pieces of at most `piece_bytes`."""
     sent = raw + SECOND
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
     async with a_router() as (router, backend):
@@ -200,7 +200,7 @@ async def outcome_of(raw: bytes, piece_bytes: int = 1 << 20) -> Outcome:
 
 
 async def slow_outcome(name: str) -> Outcome:
-    """What becomes of a slow client."""
+    """The outcome of a slow client."""
     long = Answer(texts=("a" * 1000,) * 100_000)
     async with a_router(long if name == SLOW[3] else None) as (router, backend):
         endpoints = HttpEndpoints(router.gateway, router.telemetry.exposition)
@@ -220,7 +220,7 @@ async def slow_outcome(name: str) -> Outcome:
 
 
 async def _unread(port: int, raw: bytes, backend: FakeBackend) -> bytes:
-    """What a client finds that reads its answer only after the router has given it up."""
+    """The bytes that a client receives if it reads its answer only after the router has given it up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     try:
         writer.write(raw)
@@ -248,7 +248,7 @@ async def print_table() -> None:
 
 
 class Client(asyncio.Protocol):
-    """Collects what comes until the connection ends."""
+    """Collects the bytes received until the connection ends."""
 
     def __init__(self) -> None:
         self.answer = bytearray()
@@ -268,7 +268,7 @@ class Client(asyncio.Protocol):
 
 
 async def reply_to(port: int, pieces: Sequence[bytes], *, ends: bool, pause_s: float = 0.0) -> bytes:
-    """All that comes back for `pieces` until the server closes; `ends`: this side is closed after the last one.
+    """All bytes received for `pieces` until the server closes; `ends`: this side closes after the last one.
 
     Raises TimeoutError.
     """
@@ -350,7 +350,7 @@ MARKS = (
 
 
 def _with_odd_value(rng: random.Random, value: Any) -> Any:
-    """`value` with something else in one place."""
+    """`value` with one part replaced by another kind of value."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         name = rng.choice(list(value))
         if rng.random() < 0.1:
@@ -363,7 +363,7 @@ def _with_odd_value(rng: random.Random, value: Any) -> Any:
 
 
 def sound(rng: random.Random) -> bytes:
-    """A request of any endpoint: half of them with another JSON than its API asks for."""
+    """A request of any endpoint: half of them with other JSON than its API defines."""
     if rng.random() < 0.25:
         return rng.choice(PLAIN)
     path = CHAT if rng.random() < 0.5 else rng.choice(list(BODIES))
@@ -416,7 +416,7 @@ def in_pieces(rng: random.Random, raw: bytes) -> list[bytes]:
 
 
 class _Errors(logging.Handler):
-    """Remembers what was logged as an error."""
+    """Records logged errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -429,7 +429,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def errors_logged() -> Iterator[list[str]]:
-    """What is logged as an error while this is entered."""
+    """The errors logged inside this context."""
     handler = _Errors()
     for name in LOGGED:
         logging.getLogger(name).addHandler(handler)
@@ -447,7 +447,7 @@ def resident_mib() -> float:
 
 @dataclass
 class Storm:
-    """What became of the mutated requests; `failed` are those with a status of 500, `hung` those without an end."""
+    """The results of the mutated requests; `failed` are those with a status of 500, `hung` those without an end."""
 
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -461,17 +461,17 @@ class Storm:
 
     @property
     def growth_mib(self) -> float:
-        """Resident memory at the end over that when the router was warm."""
+        """Resident memory at the end less that when the router was warm."""
         return self.end_mib - self.warm_mib
 
     @property
     def is_survived(self) -> bool:
-        """Did nothing fail, hang, or grow?"""
+        """Whether nothing failed, hung, or grew."""
         return not (self.failed or self.hung or self.errors) and self.growth_mib <= MOST_GROWTH_MIB
 
 
 async def storm(requests: int, *, seed: int = 1, at_once: int = 32, shows: bool = False) -> Storm:
-    """Send so many mutated requests to a router, each on a connection of its own."""
+    """Send `requests` mutated requests to a router, each on a connection of its own."""
     rng, seen = random.Random(seed), Storm()
     with errors_logged() as seen.errors:
         async with a_router() as (router, backend):
@@ -507,7 +507,7 @@ async def storm(requests: int, *, seed: int = 1, at_once: int = 32, shows: bool 
 
             await asyncio.gather(*(client() for _ in range(at_once)))
             seen.end_mib = resident_mib()
-            # it still answers as before
+            # it must still answer valid requests
             assert statuses_in(await reply_to(port, [SECOND], ends=False)) == (200,)
             assert await router.gateway.doors.emptied(5)
             router.check()

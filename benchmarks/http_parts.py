@@ -1,4 +1,4 @@
-"""What HTTP itself costs a proxy, by server and client: CPU seconds of its process per 1,000 requests.
+"""The cost of HTTP itself in a proxy, by server and client: CPU seconds of its process per 1,000 requests.
 
 One cheap server with OpenAI's answers stands behind every candidate, and each candidate only forwards bytes:
 
@@ -51,11 +51,11 @@ DONE = b"data: [DONE]\n\n"
 JSON, SSE = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream"}
 
 Forward = Callable[[str, bytes], Any]
-"""(path, body) -> a context in which there are the pieces of the answer."""
+"""(path, body) -> a context with the pieces of the answer."""
 
 
 async def backend() -> None:
-    """Answer, and look at no more than whether the answer is to be streamed."""
+    """Answer, parsing only whether the answer is to be streamed."""
 
     async def answer(request: Request) -> Reply:
         if b'"stream": true' not in await request.body():
@@ -77,7 +77,7 @@ async def _serve_ours(handler: Callable[[Request], Awaitable[Reply]]) -> None:
 
 @asynccontextmanager
 async def _forwarding(client: str, to: str) -> AsyncIterator[Forward]:
-    """What sends a request on with `client`."""
+    """A function that sends a request on with `client`."""
     if client == "ours":
         http = HttpClient(to)
 
@@ -215,7 +215,7 @@ def _free_port() -> int:
 
 
 async def start(*what: str) -> tuple[Process, str]:
-    """Run one of the above in a process of its own; where it listens."""
+    """Run one of the above in a process of its own; returns the process and its URL."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path[1:]])}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, "--run", *what), stdout=PIPE, env=environment
@@ -226,12 +226,12 @@ async def start(*what: str) -> tuple[Process, str]:
 
 def cpu_s(process: Process) -> float:
     """User and system time of all threads of the process."""
-    # the number that Linux has for the clock of another process
+    # Linux's clock id of another process
     return time.clock_gettime((~process.pid << 3) | 2)
 
 
 async def load(url: str, count: int, at_once: int, *, stream: bool) -> None:
-    """Send `count` requests, and see that all of each answer came."""
+    """Send `count` requests, and check that all of each answer arrived."""
     body = b'{"messages": [{"content": "%b"}], "stream": %b}' % (b"What is it? " * 20, b"true" if stream else b"false")
     port, left = int(url.rpartition(":")[2]), iter(range(count))
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\nAuthorization: Bearer sk-1\r\n"

@@ -1,4 +1,4 @@
-"""What one short request touches: our files, and calls of our functions, by file.
+"""The files that one short request touches, and its calls of our functions, by file.
 
     python benchmarks/request_path.py [--backend fake|openai] [--stream] [--calls]
 
@@ -67,11 +67,11 @@ class Calls:
 
 
 async def traced(backend: str, *, stream: bool) -> Calls:
-    """The calls of one request to a router that is warm."""
+    """The calls of one request to a warm router."""
     async with AsyncExitStack() as stack:
         pool = FAKE
         if backend == "openai":
-            # several tokens, which come together
+            # several tokens that come together
             servers = [await stack.enter_async_context(running(OpenAIServer(text="Hi."))) for _ in range(2)]
             pool = f"{{kind: openai_compatible, at: {[server.url for server in servers]}, model: m}}"
         sla = SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest(), pool=pool)

@@ -1,5 +1,5 @@
-"""Do we count the tokens of prompts as the engine does? Ours against `usage.prompt_tokens`, request by request, and the
-ids against those that it says it read.
+"""Compares our counts of prompt tokens with the engine's: with `usage.prompt_tokens`, request by request, and our ids
+with those that it reports.
 
 The requests are of every kind that changes what a template prints: chats, tools and their results, Chinese, JSON, code,
 many turns, parts, prompts to be continued, variables, documents, texts, token ids and prompts that are cut. They go
@@ -69,7 +69,7 @@ _TOOLS = [
 
 
 class Call(NamedTuple):
-    """One request: what it tries out, where it goes, and its body."""
+    """One request: the kind of prompt, its path, and its body."""
 
     kind: str
     path: str
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """One request with our count and the engine's; the latter is a text where it refused."""
+    """One request with our count and the engine's, which is a text if it refused."""
 
     call: Call
     ours: int
@@ -86,12 +86,12 @@ class Counted(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Did both count, and read, the same?"""
+        """Whether both counted, and read, the same."""
         return self.ours == self.theirs and self.same_ids
 
 
 def calls(number: int, seed: int = 1) -> Iterator[Call]:
-    """So many calls, each kind about as often; the same for the same seed."""
+    """`number` calls, each kind about as often; the same for the same seed."""
     rng = random.Random(seed)
     kinds = list(_KINDS.items())
     for at in range(number):
@@ -114,7 +114,7 @@ async def counted(router: Router, http: aiohttp.ClientSession, call: Call) -> Co
         return Counted(call, sum(counts.count for counts in tokens), json.dumps(content)[:300], same_ids=False)
     holders = [content] if call.path == CHAT_PATH else content["choices"]
     ours = [list(unpack(counts.token_ids)) for counts in tokens]
-    # an answer that the router asked for as a stream has no ids
+    # an answer that was streamed inside the router has no ids
     same = all(counts.get("prompt_token_ids", ids) == ids for counts, ids in zip(holders, ours, strict=True))
     return Counted(call, sum(counts.count for counts in tokens), content["usage"]["prompt_tokens"], same)
 
