@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the router gives to all its backends. `on_load` gets the name of a backend that reported its load.
+    """Parts of the router that all its backends share. `on_load` gets the name of a backend that reported its load.
 
     `listener` hears large snapshots of caches in pieces, in `turns`.
     """

@@ -53,7 +53,7 @@ class MLC(OpenAICompatible):
 
 
 def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in place of the client's fields; None: nothing. Raises InvalidRequest."""
+    """The replacements of the client's fields; None: the field is left out. Raises InvalidRequest."""
     refuse_unsupported(request.sampling, _KNOWS, "MLC LLM")
     if any(message.get("tool_calls") for message in body.get("messages") or ()):
         hint = "ask a backend of another kind"

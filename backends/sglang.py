@@ -156,7 +156,7 @@ class SGLang(OpenAICompatible):
             await self._take_reports(self._loads_path, loads_of, ranks=self._options.ranks or 1)
 
     async def _learn_streaming(self) -> None:
-        """Does each event repeat the whole text? A server that sends pieces reports that among its settings."""
+        """Whether each event repeats the whole text. A server that sends pieces reports that in its settings."""
         page = await self.client.get("/server_info")
         if page.status == 404:
             page = await self.client.get("/get_server_info")

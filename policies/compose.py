@@ -11,7 +11,7 @@ from policies.predict import predicted_ttft_s, will_fit
 from policies.waiting import PASSING, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
-"""May this backend take this request?"""
+"""Whether a backend may take a request."""
 
 Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
 """One value in [0, 1] per candidate, in their order; None if it is unknown."""
@@ -38,9 +38,9 @@ class Policy:
     scores: tuple[WeightedScore, ...]
     pick: Pick
     allows_shortlist: bool = False
-    """Does it choose nearly as well on a shortlist of a large fleet? Otherwise it is given all backends."""
+    """Whether it chooses nearly as well from a shortlist of a large fleet; otherwise it gets all backends."""
     heeds_context: bool = field(init=False)
-    """Does it drop backends with a context that is too short?"""
+    """Whether it drops backends with a context that is too short."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heeds_context", any(name == "fits_context" for name, _ in self.filters))

@@ -14,7 +14,7 @@ class ExpectedError(Exception):
     told_as: str | None = None
     """Text for clients, if the exception's text may contain addresses, files, or another exception."""
     retryable = False
-    """May the same request be tried on another backend?"""
+    """Whether the same request may be tried on another backend."""
 
     def __init__(
         self,

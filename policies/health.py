@@ -68,7 +68,7 @@ class Health:
         """Time since when it gets no requests; None while it gets some, and before the first probe."""
         self._rng, self._is_cold = rng, is_cold
         self.was_well = False
-        """Has it ever been well?"""
+        """Whether it has ever been well."""
         self.probes_failed = 0
         """In a row."""
         self._requests_failed = self._openings = 0
@@ -83,7 +83,7 @@ class Health:
 
     @property
     def may_serve(self) -> bool:
-        """May it get any requests?"""
+        """Whether it may get any requests."""
         return self.is_well or self.is_on_trial
 
     def trouble(self, now: float) -> Trouble | None:

@@ -57,7 +57,7 @@ class IssuedKey:
         return id_of(self.sha256)
 
     def has_expired(self, now: float) -> bool:
-        """Has it expired?"""
+        """Whether it has expired."""
         return self.expires is not None and now >= self.expires
 
 

@@ -30,7 +30,7 @@ def best_of(*, sample: int = 2) -> Pick:
 
 
 def are_equal(total: float, other: float) -> bool:
-    """Are two totals equal, except for rounding?"""
+    """Whether two totals are equal, except for rounding."""
     return abs(total - other) <= _SAME
 
 

@@ -15,7 +15,7 @@ def uncached_tokens(request: Request, backend: BackendView) -> int:
 
 
 def may_fit(request: Request, backend: BackendView) -> bool:
-    """Can prompt and answer together fit the context of `backend`? True if it does not report its context.
+    """Whether prompt and answer can fit the context of `backend`; True if it does not report its context.
 
     A prompt with an estimated length counts with its lower bound: only the backend knows whether it fits. A request
     of many texts (embeddings) passes: each of them must fit, but they are measured together.

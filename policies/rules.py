@@ -27,7 +27,7 @@ class Range:
         return f"at most {self.most:,}" if self.least is None else f"at least {self.least:,}"
 
     def holds(self, number: int) -> bool:
-        """Is `number` within?"""
+        """Whether `number` is within the range."""
         return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
 
 
@@ -165,7 +165,7 @@ class When:
     )
 
     def holds(self, facts: Facts) -> bool:
-        """Does every field match `facts`?"""
+        """Whether every field matches `facts`."""
         return next(self.mismatches(facts), None) is None
 
     def mismatches(self, facts: Facts) -> Iterator[Mismatch]:
@@ -282,7 +282,7 @@ def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
 
 
 def may_use(tenant: Tenant, service_class: str) -> bool:
-    """May `tenant` run in `service_class`?"""
+    """Whether `tenant` may run in `service_class`."""
     return not tenant.classes or service_class in tenant.classes
 
 

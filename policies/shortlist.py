@@ -57,7 +57,7 @@ class _Group:
     order: list[_Place] = field(default_factory=list)
 
     def may_take(self, request: Request) -> bool:
-        """May `request` go to one of them by their traits?"""
+        """Whether their traits allow `request` to go to one of them."""
         is_asked = request.pools is None or self.like.pool in request.pools
         is_able = request.model in self.like.models and request.needs <= self.like.capabilities
         return is_asked and is_able and may_fit(request, self.like)

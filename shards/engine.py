@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def shapes_answers(self) -> bool:
-        """Can it constrain an answer to a grammar?"""
+        """Whether it can constrain an answer to a grammar."""
         return self._grammars.can_compile
 
     @property
@@ -257,7 +257,7 @@ class Engine:
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     def _check_device(self, network: Network) -> bool:
-        """Do steps run ahead? Raises ValueError if `max_running` exceeds what the network has room for."""
+        """Whether steps run ahead. Raises ValueError if the network has no room for `max_running`."""
         draws, most = isinstance(network, DrawingNetwork), self.options.max_running
         if isinstance(network, DrawingNetwork) and most > network.most_rows:
             raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")

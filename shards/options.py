@@ -74,7 +74,7 @@ class EngineOptions:
         return blocks
 
     def runs_ahead(self, *, is_possible: bool) -> bool:
-        """Is a step planned before the previous one is collected? Raises ValueError for an impossible option.
+        """Whether a step is planned before the previous one is collected. Raises ValueError for an impossible option.
 
         `is_possible`: the network draws on a device.
         """
@@ -91,7 +91,7 @@ class EngineOptions:
         return is_possible and not self.deterministic and self.run_ahead != "off"
 
     def speculates(self, *, is_possible: bool) -> bool:
-        """Are guessed tokens verified? Raises ValueError if invalid. `is_possible`: tokens are drawn on the host."""
+        """Whether guesses are verified. Raises ValueError if invalid. `is_possible`: tokens are drawn on the host."""
         if self.speculate not in SPECULATE:
             raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
         return is_possible and not self.deterministic and self.speculate != "off"

@@ -83,7 +83,7 @@ class Scheduler:
 
     @property
     def _is_copying(self) -> bool:
-        """Is KV being copied from the host?"""
+        """Whether KV is being copied from the host."""
         self.pool.has_landed(())
         return bool(self.pool.host.flights.landing)
 

@@ -89,7 +89,7 @@ class ServedEngine(Engine, Protocol):
 
     @property
     def shapes_answers(self) -> bool:
-        """Can it constrain an answer to a grammar?"""
+        """Whether it can constrain an answer to a grammar."""
         ...
 
     @property

@@ -75,7 +75,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     @property
     def is_quiet(self) -> bool:
-        """Has every request ended, and has its end been sent to its router?"""
+        """Whether every request has ended and its router has got the end."""
         return all(attachment.is_quiet for attachment in self._attachments.values())
 
     async def Attach(self, request_iterator: AsyncIterable[wire.Command], context: Context) -> None:  # noqa: N802

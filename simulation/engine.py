@@ -106,7 +106,7 @@ class SimulatedEngine:
 
     @property
     def has_requests(self) -> bool:
-        """Is anybody here?"""
+        """Whether it has any request."""
         return bool(self._scheduler.roster.requests)
 
     def submit(self, submission: Submission, token_ids: bytes, *, new_tokens: int, now_s: float) -> Refusal | None:

@@ -98,7 +98,7 @@ class TritonAnswer(EventAnswer):
 
 
 def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse) -> list[Delta]:
-    """What `response` adds to `text`; nothing where it is empty. Raises BackendFailed at nonsense."""
+    """The Deltas that `response` adds to `text`. Raises BackendFailed for an invalid response."""
     try:
         outputs = {
             output.name: _values(output.datatype, raw)

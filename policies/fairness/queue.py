@@ -50,7 +50,7 @@ class FairQueue:
         return self._backlog.requests
 
     def __contains__(self, ticket_id: object) -> bool:
-        """Does a ticket with this id wait?"""
+        """Whether a ticket with this id waits."""
         return ticket_id in self._waiting
 
     @property

@@ -49,7 +49,7 @@ class PoolSpec:
 
     @property
     def is_found(self) -> bool:
-        """Are its backends discovered at run time?"""
+        """Whether its backends are discovered at run time."""
         return bool(self.sources) or self.register
 
     def reachable(self, address: str) -> str:

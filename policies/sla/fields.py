@@ -38,7 +38,7 @@ class Problems:
         self._doubts.append((line, path, sentence))
 
     def any_below(self, path: str) -> bool:
-        """Is a mistake recorded at `path` or below?"""
+        """Whether a mistake is recorded at `path` or below."""
         return any(noted.startswith(path) and noted[len(path) : len(path) + 1] in "[." for _, noted, _ in self._found)
 
     def lines(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Field:
             return None
 
     def is_sound(self) -> bool:
-        """Is no mistake recorded here or below?"""
+        """Whether no mistake is recorded here or below."""
         return not self._problems.any_below(self.path)
 
     def items(self) -> list[Field]:

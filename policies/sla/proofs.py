@@ -137,7 +137,7 @@ def _doubt_unused(root: Field, config: Config) -> None:
 
 
 def _may_get(service_class: ServiceClass, config: Config) -> bool:
-    """Does a rule give it, or does one give a better rank that a tenant's priority may lower to it?"""
+    """Whether a rule gives it, or gives a better rank that a tenant's priority may lower to it."""
     for rule in config.rules:
         lowers = not rule.when.priority and config.classes[rule.service_class].rank < service_class.rank
         names = rule.when.tenant or tuple(config.tenants)

@@ -204,7 +204,7 @@ class Reach:
         return self._is_cacheable(box) and self._is_allowed(box)
 
     def _is_cacheable(self, box: Box) -> bool:
-        """Does it have a prompt that is not shorter than its uncached part?"""
+        """Whether its prompt is at least as long as the uncached part."""
         longest = self._dimensions[_PROMPT].last(box[_PROMPT])
         least = self._dimensions[_UNCACHED].first(box[_UNCACHED])
         assert isinstance(longest, Range)
@@ -213,7 +213,7 @@ class Reach:
         return longest.most is None or (least.least or 0) <= max(1, longest.most)
 
     def _is_allowed(self, box: Box) -> bool:
-        """Is there a tenant that may use one of the models?"""
+        """Whether a tenant may use one of the models."""
         return any(box[_TENANT] >> at & 1 and box[_MODEL] & models for at, models in enumerate(self._models_of))
 
 

@@ -53,7 +53,7 @@ SourceName = DnsName | SrvName | KubernetesService
 
 
 def is_source(text: str) -> bool:
-    """Does `text` name a source rather than an address?"""
+    """Whether `text` names a source rather than an address."""
     return text.startswith(_SCHEMES)
 
 

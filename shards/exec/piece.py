@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
     @property
     def is_unseen(self) -> bool:
-        """Is its token known only to the device?"""
+        """Whether its token is known only to the device."""
         return self.known_stop > self.sequence.seen_tokens
 
     def cut(self) -> Iterator[Piece]:

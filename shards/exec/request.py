@@ -56,12 +56,12 @@ class Request:
 
     @property
     def is_held(self) -> bool:
-        """Is it paused, or waiting for its grammar? Then none of it may be computed."""
+        """Whether it is paused, or waits for its grammar; then none of it may be computed."""
         return self.is_paused or self.awaits_grammar
 
     @property
     def is_whole(self) -> bool:
-        """Has the whole prompt arrived?"""
+        """Whether the whole prompt has arrived."""
         return self.arrived_tokens == self.submission.prompt_tokens
 
     @property

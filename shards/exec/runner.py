@@ -36,7 +36,7 @@ class Flight:
 
     @property
     def may_stay(self) -> bool:
-        """May the next plan be submitted before this one is collected?"""
+        """Whether the next plan may be submitted before this one is collected."""
         return self.ticket is not None
 
 

@@ -70,12 +70,12 @@ class Sampler:
 
     @property
     def adjusts(self) -> bool:
-        """Are the raw logits changed before a token is drawn?"""
+        """Whether the raw logits are changed before a token is drawn."""
         return self.repeats or self.counts_output or bool(self.bias) or self.guide is not None or bool(self.forbidden)
 
     @property
     def needs_host(self) -> bool:
-        """Does it need what a device's draw does not support? Constant, so that each answer has one randomness."""
+        """Whether it needs a draw that devices do not support. Constant, so that each answer has one randomness."""
         params = self.params
         return bool(
             self.repeats
@@ -101,7 +101,7 @@ class Sampler:
 
     @property
     def remembers(self) -> bool:
-        """Does its next draw depend on its earlier tokens by more than the logits?"""
+        """Whether its next draw depends on its earlier tokens by more than the logits."""
         return self.repeats or self.counts_output or self.params.grammar is not None
 
     def ahead(self, tokens: int) -> Sampler:
@@ -111,7 +111,7 @@ class Sampler:
         return later
 
     def drawing(self, unseen: int) -> Drawing:
-        """How a device draws the token behind `unseen` ones, which were drawn but not recorded yet."""
+        """The parameters with which a device draws the token behind `unseen` ones, which are not recorded yet."""
         position = self.drawn + unseen
         if self.is_greedy:
             return Drawing(seed=self.seed, position=position)

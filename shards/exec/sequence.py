@@ -71,18 +71,18 @@ class Sequence:
 
     @property
     def has_drawn(self) -> bool:
-        """Has its first token been drawn, collected or not?"""
+        """Whether its first token has been drawn, collected or not."""
         return bool(self.output) or self.unseen > 0
 
     @property
     def is_decoding(self) -> bool:
-        """Does computing its next token yield one more?"""
+        """Whether computing its next token yields one more."""
         drawn = len(self.output) + self.unseen
         return drawn > 0 and self.computed_tokens == self._prompt_tokens + drawn - 1
 
     @property
     def is_startable(self) -> bool:
-        """Is there anything to compute, and may it be computed? A sequence that has begun to draw is not paused."""
+        """Whether there are tokens to compute that may be computed. A sequence that has begun to draw is not paused."""
         return self.has_drawn or (bool(self.request.prompt) and not self.request.is_held)
 
     @property

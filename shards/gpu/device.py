@@ -88,7 +88,7 @@ class Landing(Mark, Protocol):
     """A mark that can also be polled."""
 
     def query(self) -> bool:
-        """Has the device reached it?"""
+        """Whether the device has reached it."""
         ...
 
 

@@ -58,7 +58,7 @@ class Step:
 
     @property
     def is_decode(self) -> bool:
-        """Does every sequence have one new token?"""
+        """Whether every sequence has one new token."""
         return len(self.known) == len(self.rows)
 
     def sorted(self, *, dense_from_pairs: int) -> tuple[Step, tuple[int, int, int]]:

@@ -30,12 +30,12 @@ class Grammars:
 
     @property
     def can_compile(self) -> bool:
-        """Is there a compiler?"""
+        """Whether there is a compiler."""
         return self._compiler is not None
 
     @property
     def is_awaited(self) -> bool:
-        """Does a request wait for its grammar?"""
+        """Whether a request waits for its grammar."""
         return bool(self._awaited)
 
     def ask(self, key: Hashable, grammar: Grammar) -> bool:

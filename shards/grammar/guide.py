@@ -29,7 +29,7 @@ class Guide:
 
     @property
     def is_over(self) -> bool:
-        """Is the answer complete, so that nothing can be added?"""
+        """Whether the answer is complete, so that no token can follow."""
         return not self.fault and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> npt.NDArray[np.bool_]:

@@ -31,7 +31,7 @@ class Flights:
         return f"Flights({len(self._flights)} batches, {len(self._busy)} blocks busy, {len(self._landing)} landing)"
 
     def is_busy(self, block: int) -> bool:
-        """Does an unfinished copy read or write `block`?"""
+        """Whether an unfinished copy reads or writes `block`."""
         return block in self._busy
 
     @property

@@ -50,7 +50,7 @@ class HostTier:
         return len(self._free)
 
     def is_held(self, slot: int | None) -> bool:
-        """Is `slot` held?"""
+        """Whether `slot` is held."""
         return slot in self._holders
 
     def take(self, worth: float = math.inf) -> int | None:

@@ -92,7 +92,7 @@ class IdleBlocks:
             self._counts[self._group(cached)] -= 1
 
     def is_ripe(self, cached: CachedBlock) -> bool:
-        """Is `cached` a member without children in this tier?"""
+        """Whether `cached` is a member without children in this tier."""
         return self._entries.get(cached) is not None
 
     def least(self, groups: Iterable[str | None] = (None,)) -> CachedBlock | None:

@@ -76,11 +76,11 @@ class BlockPool:
         return len(self._holders)
 
     def is_held(self, block: int | None) -> bool:
-        """Is `block` held?"""
+        """Whether `block` is held."""
         return block in self._holders
 
     def has_landed(self, blocks: Iterable[int]) -> bool:
-        """Can all of `blocks` be read? Not while a copy from the host is unfinished."""
+        """Whether all of `blocks` can be read: not while a copy from the host is unfinished."""
         self._settle(self.host.flights.land())
         landing = self.host.flights.landing
         return not landing or landing.isdisjoint(blocks)
@@ -329,7 +329,7 @@ class BlockPool:
         return slot
 
     def _may_evict(self, group: str | None, domain: str | None) -> bool:
-        """May a block of `group` be evicted on behalf of `domain`?"""
+        """Whether a block of `group` may be evicted on behalf of `domain`."""
         return group is None or group == domain or self._cached.of_domain[group] > self.options.floors[group]
 
     def _evict(self, domain: str | None) -> bool:

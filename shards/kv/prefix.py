@@ -163,7 +163,7 @@ class PrefixCache:
 
     @property
     def has_events(self) -> bool:
-        """Are there changes that were not drained?"""
+        """Whether there are changes that were not drained."""
         return bool(self._changes)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:

@@ -53,12 +53,12 @@ class BlockTable:
 
     @property
     def is_parked(self) -> bool:
-        """Is the KV in the host tier?"""
+        """Whether the KV is in the host tier."""
         return self._slots is not None
 
     @property
     def is_landed(self) -> bool:
-        """Is all KV on the device? Nothing may be computed while a copy from the host is unfinished."""
+        """Whether all KV is on the device. Nothing may be computed while a copy from the host is unfinished."""
         return self._slots is None and self.pool.has_landed(self._blocks)
 
     def follow(self, tokens_of: Callable[[int], bytes], *, limit: int) -> int:

@@ -96,7 +96,7 @@ def multiply_packed(numbers: Tensor, packed: Tensor, scales: Tensor, zero_points
 
 
 def packing_is_exact() -> bool:
-    """Can this torch multiply packed int8 matrices on this CPU, with exact sums?
+    """Whether this torch can multiply packed int8 matrices on this CPU, with exact sums.
 
     CPUs without VNNI may add pairs of products in 16 bits, which overflow with the extremes that are tried here.
     """

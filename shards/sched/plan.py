@@ -194,7 +194,7 @@ class _Chunks:
             open_lanes = [sequence for sequence in open_lanes if self._extend(sequence)]
 
     def _is_short(self, sequence: Work) -> bool:
-        """Has the rest of its prompt arrived, may it be computed in one step, and does it take at most half a step?"""
+        """Whether the rest of its prompt has arrived, may be computed in one step, and takes at most half a step."""
         if (
             not sequence.rest_tokens
             == sequence.ready_tokens

@@ -65,12 +65,12 @@ class Room:
 
     @property
     def is_sound(self) -> bool:
-        """Can every sequence finish?"""
+        """Whether every sequence can finish."""
         return self.peak_blocks <= self._blocks
 
     @property
     def is_sound_at_any_pace(self) -> bool:
-        """Can every sequence finish, even if some draw several tokens in a step and others none?
+        """Whether every sequence can finish, even if some draw several tokens in a step and others none.
 
         Then the room is sound after any such step too: no sequence ever needs more than is counted here.
         """
@@ -78,7 +78,7 @@ class Room:
         return peak_blocks(claims) <= self._blocks
 
     def fits(self, claim: Claim) -> bool:
-        """Can `claim` join so that every sequence can still finish?"""
+        """Whether every sequence can still finish after `claim` joins."""
         return peak_blocks([*self._claims.values(), claim]) <= self._blocks
 
     def add(self, id: int, claim: Claim) -> None:  # noqa: A002

@@ -33,7 +33,7 @@ class CannotExport(Exception):
 
 
 def is_wanted(signal: Signal, environment: Mapping[str, str] = os.environ) -> bool:
-    """Does the environment ask for `signal` to be exported? Raises CannotExport if it names an unknown exporter.
+    """Whether the environment turns on the export of `signal`. Raises CannotExport if it names an unknown exporter.
 
     An endpoint asks for it, unless OTEL_<SIGNAL>_EXPORTER is `none` or OTEL_SDK_DISABLED is `true`.
     """

@@ -23,7 +23,7 @@ class FeedState(StrEnum):
 
 @dataclass(slots=True)
 class FeedCounts:
-    """What has happened since the start.
+    """Counts since the start.
 
     `batches` were applied, `repeats` had been received before, `gaps` were noticed, `resyncs` ended one way or another,
     `restarts` of the engine were noticed, `cleared` counts how often everything was forgotten, `undecodable` events or

@@ -104,7 +104,7 @@ def usage_of(usage: Usage) -> pb.Usage:
 
 
 def placement_of(placement: Placement) -> pb.Placement:
-    """Where a prompt went."""
+    """The placement of a prompt."""
     request = placement.request
     return pb.Placement(
         request_id=request.id,

@@ -208,7 +208,7 @@ class _Streaming(_GrpcCaller):
         await self._context.write(reply)
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
-        """Was a piece sent?"""
+        """Whether a piece was sent."""
         return self._seen
 
 

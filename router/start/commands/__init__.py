@@ -1,1 +1,1 @@
-"""What the commands start: a router, several processes, local shards."""
+"""The parts that commands start: a router, several processes, local shards."""
