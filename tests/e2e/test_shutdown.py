@@ -81,7 +81,7 @@ class Call:
         return not self.began.is_set() and (self.is_refused or asked_again)
 
     @property
-    def is_cut_and_told(self) -> bool:
+    def is_cut_with_error(self) -> bool:
         return self.began.is_set() and not self.is_whole and "before this answer ended" in self.error
 
 
@@ -265,7 +265,7 @@ async def test_a_call_that_outlasts_the_grace_of_several_processes_ends_with_an_
     async with served(tmp_path, "500ms", "--processes", "2") as router, router.clients.under_way(6) as calls:
         router.process.send_signal(signal.SIGTERM)
         records = await asyncio.gather(*calls)
-        assert [call for call in records if not call.is_cut_and_told] == []
+        assert [call for call in records if not call.is_cut_with_error] == []
         assert {call.status for call in records} == {200, grpc.StatusCode.UNAVAILABLE}
         assert await ended(router.process, 0.5 + CHART_SPARES_S) == 0
         assert router.backend.open_requests == 0

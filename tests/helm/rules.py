@@ -9,7 +9,7 @@ from typing import Any
 from tests.helm.chart import NAMESPACE
 
 OURS = {"namespace": NAMESPACE, "service": "prod-pointsman-router", "pod": "r-0"}
-TOLD_APART_BY = ("alertname", "severity", "window", "service_class", "pool", "backend", "pod")
+DISTINGUISHED_BY = ("alertname", "severity", "window", "service_class", "pool", "backend", "pod")
 
 Series = dict[str, str]
 """Selector -> values in promtool's notation, one a minute: `0+6x60` begins at 0 and grows by 6 sixty times."""
@@ -26,7 +26,7 @@ class Story:
     def as_file(self, rules: str) -> dict[str, Any]:
         """What promtool reads. ALERTS has every alert there is, so that one too many is seen as well."""
         samples = [{"labels": f"{{{selector(labels)}}}", "value": 1} for labels in self.firing]
-        expression = f'count by ({", ".join(TOLD_APART_BY)}) (ALERTS{{alertstate="firing"}})'
+        expression = f'count by ({", ".join(DISTINGUISHED_BY)}) (ALERTS{{alertstate="firing"}})'
         test = {"expr": expression, "eval_time": f"{self.minute}m", "exp_samples": samples}
         inputs = [{"series": name, "values": values} for name, values in self.input.items()]
         return {

@@ -9,10 +9,10 @@ import pytest
 from http1.coding import CODINGS, BadCoding, Decoder, decoded
 from http1.errors import BodyTooLarge
 
-SAID = bytes(random.Random(1).choices(b"abc", k=20_000))
+PLAIN = bytes(random.Random(1).choices(b"abc", k=20_000))
 
 
-def encoded(coding: str, body: bytes = SAID) -> bytes:
+def encoded(coding: str, body: bytes = PLAIN) -> bytes:
     raw_deflate = zlib.compressobj(wbits=-15)
     encoders = {
         "identity": bytes,
@@ -27,10 +27,10 @@ def encoded(coding: str, body: bytes = SAID) -> bytes:
 @pytest.mark.parametrize("size", [1, 100, 1 << 20])
 def test_a_body_is_decoded_in_any_pieces(coding: str, size: int) -> None:
     name = coding.partition(" ")[0]
-    body, decoder = encoded(coding), Decoder(name, len(SAID))
+    body, decoder = encoded(coding), Decoder(name, len(PLAIN))
     decoded_body = b"".join(decoder.feed(body[at : at + size]) for at in range(0, len(body), size))
     decoder.end()
-    assert decoded_body == SAID == decoded(body, name, len(SAID))
+    assert decoded_body == PLAIN == decoded(body, name, len(PLAIN))
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -40,9 +40,9 @@ def test_an_empty_body_says_nothing(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_body_that_becomes_too_large_is_refused(coding: str) -> None:
-    assert decoded(encoded(coding), coding, len(SAID)) == SAID
+    assert decoded(encoded(coding), coding, len(PLAIN)) == PLAIN
     with pytest.raises(BodyTooLarge, match="19999"):
-        decoded(encoded(coding), coding, len(SAID) - 1)
+        decoded(encoded(coding), coding, len(PLAIN) - 1)
 
 
 def test_a_bomb_is_not_unpacked() -> None:

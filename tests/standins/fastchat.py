@@ -79,11 +79,11 @@ class FastChatWorker(StandIn):
                 drawn += 1
                 if len(piece.encode()) > 1:
                     # the first token of a character that takes two
-                    await self._frame(reply, self._said(text + "\ufffd", prompt, drawn) | {"finish_reason": None})
+                    await self._frame(reply, self._frame_of(text + "\ufffd", prompt, drawn) | {"finish_reason": None})
                 text += piece
-                await self._frame(reply, self._said(text, prompt, drawn) | {"finish_reason": None})
+                await self._frame(reply, self._frame_of(text, prompt, drawn) | {"finish_reason": None})
             reason = self.finish(most) if self.reports_finish else None
-            await self._frame(reply, self._said(text, prompt, drawn) | {"finish_reason": reason})
+            await self._frame(reply, self._frame_of(text, prompt, drawn) | {"finish_reason": reason})
         return reply
 
     async def _prompt(self, request: web.Request) -> str:
@@ -94,7 +94,7 @@ class FastChatWorker(StandIn):
     async def _frame(self, reply: web.StreamResponse, frame: Mapping[str, Any]) -> None:
         await self.write(reply, json.dumps(frame).encode() + b"\0")
 
-    def _said(self, text: str, prompt: int, drawn: int) -> dict[str, Any]:
+    def _frame_of(self, text: str, prompt: int, drawn: int) -> dict[str, Any]:
         usage = {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
         return {"text": text, "error_code": 0, "usage": usage, "logprobs": None}
 

@@ -45,7 +45,7 @@ class KubernetesApi:
     queries: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
     _history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, resource: dict[str, Any]) -> None:
         name = resource["metadata"]["name"]
@@ -78,8 +78,8 @@ class KubernetesApi:
             await asyncio.sleep(0.005)
 
     def _wake(self) -> None:
-        self._told.set()
-        self._told = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.queries.append(dict(request.query))
@@ -104,7 +104,7 @@ class KubernetesApi:
             return reply
         at = sum(1 for before, _ in self._history if before <= version)
         while True:
-            events = self._told
+            changed = self._changed
             for _, event in self._history[at:]:
                 at += 1
                 if not event:
@@ -113,7 +113,7 @@ class KubernetesApi:
                 # lines come in whatever pieces the network makes of them
                 for half in (line[: len(line) // 2], line[len(line) // 2 :]):
                     await reply.write(half)
-            await events.wait()
+            await changed.wait()
 
 
 @asynccontextmanager

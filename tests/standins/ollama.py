@@ -122,28 +122,28 @@ class OllamaServer(StandIn):
         reply, drawn = await self.begin(request, "application/x-ndjson"), 0
         most = (body.get("options") or {}).get("num_predict")
         if self.thinking:
-            await self._line(reply, self._said(body, "", is_chat, thinking=self.thinking))
+            await self._line(reply, self._line_of(body, "", is_chat, thinking=self.thinking))
         async for piece in self.pieces(most):
             drawn += 1
-            await self._line(reply, self._said(body, piece, is_chat))
+            await self._line(reply, self._line_of(body, piece, is_chat))
         if self.breaks_off:
             await self._line(reply, {"error": "an error was encountered while running the model: CUDA error"})
             return reply
         for name, arguments in self.calls:
             call = {"id": f"call_{name}", "function": {"index": 0, "name": name, "arguments": arguments}}
-            await self._line(reply, self._said(body, "", is_chat, tool_calls=[call]))
-        await self._line(reply, self._last(self._said(body, "", is_chat), prompt, drawn, self.finish(most)))
+            await self._line(reply, self._line_of(body, "", is_chat, tool_calls=[call]))
+        await self._line(reply, self._last(self._line_of(body, "", is_chat), prompt, drawn, self.finish(most)))
         return reply
 
     async def _whole(self, body: Mapping[str, Any], prompt: int, *, is_chat: bool) -> web.Response:
         most = (body.get("options") or {}).get("num_predict")
         text = "".join([piece async for piece in self.pieces(most)])
-        return web.json_response(self._last(self._said(body, text, is_chat), prompt, len(text), self.finish(most)))
+        return web.json_response(self._last(self._line_of(body, text, is_chat), prompt, len(text), self.finish(most)))
 
     async def _line(self, reply: web.StreamResponse, content: object) -> None:
         await self.write(reply, json.dumps(content, ensure_ascii=False).encode() + b"\n")
 
-    def _said(self, body: Mapping[str, Any], text: str, is_chat: bool, **beside: Any) -> dict[str, Any]:
+    def _line_of(self, body: Mapping[str, Any], text: str, is_chat: bool, **beside: Any) -> dict[str, Any]:
         line: dict[str, Any] = {"model": body["model"], "created_at": CREATED}
         if is_chat:
             line["message"] = {"role": "assistant", "content": text, **beside}

@@ -125,22 +125,22 @@ def _prompt(rng: random.Random, kind: str, most: int) -> Written:
     if kind == "turns":
         turns = 2 * rng.randrange(1, 5) + 1
         texts = [_some(rng, max(20, size // turns), rng.choice((english, english, code, None))) for _ in range(turns)]
-        talk = [_said(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
-        return Written(kind, (_said("system", "You are a helpful assistant."), *talk))
+        talk = [_message(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
+        return Written(kind, (_message("system", "You are a helpful assistant."), *talk))
     if kind == "tools":
-        asked = _said("user", _some(rng, max(30, size // 3), english))
+        asked = _message("user", _some(rng, max(30, size // 3), english))
         tools = tuple(_tool(rng) for _ in range(rng.randrange(1, 7)))
-        return Written(kind, (_said("system", "You are an agent. Use the tools."), asked), tools)
+        return Written(kind, (_message("system", "You are an agent. Use the tools."), asked), tools)
     text = {
         "chat": lambda: _some(rng, size, english),
         "chinese": lambda: chinese(rng, max(20, size // 3)),
         "json": lambda: "Summarise this:\n" + _records(rng, size),
         "code": lambda: rng.choice(("Fix this:\n", "Explain:\n", "")) + _some(rng, size, code),
     }[kind]
-    return Written(kind, (_said("user", text()),))
+    return Written(kind, (_message("user", text()),))
 
 
-def _said(role: str, text: str) -> dict[str, str]:
+def _message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 

@@ -5,7 +5,7 @@ from policies.explain import Candidate, Explanation, Skipped
 from policies.rules import Mismatch, Range
 from router.protocols.explanations import MOST_HEADER_BYTES, as_header, as_json, as_text
 
-TOLD = Explanation(
+EXPLANATION = Explanation(
     request="r1",
     config_version="v1",
     tenant="acme",
@@ -38,7 +38,7 @@ TOLD = Explanation(
 
 def test_text_is_aligned_and_complete() -> None:
     explanation = replace(
-        TOLD, skipped=(replace(TOLD.skipped[0], mismatches=(Mismatch("prompt_tokens", (Range(9),), 1),)),)
+        EXPLANATION, skipped=(replace(EXPLANATION.skipped[0], mismatches=(Mismatch("prompt_tokens", (Range(9),), 1),)),)
     )
     assert as_text(explanation).splitlines() == [
         "request   tenant acme, model llama, priority -",
@@ -63,40 +63,40 @@ def test_text_is_aligned_and_complete() -> None:
 
 
 def test_an_estimated_length_is_marked() -> None:
-    explanation = replace(TOLD, prompt_tokens=1520, uncached_tokens=1500, likely_prompt_tokens=(1380, 1660))
+    explanation = replace(EXPLANATION, prompt_tokens=1520, uncached_tokens=1500, likely_prompt_tokens=(1380, 1660))
     line = as_text(explanation).splitlines()[1]
     assert "about 1,520 tokens (estimated, 1,380 to 1,660), 1,500 of them in no cache" in line
     assert json.loads(as_header(explanation))["likely_prompt_tokens"] == [1380, 1660]
-    assert json.loads(as_header(TOLD))["likely_prompt_tokens"] is None
+    assert json.loads(as_header(EXPLANATION))["likely_prompt_tokens"] is None
 
 
 def test_text_says_if_chance_decided_or_no_backend_was_left() -> None:
-    assert as_text(replace(TOLD, equals=("own-0", "own-1"))).endswith(
+    assert as_text(replace(EXPLANATION, equals=("own-0", "own-1"))).endswith(
         "chosen    own-0 (at random: own-0, own-1 are equally good)"
     )
-    text = as_text(replace(TOLD, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
+    text = as_text(replace(EXPLANATION, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
     assert text.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
 
 
 def test_an_adapter_is_shown_if_one_was_requested() -> None:
-    first, second = TOLD.candidates
+    first, second = EXPLANATION.candidates
     explanation = replace(
-        TOLD, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads"))
+        EXPLANATION, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads"))
     )
     assert "adapter   sql: own-0 has it ready; own-1 has yet to load it" in as_text(explanation).splitlines()
     assert [candidate["adapter"] for candidate in json.loads(as_json(explanation))["candidates"]] == ["ready", "loads"]
-    assert "adapter" not in as_text(TOLD)
-    assert not any("adapter" in candidate for candidate in json.loads(as_json(TOLD))["candidates"])
+    assert "adapter" not in as_text(EXPLANATION)
+    assert not any("adapter" in candidate for candidate in json.loads(as_json(EXPLANATION))["candidates"])
 
 
 def test_text_of_a_class_without_targets_leaves_them_out() -> None:
-    text = as_text(replace(TOLD, targets={}, on_miss=()))
+    text = as_text(replace(EXPLANATION, targets={}, on_miss=()))
     assert "targets" not in text
     assert "on miss" not in text
 
 
 def test_json_and_header_are_one_record() -> None:
-    whole, line = json.loads(as_json(TOLD)), json.loads(as_header(TOLD))
+    whole, line = json.loads(as_json(EXPLANATION)), json.loads(as_header(EXPLANATION))
     assert whole["candidates"][1]["total"] == 1 / 3
     assert line["candidates"][1]["total"] == 0.3333
     assert whole["skipped"] == line["skipped"]
@@ -104,13 +104,13 @@ def test_json_and_header_are_one_record() -> None:
 
 
 def test_a_header_holds_printable_ascii_only() -> None:
-    assert all(" " <= character <= "~" for character in as_header(TOLD))
-    assert "é\x7f\n" in json.loads(as_header(TOLD))["skipped"][0]["why"][1]
+    assert all(" " <= character <= "~" for character in as_header(EXPLANATION))
+    assert "é\x7f\n" in json.loads(as_header(EXPLANATION))["skipped"][0]["why"][1]
 
 
 def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
-    many = tuple(replace(TOLD.candidates[1], backend=f"own-{at}") for at in range(100))
-    line = as_header(replace(TOLD, candidates=many, dropped={f"b{at}": "healthy" for at in range(1000)}))
+    many = tuple(replace(EXPLANATION.candidates[1], backend=f"own-{at}") for at in range(100))
+    line = as_header(replace(EXPLANATION, candidates=many, dropped={f"b{at}": "healthy" for at in range(1000)}))
     record = json.loads(line)
     assert len(line) <= MOST_HEADER_BYTES
     assert record["candidates"][0]["backend"] == "own-0"
@@ -119,6 +119,6 @@ def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
 
 
 def test_a_header_with_names_that_are_too_long_has_the_essentials() -> None:
-    record = json.loads(as_header(replace(TOLD, model="m" * 5000)))
+    record = json.loads(as_header(replace(EXPLANATION, model="m" * 5000)))
     assert (record["chosen"], record["rule"]) == ("own-0", 2)
     assert "model" not in record

@@ -18,7 +18,7 @@ from policies.nouns import Delta, Request, Usage
 from router.protocols.picker.answers import ResponseEvents, WholeAnswer, reader_of
 
 REQUEST = Request("r", "acme", "m", "acme", prompt_tokens=5, max_new_tokens=9, service_class="chat")
-TOLD = {"input_tokens": 36, "input_tokens_details": {"cached_tokens": 30}, "output_tokens": 7, "total_tokens": 43}
+USAGE = {"input_tokens": 36, "input_tokens_details": {"cached_tokens": 30}, "output_tokens": 7, "total_tokens": 43}
 
 
 def events(*payloads: dict[str, Any]) -> bytes:
@@ -30,7 +30,7 @@ STREAM = events(
     {"type": "response.output_text.delta", "delta": "Hi"},
     {"type": "response.function_call_arguments.delta", "delta": "{}"},
     {"type": "response.output_text.done", "text": "Hi"},
-    {"type": "response.completed", "response": {"usage": TOLD}},
+    {"type": "response.completed", "response": {"usage": USAGE}},
 )
 
 
@@ -43,7 +43,7 @@ def test_streamed_responses_are_counted_however_they_are_cut(cuts: list[int]) ->
 
 
 def test_responses_that_are_cut_off_by_length_say_so() -> None:
-    last = events({"type": "response.incomplete", "response": {"usage": TOLD}})
+    last = events({"type": "response.incomplete", "response": {"usage": USAGE}})
     assert [delta.finish_reason for delta in ResponseEvents("b0").feed(last)] == ["length"]
 
 
@@ -68,7 +68,7 @@ def test_responses_without_an_end_are_failures() -> None:
 @pytest.mark.parametrize(
     ("usage", "read"),
     [
-        (TOLD, Usage(36, 7, 30)),
+        (USAGE, Usage(36, 7, 30)),
         ({"input_tokens": 6, "cache_read_input_tokens": 30, "output_tokens": 7}, Usage(36, 7, 30)),
         ({"input_tokens": 6, "cache_creation_input_tokens": 4, "output_tokens": 7}, Usage(10, 7, 0)),
     ],

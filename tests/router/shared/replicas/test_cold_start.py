@@ -43,7 +43,7 @@ def prompts(count: int, *, seed: int) -> list[tuple[int, ...]]:
     return [(*rng.choice(documents)[: rng.randint(1, 40)], *some_keys(3, seed=number)) for number in range(count)]
 
 
-async def all_told(site: Site) -> None:
+async def all_sent(site: Site) -> None:
     await eventually(lambda: " 0 news to send" in repr(site.replicas))
 
 
@@ -53,8 +53,8 @@ async def taught(server: RedisServer, site: Site, asked: Sequence[tuple[int, ...
     for number, keys in enumerate(asked):
         site.answer(keys, at=rng.choice(site.backends), cached=TOKENS)
         if number % 5 == 0:
-            await all_told(site)
-    await all_told(site)
+            await all_sent(site)
+    await all_sent(site)
     with server.admin() as admin:
         assert admin.xlen(KEY) >= MOST
         # Redis cuts whole nodes of a hundred entries; a stream of this length has been cut
