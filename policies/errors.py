@@ -113,6 +113,16 @@ class Unreached(BackendFailed):
     told_as = "no backend that may take the request could be reached (try again)"
 
 
+class BackendErred(BackendFailed):
+    """BackendFailed with an internal error of a backend that answers: the request may be the cause."""
+
+
+class RequestFails(BackendFailed):
+    """Backends failed at this request and serve others, so the request is the cause."""
+
+    told_as = "two backends failed at this request and serve others (change it, or try again in a minute)"
+
+
 class BackendRefused(ExpectedError):
     """A backend understood the request and refused it; another of its kind would refuse it too."""
 

@@ -10,6 +10,9 @@ from typing import NamedTuple
 _SLICES = 10
 """Number of slices of the window of requests; a slice is forgotten as a whole."""
 
+_MOST_TENANTS = 64
+"""Tenants that are remembered as served."""
+
 _LEAST_SHARE = 0.1
 """The share at which a slow start begins."""
 
@@ -76,6 +79,8 @@ class Health:
         self._warm_from: float | None = None
         # (number of the slice of time, requests, failures), oldest first
         self._window: deque[tuple[int, int, int]] = deque(maxlen=_SLICES)
+        # tenant -> when its last request ended well, oldest first
+        self._served: dict[str, float] = {}
 
     def __repr__(self) -> str:
         state = "well" if self.is_well else "on trial" if self.is_on_trial else f"ill: {self.reason}"
@@ -133,19 +138,45 @@ class Health:
             self._openings = 0
             self._close(now, slowly=True)
 
-    def request_ended(self, now: float) -> None:
-        """Record that a request ended without a failure."""
+    def request_ended(self, now: float, tenant: str = "") -> None:
+        """Record that a request of `tenant` ended without a failure."""
+        self._served.pop(tenant, None)
+        self._served[tenant] = now
+        if len(self._served) > _MOST_TENANTS:
+            del self._served[next(iter(self._served))]
         if self.is_on_trial:
             self.answered(now)
         self._requests_failed = 0
         self._count(now, failed=0)
 
-    def request_failed(self, now: float, reason: str) -> None:
-        """Record that a request, on trial the trial request, failed by its fault. Overload is no such failure."""
+    def request_failed(self, now: float, reason: str, tenant: str = "", *, may_be_request: bool = False) -> None:
+        """Record that a request, on trial the trial request, failed by its fault. Overload is no such failure.
+
+        A failure that the request may have caused says nothing while other tenants than `tenant` are served.
+        """
+        if may_be_request and self.serves_others(tenant, now):
+            return
         self._requests_failed += 1
         self._count(now, failed=1)
         if self.is_on_trial or (self.is_well and self._fails_too_often()):
             self._open(reason, now=now, retry_at=now + self._pause_s())
+
+    def acquit(self) -> None:
+        """Take back the last failure of a request: the request was to blame."""
+        if self._requests_failed:
+            self._requests_failed -= 1
+            number, requests, failures = self._window[-1]
+            self._window[-1] = (number, max(0, requests - 1), max(0, failures - 1))
+
+    def serves_others(self, tenant: str, now: float) -> bool:
+        """Did a request of another tenant than `tenant` end well within the window?"""
+        at = next((at for other, at in reversed(self._served.items()) if other != tenant), None)
+        return at is not None and now - at < self.rules.window_s
+
+    def served_since(self, at: float) -> bool:
+        """Did any request end well after `at`?"""
+        newest = next(reversed(self._served.values()), None)
+        return newest is not None and newest > at
 
     def check(self) -> None:
         """Assert that it is in one state."""
@@ -178,6 +209,7 @@ class Health:
         self.is_well = self.is_on_trial = False
         self.reason, self._retry_at, self._warm_from = reason, retry_at, None
         self._openings += 1
+        self._served.clear()
 
     def _close(self, now: float, *, slowly: bool) -> None:
         self.is_well, self.is_on_trial, self.was_well = True, False, True

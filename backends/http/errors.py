@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 
 _TOO_LONG = re.compile(
     r"context.{0,20}length|maximum context|max_model_len|max_seq_len|max_num_tokens|too many tokens"
@@ -41,7 +49,9 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     if status == 429 or (status == 503 and wait_s is not None):
         # a server that gives a time to come back is healthy
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
-    if status >= 500 or status < 400 or status == 408:
+    if status == 500:
+        return BackendErred(f"{backend} answered 500: {message}", retry_after_s=wait_s)
+    if status > 500 or status < 400 or status == 408:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status in (401, 402):
         # no client can fix a wrong key or account of the pool, and another server may have other ones

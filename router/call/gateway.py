@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from policies.learning.answer_length import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
+from policies.poison import PoisonRequests
 from policies.sla.config import Config
 from router.call.admission import Admission
 from router.call.dispatch import Dispatcher
@@ -58,6 +59,7 @@ class Gateway:
     finding: Finding
     feeds: Feeds
     prefixes: Prefixes
+    poison: PoisonRequests
     shadow: Config | None = None
     replicas: Replicas | None = None
 
@@ -96,7 +98,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in (*parts, self.prefixes, self.engine_text, self.text_lengths):
+        for part in (*parts, self.prefixes, self.engine_text, self.text_lengths, self.poison):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

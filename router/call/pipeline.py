@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
@@ -20,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from policies.errors import (
+    BackendErred,
     BackendFailed,
     ContextExceeded,
     DeadlineExceeded,
@@ -27,6 +29,7 @@ from policies.errors import (
     NoBackend,
     Overloaded,
     QuotaExceeded,
+    RequestFails,
     UnknownModel,
 )
 from policies.explain import explain, without_secrets
@@ -173,6 +176,13 @@ def until_given_up(flight: Flight) -> Iterator[None]:
         flight.give_up = None
 
 
+def digest(bid: Bid) -> bytes:
+    """What the same prompt has again, with the same parameters; 16 bytes."""
+    prompt, request = bid.prompt, bid.request
+    parts = (request.model, prompt.path, prompt.token_ids, repr(prompt.body), repr(request.sampling))
+    return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()
+
+
 class _Others:
     """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
 
@@ -206,6 +216,8 @@ class _Call(msgspec.Struct, frozen=True):
         gateway = self.gateway
         with gateway.observer.prompt(self.account, config_version=self.config.version) as trace:
             bid = self._bid(at, model, prompt, trace=trace)
+            if self._is_known_to_fail(bid):
+                raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
             async with AsyncExitStack() as stack:
                 others = _Others(stack)
                 placer = Placer(
@@ -246,6 +258,8 @@ class _Call(msgspec.Struct, frozen=True):
                     await self._relay(at, placed, deltas, attempt)
         except ExpectedError as failure:
             failure.told = told_of(failure)
+            if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
+                raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
             if isinstance(failure, BackendFailed | Overloaded):
                 _log.warning("request %s: %s", bid.request.id, failure)
                 gateway.beliefs.failed(placed.chosen.name)
@@ -253,6 +267,26 @@ class _Call(msgspec.Struct, frozen=True):
                 raise
             return failure
         return None
+
+    def _is_known_to_fail(self, bid: Bid) -> bool:
+        """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
+        gateway, tenant = self.gateway, bid.request.tenant
+        if not gateway.poison.has_any_of(tenant):
+            # so that a digest is not computed for ordinary requests
+            return False
+        return gateway.poison.knows(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
+
+    def _is_to_blame(self, bid: Bid, backend: str) -> bool:
+        """Is the prompt of `bid` the cause of the error of `backend`? Then no backend that failed at it is to blame."""
+        gateway, tenant = self.gateway, bid.request.tenant
+        served_since = gateway.cluster.served_since
+        backends = gateway.poison.failed(tenant, digest(bid), backend, gateway.clock(), served_since)
+        if not backends:
+            return False
+        _log.warning("%s fails wherever it is sent, and is to blame: %s serve others", bid, ", ".join(backends))
+        gateway.observer.event("poison_request")
+        gateway.cluster.acquit(backends)
+        return True
 
     def _settle(self, placed: Placed, others: _Others) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered.

@@ -14,6 +14,7 @@ from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.learning.answer_length import AnswerLengths
 from policies.learning.text_length import TextLengths
+from policies.poison import PoisonRequests
 from policies.sla.config import Config
 from router.call.admission import Admission
 from router.call.dispatch import Dispatcher
@@ -102,6 +103,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
             on_failure=base.task_failed,
         ),
         feeds=_feeds(base, cluster, beliefs, in_force),
+        poison=PoisonRequests(),
     )
     board = Board(
         base.clock,

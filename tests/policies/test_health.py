@@ -150,6 +150,53 @@ def test_what_happens_to_one_that_is_ill_changes_nothing(event: str) -> None:
     assert health.is_well
 
 
+def test_errors_that_a_request_may_have_caused_say_nothing_while_other_tenants_are_served() -> None:
+    health = a_well_one()
+    health.request_ended(1.0, "good")
+    for _ in range(50):
+        health.request_failed(2.0, "answered 500", "bad", may_be_request=True)
+    assert health.is_well
+    for _ in range(2):
+        health.request_failed(2.0, "answered 500", "good", may_be_request=True)
+    assert health.is_well
+    health.request_failed(2.0, "answered 500", "good", may_be_request=True)
+    assert not health.is_well, "no other tenant is served"
+
+
+def test_errors_of_the_only_tenant_count_and_those_of_a_lost_connection_always_do() -> None:
+    only, lost = a_well_one(), a_well_one()
+    only.request_ended(1.0, "acme")
+    lost.request_ended(1.0, "good")
+    for _ in range(3):
+        only.request_failed(2.0, "answered 500", "acme", may_be_request=True)
+        lost.request_failed(2.0, "the connection was reset", "bad")
+    assert not only.is_well
+    assert not lost.is_well
+
+
+def test_what_was_served_before_the_window_is_no_sign_of_health() -> None:
+    health = a_well_one()
+    health.request_ended(1.0, "good")
+    for _ in range(3):
+        health.request_failed(1.0 + health.rules.window_s, "answered 500", "bad", may_be_request=True)
+    assert not health.is_well
+
+
+def test_a_failure_that_was_its_requests_fault_is_taken_back() -> None:
+    health = a_well_one()
+    for _ in range(20):
+        health.request_failed(1.0, "answered 500", "acme", may_be_request=True)
+        health.acquit()
+        health.check()
+    assert health.is_well
+    health.acquit()
+    for _ in range(2):
+        health.request_failed(1.0, "x")
+    assert health.is_well
+    health.request_failed(1.0, "x")
+    assert not health.is_well
+
+
 events = st.sampled_from(["probe_passed", "probe_failed", "answered", "request_ended", "request_failed"])
 
 

@@ -298,6 +298,16 @@ class Cluster:
         """Why `name` gets no requests because of its health; None if it may get some, or is not there."""
         return self._members[name].health.trouble(self._clock()) if name in self._members else None
 
+    def served_since(self, name: str, at: float) -> bool:
+        """Did a request at `name` end well after `at`?"""
+        return name in self._members and self._members[name].health.served_since(at)
+
+    def acquit(self, names: Collection[str]) -> None:
+        """The last failure at each of these backends was the fault of its request."""
+        for name in names:
+            if name in self._members:
+                self._members[name].health.acquit()
+
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""
         return [name for name, member in self._members.items() if member.backend.describe() is None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from backends.base import Backend, Description, Load
-from policies.errors import BackendFailed, Overloaded
+from policies.errors import BackendErred, BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
@@ -285,9 +285,10 @@ class Member:
             self.server.trial = None
         if is_trial or not health.is_on_trial:
             if failure is None:
-                health.request_ended(now)
+                health.request_ended(now, flight.request.tenant)
             elif isinstance(failure, BackendFailed):
-                health.request_failed(now, failure.message)
+                may_be_request = isinstance(failure, BackendErred)
+                health.request_failed(now, failure.message, flight.request.tenant, may_be_request=may_be_request)
         self._tell(before)
 
     def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:

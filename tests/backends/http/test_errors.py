@@ -7,7 +7,15 @@ import json
 import pytest
 
 from backends.http.errors import error_in_stream, error_of
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 
 NGINX = (
     b"<html>\r\n<head><title>502 Bad Gateway</title><style>h1 { color: red }</style></head>\r\n<body>\r\n"
@@ -80,9 +88,9 @@ def test_what_a_server_forbids_is_asked_of_no_other() -> None:
         ({"message": "m", "type": "tokens", "code": "rate_limit_exceeded"}, Overloaded),
         ({"message": "m", "type": "insufficient_quota", "code": "insufficient_quota"}, Overloaded),
         ({"message": "m", "type": "overloaded_error"}, Overloaded),
-        ({"message": "m", "type": "server_error", "code": None}, BackendFailed),
+        ({"message": "m", "type": "server_error", "code": None}, BackendErred),
         ({"message": "m", "type": "invalid_request_error", "code": 503}, BackendFailed),
-        ({"message": "m", "type": ["?"], "code": {}}, BackendFailed),
+        ({"message": "m", "type": ["?"], "code": {}}, BackendErred),
     ],
 )
 def test_an_error_in_a_stream_is_read_by_its_words_where_it_has_no_status(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backends.messages.answer import AnthropicAnswer, error_in_stream
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import BackendErred, BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 
 # As the reference prints it: redacted thinking, text, a call with input in pieces, a stop sequence, counts that grow.
@@ -91,8 +91,8 @@ def test_nonsense_is_a_failure(data: bytes) -> None:
         ("rate_limit_error", "slow down", Overloaded),
         ("invalid_request_error", "no", InvalidRequest),
         ("invalid_request_error", "prompt is too long: 9 tokens > 4 maximum", ContextExceeded),
-        ("api_error", "oops", BackendFailed),
-        ("something_new", "oops", BackendFailed),
+        ("api_error", "oops", BackendErred),
+        ("something_new", "oops", BackendErred),
     ],
 )
 def test_error_events_mean_what_they_say(kind: str, message: str, means: type[ExpectedError]) -> None:

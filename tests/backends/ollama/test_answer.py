@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from backends.ollama.answer import OllamaAnswer, error_of_ollama
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 from policies.nouns import Delta, TokenLogprob, Usage
 
 # As docs/api.md shows a chat: lines of JSON, the last with the counts.
@@ -123,7 +131,7 @@ def test_a_count_far_below_the_prompts_own_is_a_hint_of_a_cache_hit(
         (400, '"m" does not support thinking', InvalidRequest),
         (404, "model 'x' not found", BackendRefused),
         (403, "unauthorized", BackendRefused),
-        (500, "llama runner process has terminated", BackendFailed),
+        (500, "llama runner process has terminated", BackendErred),
         (503, "server busy, please try again.  maximum pending requests exceeded", Overloaded),
         (503, "account unavailable", BackendFailed),
     ],

@@ -11,6 +11,7 @@ import pytest
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (
+    BackendErred,
     BackendFailed,
     BackendRefused,
     ContextExceeded,
@@ -201,7 +202,7 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (429, {"error": {"message": "slow down"}}, Overloaded, "slow down"),
         (503, {"error": {"message": "full"}}, Overloaded, "full"),
         (408, None, BackendFailed, "408"),
-        (500, {"error": {"message": "oops"}}, BackendFailed, "oops"),
+        (500, {"error": {"message": "oops"}}, BackendErred, "oops"),
         (307, {}, BackendFailed, "307"),
     ],
 )
@@ -213,8 +214,8 @@ async def test_each_status_has_its_error(status: int, error: object, kind: type[
         failure = await failure_of(backend)
     assert type(failure) is kind
     assert message in failure.message
-    assert failure.retryable == (kind is BackendFailed)
-    assert failure.retry_after_s == (7.0 if kind in (BackendFailed, Overloaded) else None)
+    assert failure.retryable == issubclass(kind, BackendFailed)
+    assert failure.retry_after_s == (7.0 if kind in (BackendErred, BackendFailed, Overloaded) else None)
 
 
 async def test_a_server_that_is_away_without_a_time_to_come_back_has_failed() -> None:
@@ -234,8 +235,8 @@ async def test_an_error_body_that_is_not_json_is_passed_on_unchanged() -> None:
         ([b"data: {broken\n\n"], BackendFailed, "nonsense"),
         ([b"data: [1]\n\n"], BackendFailed, "nonsense"),
         ([event({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [5]}}]})], BackendFailed, "nonsense"),
-        ([event({"error": {"message": "out of memory"}})], BackendFailed, "out of memory"),
-        ([event({"error": "plain"})], BackendFailed, "plain"),
+        ([event({"error": {"message": "out of memory"}})], BackendErred, "out of memory"),
+        ([event({"error": "plain"})], BackendErred, "plain"),
         ([event({"error": {"message": "bad", "code": 400}})], InvalidRequest, "bad"),
         ([event({"error": {"message": "bad", "code": "422"}})], InvalidRequest, "bad"),
         ([event({"object": "error", "message": "flat", "code": 400})], InvalidRequest, "flat"),

@@ -13,7 +13,7 @@ from backends.http.client import Answer
 from backends.http.passed_blocks import MOST_HELD_BYTES
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.passed import Ear, PassedStream, PassedWhole
-from policies.errors import BackendFailed, ExpectedError, InvalidRequest
+from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
 from tests.backends.upstream import DONE, a_chunk, event, used
@@ -141,7 +141,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
 @pytest.mark.parametrize(
     ("bad", "kind", "message"),
     [
-        (event({"error": {"message": "no memory"}}), BackendFailed, "no memory"),
+        (event({"error": {"message": "no memory"}}), BackendErred, "no memory"),
         (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
         (a_chunk(None, "abort"), BackendFailed, "broke the answer off"),
         (b"data: {broken\n\n", BackendFailed, "nonsense"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.openai.responses import PassedResponse, PassedWholeResponse
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError
+from policies.errors import BackendErred, BackendFailed, ContextExceeded, ExpectedError
 from policies.nouns import Delta, Usage
 
 USAGE = {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2, "vendor": 1}
@@ -70,8 +70,8 @@ def test_a_whole_response_goes_through_whole(status: str, output: list[Any], fin
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
-        (event("error", message="out of memory"), BackendFailed, "out of memory"),
-        (event("response.failed", response={"error": {"message": "gone"}}), BackendFailed, "gone"),
+        (event("error", message="out of memory"), BackendErred, "out of memory"),
+        (event("response.failed", response={"error": {"message": "gone"}}), BackendErred, "gone"),
         (
             event("error", code="context_length_exceeded", message="too long"),
             ContextExceeded,
