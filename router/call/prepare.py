@@ -24,7 +24,9 @@ from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.prompt_keys import NO_DOMAIN, PromptKeys
+from router.text.cuts import UncuttableError
 from router.text.estimates import estimated
+from router.text.text_tokenizer import TooManyTokensError
 from router.text.tokenize import How, Tokens
 from shards.kv.keys import root_key
 
@@ -74,9 +76,18 @@ async def tokenize(
         is_sent=model.speaks_tokens,
         shows_barred_tools=_shows_barred_tools(model, gateway.config),
         reading=_reading(ask, model),
+        most_tokens=None if is_asked else _most_tokens(ask, model),
     )
     if _may_be_read(ask, model) and (text := await gateway.sources.text_of(model)) is not None:
-        return await gateway.tokenizers.tokens(ask, text, how)
+        try:
+            return await gateway.tokenizers.tokens(ask, text, how, tenant.name)
+        except TooManyTokensError as error:
+            raise _beyond_context(f"{error}", ask, model) from None
+        except UncuttableError:
+            # the engine may read it nevertheless
+            if model.speaks_tokens:
+                message = "the prompt has no place where it could be cut to be tokenized"
+                raise InvalidRequest(message, hint="break it into lines or words", param=ask.subject) from None
     if is_asked or (_may_be_asked_for(ask) and gateway.sources.asks_engine(model)):
         readers = readers_of(model, gateway)
         if readers and (is_asked or _needs_exact(tenant, readers, gateway)):
@@ -137,6 +148,13 @@ def _reading(ask: Ask, model: ServedModel) -> Reading:
         return ask.reading
     most = model.context_tokens
     return replace(ask.reading, most_tokens=None if most is None else most - bool(ask.max_new_tokens))
+
+
+def _most_tokens(ask: Ask, model: ServedModel) -> int | None:
+    """How many tokens a prompt of `ask` may have, so that an answer of one token fits; None for any number."""
+    if model.context_tokens is None or ask.reading.most_tokens is not None:
+        return None
+    return model.context_tokens - 1
 
 
 def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
@@ -285,13 +303,18 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
         longest = tokens.count if tokens.likely is None else tokens.likely[1]
         left = max(model.context_tokens - longest, (model.context_tokens - tokens.least) // 8)
     elif left < (ask.max_new_tokens or 1):
-        asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
-        raise ContextExceeded(
-            f"{tokens.count} tokens of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
-            hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
-            param="max_tokens" if left > 0 else ask.subject,
-        )
+        raise _beyond_context(f"{tokens.count} tokens", ask, model, left)
     return ask.max_new_tokens or max(1, min(left, wanted or left))
+
+
+def _beyond_context(prompt: str, ask: Ask, model: ServedModel, left: int = 0) -> ContextExceeded:
+    """The error for a `prompt` of so many tokens, which leaves the answer `left` tokens."""
+    asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
+    return ContextExceeded(
+        f"{prompt} of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
+        hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
+        param="max_tokens" if left > 0 else ask.subject,
+    )
 
 
 def _backends_name(model: ServedModel, config: Config) -> str:

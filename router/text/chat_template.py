@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -78,6 +78,13 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> str:
         """The prompt for `chat`. Raises InvalidRequest if the model has no template or its template objects."""
+        return "".join(self.parts(chat))
+
+    def parts(self, chat: Chat) -> Iterator[str]:
+        """The prompt for `chat`, in parts as the template makes them, or in one if the last message is continued.
+
+        Raises InvalidRequest if the model has no template or its template objects.
+        """
         chosen = (chat.tools and self._templates.get("tool_use")) or self._templates.get("default")
         if chosen is None:
             raise InvalidRequest("this model has no chat template", hint="use /v1/completions", param="messages")
@@ -91,11 +98,18 @@ class ChatTemplate:
             "tools": chat.tools,
             "add_generation_prompt": chat.opens_answer,
         }
-        try:
-            text = chosen.template.render(names)
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"the model's chat template: {error}", hint=_HINT, param="messages") from error
-        return _until_end(text, last) if chat.continues else text
+        parts = _generated(chosen.template, names)
+        if chat.continues:
+            yield _until_end("".join(parts), last)
+        else:
+            yield from parts
+
+
+def _generated(template: Template, names: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        yield from template.generate(names)
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the model's chat template: {error}", hint=_HINT, param="messages") from error
 
 
 _END = "\x02end of what is continued\x03 "

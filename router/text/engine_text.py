@@ -93,7 +93,7 @@ class EngineText:
         key, text = ("engine", root), msgspec.json.encode(body).decode()
         if (known := self._cache.get(key, text)) is not None:
             return known
-        if not is_patient and size_of(given) > MOST_CHARACTERS:
+        if not is_patient and size_of(given, MOST_CHARACTERS) > MOST_CHARACTERS:
             return None
         tokenized = await self._asked(body, model, readers, is_patient=is_patient)
         if tokenized is None:

@@ -6,21 +6,37 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
+from router.text.characters import most_characters_of_a_token
 from router.text.chat_template import SPECIAL_TOKENS, text_of_token
+from router.text.cuts import PLACES, SUSPECT, Piece, cut
 from router.text.token_ids import count, pack, unpack
 
-CHUNK_CHARACTERS = 4096
-"""Texts are cut at the first safe newline after so many characters; each piece is tokenized and cached by itself."""
+BATCH_CHARACTERS = 32 * 2**10
+"""Pieces that are tokenized together have about so many characters: 15 ms and 5 MB."""
 
-# Before a newline that is followed by a letter or digit every tokenizer we know has a token boundary behind it; each
-# is verified all the same when it is loaded.
-_CUT = re.compile(r"\n(?=\w)")
-_PROBE = "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.\n- a\n# b\n{'c': \"d\"}\n\n\ne\r\nf"
+_PROBE = (
+    "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.\n- a\n# b\n{'c': \"d\"}\n\n\ne\r\nf\n"
+    'Mr. Ö said:"No, it\'s g.h(i)=j/k+l[m]{n}; x  y 1.5e-3", ab九 ж\n'
+)
+
+_MOST_PROBED = 1024
+"""Added tokens in the probe; of more it would become too long."""
+
+_Result = TypeVar("_Result")
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than it may have: `least`, or more unless that `is_exact`."""
+
+    def __init__(self, least: int, *, is_exact: bool) -> None:
+        super().__init__(f"{'' if is_exact else 'at least '}{least} tokens")
+        self.least, self.is_exact = least, is_exact
 
 
 class ChunkCache:
@@ -73,7 +89,10 @@ def _size(text: str, ids: bytes) -> int:
 
 
 class TextTokenizer:
-    """One model's tokenizer. `chunked` says whether it may work piece by piece: cutting changes nothing on a probe."""
+    """One model's tokenizer. `places` are those at which its texts can be cut, None if there are none.
+
+    `most_characters` is the longest text that one token can stand for, None if that is not known.
+    """
 
     def __init__(
         self, tokenizer_json: bytes, cache: ChunkCache, number: int = 0, settings: Mapping[str, Any] | None = None
@@ -85,28 +104,42 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._cache, self._number = cache, number
         self.vocabulary: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.chunked = self._is_indifferent_to_cuts()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.most_characters = most_characters_of_a_token(self._tokenizer, vocabulary)
+        self.places = self._safe_places(vocabulary)
         self._around = self._surroundings()
 
     def __repr__(self) -> str:
-        return f"<TextTokenizer of {self.vocabulary} ids, {'chunked' if self.chunked else 'whole texts only'}>"
+        return f"<TextTokenizer of {self.vocabulary} ids, {'whole texts only' if self.places is None else 'in pieces'}>"
 
     def encode(self, text: str, domain: int = 0) -> bytes:
-        """The ids of `text` as it is, without the tokens that the tokenizer would put around it.
+        """See `in_turns`. All at once, however long it takes."""
+        return at_once(self.in_turns([text], domain))
 
-        What was seen before is remembered for its cache `domain` alone.
+    def in_turns(
+        self, texts: Iterable[str], domain: int = 0, most_tokens: int | None = None
+    ) -> Generator[int, None, bytes]:
+        """The ids of the text that `texts` are the parts of, without the tokens that the tokenizer would put around it.
+
+        Yields after each batch the number of its characters. What was seen before is remembered for its cache `domain`
+        alone. Raises TooManyTokensError as soon as there are more than `most_tokens`, and UncuttableError.
         """
-        owner = (self._number, domain)
-        pieces = cut(text) if self.chunked else [text]
-        found = [self._cache.get(owner, piece) for piece in pieces]
-        missing = [piece for piece, ids in zip(pieces, found, strict=True) if ids is None]
-        fresh = iter(self._encoded(missing))
-        ids = [next(fresh) if known is None else known for known in found]
-        # the last piece grows with the text: it is worth keeping only once it is full
-        for piece, known, new in zip(pieces[:-1], found, ids, strict=False):
-            if known is None:
-                self._cache.put(owner, piece, new)
-        return b"".join(ids)
+        owner, found, total = (self._number, domain), list[bytes](), 0
+        for batch in _batches(cut(self._bounded(texts, most_tokens), self.places)):
+            ids = self._known_or_encoded(batch, owner)
+            found += ids
+            total += sum(map(count, ids))
+            if most_tokens is not None and total > most_tokens:
+                raise TooManyTokensError(total, is_exact=batch[-1].is_last)
+            yield sum(len(piece.text) for piece in batch)
+        return b"".join(found)
+
+    def require_room(self, characters: int, most_tokens: int | None) -> None:
+        """Raise TooManyTokensError if a text of so many `characters` surely has more than `most_tokens`."""
+        if most_tokens is not None and self.most_characters is not None:
+            least = -(-characters // self.most_characters)
+            if least > most_tokens:
+                raise TooManyTokensError(least, is_exact=False)
 
     def with_ends(self, token_ids: bytes) -> bytes:
         """`token_ids` with the special tokens that begin and end a text of this model."""
@@ -139,10 +172,66 @@ class TextTokenizer:
         at = dressed.find(plain)
         return (dressed[:at], dressed[at + len(plain) :]) if plain and at >= 0 else (b"", b"")
 
-    def _is_indifferent_to_cuts(self) -> bool:
-        text = "\n".join([_PROBE] * 3)
-        pieces = cut(text, every=1)
-        return b"".join(self._encoded(pieces)) == self._encoded([text])[0]
+    def _bounded(self, texts: Iterable[str], most_tokens: int | None) -> Iterator[str]:
+        """`texts`. Raises TooManyTokensError once they are surely too long together."""
+        characters = 0
+        for text in texts:
+            characters += len(text)
+            self.require_room(characters, most_tokens)
+            yield text
+
+    def _known_or_encoded(self, pieces: Sequence[Piece], owner: Hashable) -> list[bytes]:
+        """The ids of each of `pieces`, from the cache or for it."""
+        found = [self._cache.get(owner, piece.text) for piece in pieces]
+        fresh = iter(self._encoded([piece.text for piece, ids in zip(pieces, found, strict=True) if ids is None]))
+        ids = [next(fresh) if known is None else known for known in found]
+        for piece, known, new in zip(pieces, found, ids, strict=True):
+            # the last piece grows with the text: it is worth keeping only once it is full
+            if known is None and not piece.is_last:
+                self._cache.put(owner, piece.text, new)
+        return ids
+
+    def _safe_places(self, vocabulary: Iterable[str]) -> re.Pattern[str] | None:
+        """Those of PLACES that no token continues behind, and where cutting changes nothing on a probe."""
+        decoded = self._tokenizer.get_added_tokens_decoder().values()
+        added = [token.content for token in islice(decoded, _MOST_PROBED)]
+        probe = _PROBE * 3 + "".join(f"{token}a{token} a {token}\n{token}b\n" for token in added)
+        (whole,) = self._encoded([probe])
+
+        def changes_nothing(patterns: Sequence[str]) -> bool:
+            pieces = cut([probe], re.compile("|".join(patterns)), every=1)
+            return b"".join(self._encoded([piece.text for piece in pieces])) == whole
+
+        suspects = [self._text_of(token) for token in vocabulary if SUSPECT.search(token)]
+        safe = [place for place in PLACES if not any(map(place.is_inside, suspects))]
+        patterns = [place.pattern for place in safe if changes_nothing([place.pattern])]
+        return re.compile("|".join(patterns)) if patterns and changes_nothing(patterns) else None
+
+    def _text_of(self, token: str) -> str:
+        decoder = self._tokenizer.decoder
+        return token if decoder is None else str(decoder.decode([token]))
+
+
+def at_once(turns: Generator[int, None, _Result]) -> _Result:
+    """The result of `turns`, which are all taken now."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """`pieces` in batches of at least BATCH_CHARACTERS; the last may be smaller."""
+    batch, size = list[Piece](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _missing_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> list[AddedToken]:
@@ -164,12 +253,3 @@ def _missing_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> list[A
 
 def _own_tokens(configured: Mapping[str, Any] | Sequence[Any] | None) -> list[Any]:
     return list(configured.values()) if isinstance(configured, Mapping) else list(configured or ())
-
-
-def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
-    """`text` in pieces of at least `every` characters, cut behind newlines. A longer text has the same first pieces."""
-    pieces, start = [], 0
-    while found := _CUT.search(text, start + every - 1):
-        pieces.append(text[start : found.end()])
-        start = found.end()
-    return [*pieces, text[start:]]

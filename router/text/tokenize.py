@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,18 +21,31 @@ from router.ask import Ask, Chat, Input, Reading
 from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
 from router.text.forced_calls import grammar_of, with_tools_listed
-from router.text.text_tokenizer import ChunkCache, TextTokenizer
+from router.text.text_tokenizer import ChunkCache, TextTokenizer, TooManyTokensError, at_once
 from router.text.token_ids import count, unpack
 from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
+from router.text.turns import Turns
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys
+
+_Result = TypeVar("_Result")
 
 INLINE_CHARACTERS = 512
 """Shorter texts are tokenized on the event loop: 0.1 ms, about what the way to a thread and back costs."""
 
-MOST_WAITING_CHARACTERS = 256 * 2**20
-"""Text that may wait for or be under tokenization, all calls together."""
+TURN_CHARACTERS = 32 * 2**10
+"""A thread turns to another prompt after so many characters: 15 ms."""
 
-_Result = TypeVar("_Result")
+MOST_WAITING_BYTES = 128 * 2**20
+"""Memory of the text that may wait for or be under tokenization, all calls together."""
+
+MOST_WAITING_BYTES_OF_A_TENANT = 64 * 2**20
+"""The same of the calls of one tenant. One call counts at most half of it, so that it can be let in."""
+
+_MOST_COUNTED = 64 * 2**10
+"""Up to here the size of a call is counted on the event loop, in 1 ms at most; that of a larger one in a turn."""
+
+_OTHER_SIZE = 64
+"""What each number and object counts beside its texts, so that many tiny messages are not free."""
 
 
 class UnreadableTokenizerError(Exception):
@@ -64,7 +79,7 @@ class How:
 
     `is_sent`: a backend takes the ids and not the client's own body, so that the router has to refuse unknown ids
     and to see to calls of tools. `vocabulary` is the number of ids, where backends tell it. `shows_barred_tools`: the
-    model sees tools that the client forbids to call.
+    model sees tools that the client forbids to call. A prompt of more than `most_tokens` is refused.
     """
 
     root: int
@@ -73,6 +88,7 @@ class How:
     is_sent: bool = True
     shows_barred_tools: bool = False
     reading: Reading = field(default_factory=Reading)
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,14 @@ class ModelText:
     template: ChatTemplate
 
     def tokens(self, given: Input, how: How) -> Tokens:
-        """`given` as tokens with block keys. Raises InvalidRequest."""
+        """See `in_turns`. All at once, however long it takes."""
+        return at_once(self.in_turns(given, how))
+
+    def in_turns(self, given: Input, how: How) -> Generator[int, None, Tokens]:
+        """`given` as tokens with block keys; yields now and then the number of characters that were done since.
+
+        Raises InvalidRequest, TooManyTokensError, UncuttableError.
+        """
         tool_format = self.template.tool_format
         if isinstance(given, Chat) and given.bars_tools and not how.shows_barred_tools:
             given = replace(given, tools=None)
@@ -92,7 +115,7 @@ class ModelText:
             # the client asked for a call, and a model that was taught no format can be held to any
             tool_format = HERMES
             given = given if self.template.shows_tools else with_tools_listed(given)
-        ids = self._ids(given, how)
+        ids = yield from self._ids(given, how)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if how.echo else ""
@@ -102,14 +125,21 @@ class ModelText:
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
         return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls)
 
-    def _ids(self, given: Input, how: How) -> bytes:
-        reading = how.reading
+    def _ids(self, given: Input, how: How) -> Generator[int, None, bytes]:
+        reading, most = how.reading, how.most_tokens
         if isinstance(given, bytes):
+            if most is not None and count(given) > most:
+                raise TooManyTokensError(count(given), is_exact=True)
             if how.is_sent:
                 require_known_ids(given, how.vocabulary or self.tokenizer.vocabulary)
             return shortened(given, reading)
         has_ends = isinstance(given, str) if reading.adds_special is None else reading.adds_special
-        ids = self.tokenizer.encode(given if isinstance(given, str) else self.template.render(given), how.root)
+        ends = self.tokenizer.ends if has_ends else 0
+        parts = [given] if isinstance(given, str) else self.template.parts(given)
+        try:
+            ids = yield from self.tokenizer.in_turns(parts, how.root, None if most is None else most - ends)
+        except TooManyTokensError as error:
+            raise TooManyTokensError(error.least + ends, is_exact=error.is_exact) from None
         if has_ends and reading.most_tokens is not None and reading.keeps_start is None:
             inside = replace(reading, most_tokens=max(0, reading.most_tokens - self.tokenizer.ends))
             return self.tokenizer.with_ends(shortened(ids, inside))
@@ -133,39 +163,49 @@ def require_known_ids(token_ids: bytes, vocabulary: int) -> None:
         raise InvalidRequest(f"prompt: token id {max(ids)} is out of range", hint=hint, param="prompt")
 
 
-def size_of(given: Input) -> int:
-    """How much work `given` is: its characters, or 4 for each token id."""
-    if isinstance(given, Chat):
-        return (
-            sum(len(message["content"]) for message in given.messages)
-            + 64 * len(given.messages)
-            + _size_of_tools(given)
-        )
-    return len(given)
-
-
-def _size_of_tools(chat: Chat) -> int:
-    return 1000 * len(chat.tools or ())
+def size_of(given: Input, most: int | None = None, of_text: Callable[[str], int] = len) -> int:
+    """How much work `given` is: its characters (or `of_text`) wherever they stand, and _OTHER_SIZE for all that is no
+    text; 4 for each token id. Above `most`, any number that is larger.
+    """
+    if isinstance(given, bytes):
+        return len(given)
+    if isinstance(given, str):
+        return of_text(given)
+    size, rest = 0, [*given.messages, *(given.tools or ()), *given.variables, *given.variables.values()]
+    while rest and (most is None or size <= most):
+        value: object = rest.pop()
+        if isinstance(value, str):
+            size += of_text(value)
+        else:
+            size += _OTHER_SIZE
+            if isinstance(value, Mapping):
+                rest += value.keys()
+                rest += value.values()
+            elif isinstance(value, list | tuple):
+                rest += value
+    return size
 
 
 class Tokenizers:
     """The tokenizers of all models, and the threads that they run in."""
 
     def __init__(self, *, threads: int = 2, cache_bytes: int = 64 * 2**20) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._turns = Turns(threads, TURN_CHARACTERS)
         self.cache = ChunkCache(cache_bytes)
         self._models: dict[str, ModelText] = {}
         self._failed: dict[str, tuple[Mapping[str, bytes], str]] = {}
         self._loading: dict[str, asyncio.Task[ModelText]] = {}
-        self._loaded, self._waiting_characters = 0, 0
+        self._loaded = 0
+        self._waiting: Counter[str] = Counter()
+        """Tenant -> bytes of its text that waits for or is under tokenization."""
 
     def __repr__(self) -> str:
-        return f"<Tokenizers of {len(self._models)} models, {self._waiting_characters} characters wait, {self.cache!r}>"
+        return f"<Tokenizers of {len(self._models)} models, {self._waiting.total()} bytes wait, {self.cache!r}>"
 
     def check(self) -> None:
         """The cache is sound, and nothing waits; for an idle router."""
         self.cache.check()
-        assert self._waiting_characters == 0, f"{self!r}: text is waiting"
+        assert not self._waiting, f"{self!r}: text is waiting"
 
     async def model(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
         """The tokenizer and template of model `name`, made anew when its files have changed.
@@ -183,14 +223,22 @@ class Tokenizers:
             loading = self._loading[name] = asyncio.create_task(self._load(name, assets))
         return await asyncio.shield(loading)
 
-    async def tokens(self, ask: Ask, text: ModelText, how: How) -> list[Tokens]:
-        """Every input of `ask` as `text` has it, in order. Raises InvalidRequest, Overloaded."""
+    async def tokens(self, ask: Ask, text: ModelText, how: How, tenant: str) -> list[Tokens]:
+        """Every input of `ask`, which is a call of `tenant`, as `text` has it, in order.
 
-        def work() -> list[Tokens]:
-            return [text.tokens(given, how) for given in ask.inputs]
-
-        size = sum(map(size_of, ask.inputs))
-        return work() if size <= INLINE_CHARACTERS else await self._in_thread(work, size)
+        Raises InvalidRequest, Overloaded, TooManyTokensError, UncuttableError.
+        """
+        for given in ask.inputs:
+            if isinstance(given, str):
+                text.tokenizer.require_room(len(given), how.most_tokens)
+        work = _all_of(ask, text, how)
+        if sum(size_of(given, INLINE_CHARACTERS) for given in ask.inputs) <= INLINE_CHARACTERS:
+            return at_once(work)
+        size = _bytes_of(ask, _MOST_COUNTED)
+        if size > _MOST_COUNTED:
+            size = await self._turns.run(tenant, _once(lambda: _bytes_of(ask)))
+        with self._waits(tenant, size):
+            return await self._turns.run(tenant, work)
 
     def forget(self, roots: Collection[int]) -> None:
         """Forget the text that was tokenized for the cache domains of `roots`."""
@@ -201,7 +249,7 @@ class Tokenizers:
         for loading in self._loading.values():
             loading.cancel()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._turns.close()
 
     async def _load(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
         self._loaded += 1
@@ -213,7 +261,7 @@ class Tokenizers:
             return ModelText(assets, tokenizer, ChatTemplate(assets))
 
         try:
-            text = await self._in_thread(work, 0)
+            text = await self._turns.run(None, _once(work))
             self._models[name] = text
             return text
         except Exception as error:
@@ -223,14 +271,41 @@ class Tokenizers:
         finally:
             del self._loading[name]
 
-    async def _in_thread(self, work: Callable[[], _Result], size: int) -> _Result:
-        if size and self._waiting_characters + size > MOST_WAITING_CHARACTERS:
-            raise Overloaded("too much text waits to be tokenized", hint="try again in a moment", retry_after_s=1.0)
-        self._waiting_characters += size
+    @contextmanager
+    def _waits(self, tenant: str, size: int) -> Iterator[None]:
+        """`size` bytes of `tenant` wait. Raises Overloaded if that is too much beside others."""
+        # a prompt that is larger than all bounds must get in, too
+        size = min(size, MOST_WAITING_BYTES_OF_A_TENANT // 2)
+        tenants, all_of_them = self._waiting[tenant] + size, self._waiting.total() + size
+        if tenants > MOST_WAITING_BYTES_OF_A_TENANT or all_of_them > MOST_WAITING_BYTES:
+            hint = "try again in a moment"
+            raise Overloaded("too much text waits to be tokenized", hint=hint, retry_after_s=1.0)
+        self._waiting[tenant] += size
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            yield
         finally:
-            self._waiting_characters -= size
+            self._waiting[tenant] -= size
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+
+def _all_of(ask: Ask, text: ModelText, how: How) -> Generator[int, None, list[Tokens]]:
+    found = []
+    for given in ask.inputs:
+        tokens = yield from text.in_turns(given, how)
+        found.append(tokens)
+    return found
+
+
+def _once(function: Callable[[], _Result]) -> Generator[int, None, _Result]:
+    """`function()`, in one turn."""
+    yield 0
+    return function()
+
+
+def _bytes_of(ask: Ask, most: int | None = None) -> int:
+    """The memory that the inputs of `ask` take. Above `most`, any number that is larger."""
+    return sum(size_of(given, most, sys.getsizeof) for given in ask.inputs)
 
 
 def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from policies.nouns import DIALS
 
 MOST_CHOICES = 128
+MOST_MESSAGES = 32 * 2**10
 MOST_PROMPTS = 128
 MOST_STOPS = 16
 
@@ -127,7 +128,7 @@ class Tool(msgspec.Struct):
 class ChatBody(Common, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: _Count | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from policies.errors import InvalidRequest
 from router.ask import Ask, Chat
-from router.text.text_tokenizer import ChunkCache, TextTokenizer, cut
+from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import pack, unpack
 from router.text.tokenize import How, Tokenizers
 from shards.kv.keys import block_keys
@@ -29,19 +29,11 @@ def an_ask(*inputs: Chat | str | bytes) -> Ask:
     return Ask(MODEL, inputs, ({},) * len(inputs), "/")
 
 
-@given(lines, st.integers(1, 50))
-def test_pieces_make_the_text_again_and_a_longer_text_begins_with_the_same_ones(text: str, every: int) -> None:
-    pieces = cut(text, every)
-    assert "".join(pieces) == text
-    assert cut(text + "\nmore\nand more", every)[: len(pieces) - 1] == pieces[:-1]
-    assert all(len(piece) >= every for piece in pieces[:-1])
-
-
 @settings(deadline=None, max_examples=12)
 @given(lines)
 def test_ids_are_the_same_in_pieces_and_whole_cold_and_warm(text: str) -> None:
     tokenizer = a_text_tokenizer()
-    assert tokenizer.chunked
+    assert tokenizer.places is not None
     text = (text + "\nend ") * (10_000 // (len(text) + 5) + 1)
     expected = pack(a_tokenizer().encode(text, add_special_tokens=False).ids)
     assert tokenizer.encode(text) == expected
@@ -54,7 +46,7 @@ def test_a_tokenizer_that_minds_cuts_is_given_whole_texts() -> None:
     minding.normalizer = normalizers.Prepend("x")
     minding.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = TextTokenizer(minding.to_str().encode(), ChunkCache())
-    assert not tokenizer.chunked
+    assert tokenizer.places is None
     text = "a\nb" * 5000
     assert unpack(tokenizer.encode(text)).tolist() == minding.encode(text).ids
 
@@ -70,7 +62,7 @@ def test_what_one_domain_has_sent_is_tokenized_again_for_another() -> None:
 
     cache = Counting()
     tokenizer = TextTokenizer(some_assets()["tokenizer.json"], cache)
-    document = "the quick brown fox\n" * 2000
+    document = "".join(f"the {number}th quick brown fox\n" for number in range(2000))
     ids = tokenizer.encode(document, domain=1)
     assert cache.hits == 0
     assert tokenizer.encode(document, domain=2) == ids
@@ -96,7 +88,7 @@ async def test_a_prompt_becomes_ids_and_keys_with_specials_only_where_no_templat
     text = await tokenizers.model(MODEL, some_assets())
     long = "word " * 500
     chat, plain, ids = await tokenizers.tokens(
-        an_ask(Chat([{"role": "user", "content": long}]), long, pack([5, 6])), text, How(root=9)
+        an_ask(Chat([{"role": "user", "content": long}]), long, pack([5, 6])), text, How(root=9), "acme"
     )
     assert unpack(plain.token_ids)[0] == 0
     assert unpack(chat.token_ids)[0] != 0
@@ -112,7 +104,7 @@ async def test_prompts_without_tokens_or_with_unknown_ones_are_refused(given_: b
     tokenizers = Tokenizers()
     text = await tokenizers.model(MODEL, some_assets())
     with pytest.raises(InvalidRequest):
-        await tokenizers.tokens(an_ask(given_), text, How(root=0))
+        await tokenizers.tokens(an_ask(given_), text, How(root=0), "acme")
     await tokenizers.close()
 
 
@@ -141,7 +133,7 @@ async def test_a_megabyte_is_tokenized_off_the_event_loop() -> None:
 
     beating = asyncio.create_task(beat())
     started = time.perf_counter()
-    (tokens,) = await tokenizers.tokens(an_ask(words), text, How(root=1))
+    (tokens,) = await tokenizers.tokens(an_ask(words), text, How(root=1), "acme")
     elapsed = time.perf_counter() - started
     beating.cancel()
     assert tokens.count > 200_000

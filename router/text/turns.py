@@ -1,0 +1,97 @@
+"""Threads that long pieces of work take turns on, so that a long one does not delay a short one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Generator, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class _Unfinished(NamedTuple):
+    """A turn has ended before its work."""
+
+
+_UNFINISHED = _Unfinished()
+
+
+class Turns:
+    """Runs work on `threads`. A turn ends once the work has yielded numbers with a sum of `turn` or more.
+
+    Owners that wait get turns in rotation, and so does the work of each owner.
+    """
+
+    def __init__(self, threads: int, turn: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._free, self._turn = threads, turn
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Turns: {self._free} free threads, {len(self._waiting)} owners wait>"
+
+    async def run(self, owner: Hashable, work: Generator[int, None, _Result]) -> _Result:
+        """The result of `work`, or what it raises. A cancelled one ends behind the turn that runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._thread(owner)
+            taken = loop.run_in_executor(self._threads, _take_turn, work, self._turn)
+            taken.add_done_callback(self._taken)
+            try:
+                # a thread cannot be interrupted: it is free when the turn is over
+                result = await asyncio.shield(taken)
+            finally:
+                # an error that refers to itself by this frame would keep the text until the next garbage collection
+                del taken
+            if not isinstance(result, _Unfinished):
+                return result
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _thread(self, owner: Hashable) -> None:
+        """Wait until a thread is free for `owner`, and take it."""
+        if self._free:
+            self._free -= 1
+            return
+        freed = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(freed)
+        try:
+            await freed
+        except asyncio.CancelledError:
+            if freed.done() and not freed.cancelled():
+                self._release()
+            raise
+
+    def _taken(self, turn: asyncio.Future[Any]) -> None:
+        if not turn.cancelled():
+            # one that was cancelled meanwhile has no reader of it
+            turn.exception()
+        self._release()
+
+    def _release(self) -> None:
+        """Give a free thread to the owner that waits longest."""
+        while self._waiting:
+            owner, queue = next(iter(self._waiting.items()))
+            freed = queue.popleft()
+            if queue:
+                self._waiting.move_to_end(owner)
+            else:
+                del self._waiting[owner]
+            if not freed.done():
+                freed.set_result(None)
+                return
+        self._free += 1
+
+
+def _take_turn(work: Generator[int, None, _Result], turn: int) -> _Result | _Unfinished:
+    done = 0
+    while done < turn:
+        try:
+            done += next(work)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+    return _UNFINISHED
