@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
+from typing import Any
 
 from http1.coding import CODINGS, BadCoding, Decoder
 from http1.errors import BadAnswer, BodyTooLarge
@@ -41,15 +42,16 @@ class Answer:
             raise BadAnswer(f"the answer is encoded as '{coding[:40]}'")
         self._decoder = None if coding == "identity" else Decoder(coding, most_bytes)
 
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """What came since the last time; nothing at the end. Raises AnswerError."""
-        if self._decoder is None:
-            return await self._incoming.read()
+        return self._incoming.read() if self._decoder is None else self._decoded(self._decoder)
+
+    async def _decoded(self, decoder: Decoder) -> bytes:
         try:
             while data := await self._incoming.read():
-                if said := self._decoder.feed(data):
-                    return said
-            self._decoder.end()
+                if decoded := decoder.feed(data):
+                    return decoded
+            decoder.end()
         except (BadCoding, BodyTooLarge) as error:
             raise BadAnswer(str(error)) from error
         return b""

@@ -243,12 +243,13 @@ class ClientConnection(asyncio.Protocol):
             return self._owner.refuse(HttpError(500, "the server has failed"))
 
     def _finish(self, request: Request) -> None:
+        is_idle = self._is_idle
         if not request.keeps_alive:
             self._close(lingers=not request.incoming.is_ended)
-        elif self._is_idle and (self._is_half_closed or self._owner.is_draining):
+        elif is_idle and (self._is_half_closed or self._owner.is_draining):
             self._close(lingers=False)
         else:
-            if self._is_idle:
+            if is_idle:
                 self._reading.within(self._limits.idle_s)
             self._proceed()
 

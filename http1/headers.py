@@ -10,38 +10,32 @@ _FRAMING = frozenset({"connection", "content-length", "date", "transfer-encoding
 class Headers(Mapping[str, str]):
     """The fields of a message by name, in any case. Fields of one name are one value, as RFC 9110 joins them (5.2).
 
-    `raw` are the fields as they came. Bytes outside of ASCII are read as UTF-8, or kept as surrogates.
+    `raw` are the fields as they came, `lowered` all of them by lower-case name; neither may be changed. Bytes outside
+    of ASCII are read as UTF-8, or kept as surrogates.
     """
 
-    __slots__ = ("_by_name", "raw")
+    __slots__ = ("lowered", "raw")
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self.raw = raw
-        self._by_name: dict[str, str] | None = None
+        self.raw, by_name = raw, dict[str, str]()
+        for raw_name, raw_value in raw:
+            name = raw_name.lower().decode("ascii")
+            value = raw_value.strip(b" \t").decode(errors="surrogateescape")
+            by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
+        self.lowered = by_name
 
     def __repr__(self) -> str:
         # values may be keys
         return f"<Headers {', '.join(self)}>"
 
     def __getitem__(self, name: str) -> str:
-        return self.lowered()[name.lower()]
+        return self.lowered[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.lowered())
+        return iter(self.lowered)
 
     def __len__(self) -> int:
-        return len(self.lowered())
-
-    def lowered(self) -> dict[str, str]:
-        """All of them by lower-case name; not to be changed."""
-        if self._by_name is None:
-            by_name: dict[str, str] = {}
-            for raw_name, raw_value in self.raw:
-                name = raw_name.decode("ascii").lower()
-                value = raw_value.strip(b" \t").decode(errors="surrogateescape")
-                by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
-            self._by_name = by_name
-        return self._by_name
+        return len(self.lowered)
 
 
 def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 class Incoming:
     """Filled by `put`, then `end` or `fail`; emptied by one reader.
 
-    It is full above `most_bytes`: its sender should pause until `on_room` is called. `on_wait` is called when the
+    It `is_full` above `most_bytes`: its sender should pause until `on_room` is called. `on_wait` is called when the
     reader begins to wait.
     """
 
-    __slots__ = ("_error", "_most_bytes", "_on_room", "_on_wait", "_pieces", "_size", "_waiter", "is_ended")
+    __slots__ = ("_error", "_most_bytes", "_on_room", "_on_wait", "_pieces", "_size", "_waiter", "is_ended", "is_full")
 
     def __init__(self, most_bytes: int, on_room: Callable[[], None], on_wait: Callable[[], None]) -> None:
         self._most_bytes, self._on_room, self._on_wait = most_bytes, on_room, on_wait
@@ -21,15 +21,10 @@ class Incoming:
         self._size = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.is_ended = False
+        self.is_ended = self.is_full = False
 
     def __repr__(self) -> str:
         return f"<Incoming {self._size} bytes{', ended' if self.is_ended else ''}>"
-
-    @property
-    def is_full(self) -> bool:
-        """Are there more bytes than a reader should leave?"""
-        return self._size > self._most_bytes
 
     @property
     def is_awaited(self) -> bool:
@@ -40,18 +35,22 @@ class Incoming:
         """`data` came."""
         self._pieces.append(data)
         self._size += len(data)
-        self._wake()
+        self.is_full = self._size > self._most_bytes
+        if self._waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         """All of it came."""
         self.is_ended = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """No more will come, because of `error`: the reader is told after what came before. The first error counts."""
         if self._error is None and not self.is_ended:
             self._error = error
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     async def read(self) -> bytes:
         """What came since the last time; nothing at the end. Raises what it failed with."""
@@ -66,11 +65,11 @@ class Incoming:
                 await self._waiter
             finally:
                 self._waiter = None
-        was_full = self.is_full
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0
-        if was_full:
+        if self.is_full:
+            self.is_full = False
             self._on_room()
         return data
 
@@ -80,5 +79,6 @@ class Incoming:
             yield data
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

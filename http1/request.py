@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from http1.errors import BodyTooLarge
@@ -42,27 +42,25 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream{', ended' if self.is_ended else ''}>"
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Coroutine[Any, Any, None]:
         """Send one piece; waits while the client reads slower than this. Raises ClientGone."""
         if self.is_ended:
             raise RuntimeError("the stream was ended before")
-        await self._wire.send(self._taken_head() + self._framed(data))
+        return self._wire.send(self._framed(data))
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece. Raises ClientGone."""
         if not self.is_ended:
             self.is_ended = True
             last = b"0\r\n\r\n" if self._is_chunked and self._has_body else b""
-            await self._wire.send(self._taken_head() + self._framed(data) + last)
+            await self._wire.send(self._framed(data) + last)
 
     def _framed(self, data: bytes) -> bytes:
-        if not data or not self._has_body:
-            return b""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
-
-    def _taken_head(self) -> bytes:
+        """`data` as it is sent, behind the head if that was not sent yet."""
         head, self._head = self._head, b""
-        return head
+        if not data or not self._has_body:
+            return head
+        return b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._is_chunked else head + data
 
 
 class Request:

@@ -132,7 +132,7 @@ class Requests:
     def _request(self) -> Request:
         """The request of a head. Raises HttpError for one that is not served, or that could be read in two ways."""
         parser, headers = self._parser, Headers(self._fields)
-        method, version, fields = parser.get_method().decode(), parser.get_http_version(), headers.lowered()
+        method, version, fields = parser.get_method().decode(), parser.get_http_version(), headers.lowered
         if version not in ("1.0", "1.1"):
             raise HttpError(505, "HTTP/1.1 is spoken here")
         if method not in METHODS:

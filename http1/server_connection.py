@@ -175,7 +175,7 @@ class ServerConnection(asyncio.Protocol):
         if self._is_interim:
             return
         headers, self._fields = Headers(self._fields), []
-        fields = headers.lowered()
+        fields = headers.lowered
         if (coding := fields.get("transfer-encoding")) is not None and coding.lower() != "chunked":
             raise BadAnswer(f"a transfer coding '{coding[:40]}'")
         self._keeps_alive = self._parser.should_keep_alive()
@@ -184,7 +184,8 @@ class ServerConnection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_result(Answer(status, headers, self._incoming, self.abort))
-        self.resume_writing()
+        if self._writable is not None:
+            self.resume_writing()
         if self._wants_head_only:
             # the parser does not know that no body comes
             self._keeps_alive = False
@@ -259,7 +260,8 @@ class ServerConnection(asyncio.Protocol):
         self.was_used = True
         is_usable = self._keeps_alive and self._is_all_sent and not self._transport.is_closing()
         if is_usable and self._pool.take_back(self):
-            self._resume()
+            if self._is_paused:
+                self._resume()
             self._deadline.within(self._limits.idle_s)
         else:
             self._transport.close()

@@ -236,8 +236,8 @@ class HttpClient:
 
     def _connections(self) -> Http1Client:
         """Made when they are first needed. Raises Unreached."""
-        self.require_open()
         if self._http is None:
+            self.require_open()
             # The router bounds running requests by tenant and by backend; a limit here would hide a queue from it.
             try:
                 self._http = Http1Client(self.url, ClientLimits(connect_s=self._options.connect_s))
@@ -279,7 +279,7 @@ def decoded(page: Page, name: str, what: str) -> Any:
 
 def _decode(reply: Reply) -> None:
     """Have a body decoded that the server compressed unasked."""
-    if "content-encoding" in reply.headers.lowered():
+    if "content-encoding" in reply.headers.lowered:
         reply.decode(MOST_DECODED_BYTES)
 
 

@@ -34,7 +34,7 @@ _DROPPED_SHARE = 8
 
 _LEAST_ROWS = 8
 
-_FEW = 16
+_FEW = 64
 """Up to this number of unplaced keys of a batch, placing them one by one is faster."""
 
 

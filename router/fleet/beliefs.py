@@ -63,6 +63,8 @@ class Beliefs:
         """Backend -> how much of `prompt` it is believed to hold, and with which probability."""
         now, keys = self._clock(), prompt.keys
         matches: Mapping[str, Match] = {}
+        if not keys:
+            return matches
         if prompt.is_exact:
             matches = self.index.longest(keys)
             if self._unsalted and prompt.token_ids:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 import msgspec
@@ -53,6 +53,21 @@ class Listener(Protocol):
     def missed(self, service_class: str, step: str) -> None:
         """A target of the class is predicted to be missed, and this step of `on_miss` is tried."""
         ...
+
+
+class _Counted(AbstractContextManager[Account]):
+    """Gives `account`; when it is left, `count` gets the account and what it was left by."""
+
+    def __init__(self, account: Account, count: Callable[[Account, BaseException | None], None]) -> None:
+        self._account, self._count = account, count
+
+    def __enter__(self) -> Account:
+        return self._account
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._count(self._account, error)
 
 
 class Telemetry:
@@ -118,22 +133,13 @@ class Telemetry:
         """Pass all further events to `listener`."""
         self._listeners.append(listener)
 
-    @contextmanager
-    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Iterator[Account]:  # noqa: A002
+    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> AbstractContextManager[Account]:  # noqa: A002
         """An Account that is counted once when the context is left, with the Outcome that ended it.
 
         `context` is the call's incoming trace context (W3C headers).
         """
         trace = Untraced(context) if self._tracing is None else self._tracing.call(id, context)
-        account = Account(id, self._clock(), trace)
-        failure: BaseException | None = None
-        try:
-            yield account
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            self._count(account, failure)
+        return _Counted(Account(id, self._clock(), trace), self._count)
 
     def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
         """The trace of the next prompt of a classified call."""

@@ -17,7 +17,7 @@ async def read_body(http: Request, gateway: Gateway) -> bytes:
 
     Raises RequestTooLarge as soon as the limit is passed, InvalidRequest, CallerGone.
     """
-    encoding = http.headers.lowered().get("content-encoding", "").strip().lower() or "identity"
+    encoding = http.headers.lowered.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in CODINGS:
         hint = f"send it as {', '.join(CODINGS)}"
         raise InvalidRequest(f"the content encoding '{encoding[:40]}' is not supported", hint=hint)

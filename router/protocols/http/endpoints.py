@@ -142,7 +142,7 @@ class HttpEndpoints:
 
     async def _count_tokens(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        ask = counted_messages(await self._body(request), request.headers.lowered())
+        ask = counted_messages(await self._body(request), request.headers.lowered)
         return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
 
     def _tenant(self, request: Request) -> Tenant:
@@ -191,7 +191,7 @@ class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
-        headers = http.headers.lowered()
+        headers = http.headers.lowered
         self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
@@ -213,7 +213,7 @@ class HttpCaller:
     async def read(self) -> Ask:
         """The body, parsed."""
         raw = await read_body(self._http, self._gateway)
-        headers = self._http.headers.lowered()
+        headers = self._http.headers.lowered
         # a million characters parse in a few ms, but 200,000 token ids in 60
         large = len(raw) > INLINE_BYTES
         ask = self._ask = await asyncio.to_thread(self._parsed, raw, headers) if large else self._parsed(raw, headers)

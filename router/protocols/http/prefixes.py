@@ -95,7 +95,7 @@ def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Rea
 
     async def create(http: Request) -> Response:
         tenant = identify(http)
-        wish = wish_of(await read(http), http.headers.lowered())
+        wish = wish_of(await read(http), http.headers.lowered)
         prefix = await gateway.prefixes.keep(wish.ask, tenant, shards=wish.shards, ttl_s=wish.ttl_s, waits=wish.waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 

@@ -76,7 +76,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     chat = chat_in(fields, body)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
-    sampling = _sampling(fields, logprobs)
+    sampling = _sampling(fields, body, logprobs)
     return Ask(
         model=fields.model,
         inputs=(chat,),
@@ -132,7 +132,7 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     natives = [body] if is_single else [{**body, "prompt": prompt} for prompt in prompts]
     echoes = bool(fields.echo) and not scores_prompt
     only_echo = bool(fields.echo) and fields.max_tokens == 0
-    sampling = _sampling(fields, fields.logprobs)
+    sampling = _sampling(fields, body, fields.logprobs)
     # for backends without `echo` the router answers it; with the field in the body, others would repeat the prompt too
     bodies = [_without_echo(each) for each in natives] if echoes else natives
     return Ask(
@@ -169,16 +169,16 @@ def _needs(
     has_suffix: bool = False,
     scores_prompt: bool = False,
 ) -> frozenset[Capability]:
-    needed = {
-        Capability.MEDIA: has_media,
-        Capability.STRUCTURED_OUTPUT: sampling.grammar is not None,
-        Capability.TOKEN_IDS: takes_ids,
-        Capability.LOGPROBS: sampling.top_logprobs is not None,
-        Capability.SUFFIX: has_suffix,
-        Capability.PROMPT_LOGPROBS: scores_prompt,
-        Capability.CHOICES: sampling.choices > 1,
-    }
-    return frozenset([capability for capability, is_needed in needed.items() if is_needed])
+    needed = (
+        (Capability.MEDIA, has_media),
+        (Capability.STRUCTURED_OUTPUT, sampling.grammar is not None),
+        (Capability.TOKEN_IDS, takes_ids),
+        (Capability.LOGPROBS, sampling.top_logprobs is not None),
+        (Capability.SUFFIX, has_suffix),
+        (Capability.PROMPT_LOGPROBS, scores_prompt),
+        (Capability.CHOICES, sampling.choices > 1),
+    )
+    return frozenset([capability for capability, is_needed in needed if is_needed])
 
 
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -212,12 +212,11 @@ def _checked_limit(limit: int | None, fields: Common) -> int | None:
     return limit
 
 
-def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
+def _sampling(fields: Common, body: Mapping[str, Any], top_logprobs: int | None) -> Sampling:
     given: dict[str, Any] = {}
-    for name, ours in _AS_GIVEN.items():
-        value = getattr(fields, name)
-        if value is not None:
-            given[ours] = value
+    for name in body:
+        if name in _AS_GIVEN and (value := getattr(fields, name)) is not None:
+            given[_AS_GIVEN[name]] = value
     if given.get("top_p") == 0:
         # an empty nucleus keeps the likeliest token: the same as greedy
         given["temperature"], given["top_p"] = 0.0, 1.0
