@@ -1,4 +1,4 @@
-"""What every test finds set, before torch or transformers are imported, and which tests run without them."""
+"""Settings for every test, made before torch or transformers are imported, and the tests that run without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 WITHOUT_TORCH = frozenset({"torch", "llguidance", "transformers", "triton"})
-"""What is not installed where `--without-torch` is given."""
+"""Packages that `--without-torch` assumes to be missing."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""What tests of backends are built from."""
+"""Parts of tests of backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END = "<end>"
 
 @functools.cache
 def a_tokenizer() -> Tokenizer:
-    """One token per byte, and one that is special."""
+    """A token for each byte, and a special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +50,7 @@ def a_prompt(text: str = "Hello", **fields: Any) -> Prompt:
 
 
 def a_native_prompt(raw: bytes, path: str = "/v1/chat/completions") -> Prompt:
-    """What a client of a chat or text sent as `raw`."""
+    """The Prompt of a client's chat or text with the bytes `raw`."""
     body = json.loads(raw)
     return Prompt(body=body, path=path, native=Native(path, body, raw))
 

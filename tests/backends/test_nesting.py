@@ -12,7 +12,7 @@ from backends.nesting import MOST_LEVELS, TooDeep, check_msgpack, decode_json, i
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 ENDS = SCALARS | st.just([]) | st.just({}) | st.binary() | st.lists(INTEGERS, max_size=70)
-"""What the innermost level holds."""
+"""The value at the innermost level."""
 
 SURROUNDINGS = st.lists(
     st.sampled_from([

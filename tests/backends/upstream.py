@@ -41,7 +41,7 @@ def used(prompt: int, completion: int, cached: int = 0) -> bytes:
 
 @dataclass
 class Upstream:
-    """What it will say next, and what it was asked.
+    """Its next answers, and its requests.
 
     `pieces` are written one by one; None among them waits until the client is gone. A `body` is answered whole, with
     `status`; `whole` only if it is not to be streamed. `is_mute`: not even a status line comes.

@@ -29,7 +29,7 @@ rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
 BOUND_S = 2.5
-"""What a request takes at most: a probe begins, its time passes, the other backend answers; three times over."""
+"""Most seconds of a request: a probe begins, its time passes, the other backend answers; times three."""
 
 
 def a_server(name: str, folder: Path) -> tuple[Program, str]:

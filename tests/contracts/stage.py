@@ -1,4 +1,4 @@
-"""What the contract suite needs of a backend and of what stands behind it."""
+"""The contract suite's view of a backend and of the server behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend must do, whatever is behind it."""
+"""The contract of every backend, whatever server is behind it."""
 
 from __future__ import annotations
 

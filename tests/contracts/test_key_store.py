@@ -1,4 +1,4 @@
-"""What every store of issued keys must do, wherever it keeps them."""
+"""The contract of every store of issued keys."""
 
 from __future__ import annotations
 

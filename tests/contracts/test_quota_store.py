@@ -1,4 +1,4 @@
-"""What every quota store must do, wherever it keeps its numbers."""
+"""The contract of every quota store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client says an answer must be reaches each kind of server that can hold to it, in that server's words."""
+"""A required format of answers reaches each kind of server that supports it, in that server's fields."""
 
 from __future__ import annotations
 

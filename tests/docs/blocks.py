@@ -1,4 +1,4 @@
-"""What the pages hold that a reader would run: fenced blocks, each with the mark that stands before it.
+"""The blocks of the pages that a reader would run: fenced blocks, each with the mark before it.
 
 CONTRIBUTING.md tells writers what the marks mean.
 """
@@ -27,7 +27,7 @@ class PageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a block is run, why it is not, or which test checks it.
+    """The way a block is run, the reason why it is not, or the test that checks it.
 
     `run`: it goes on running (`stays`), needs `pointsman up` beside it (`with up`), ends with another status than 0
     (`exits N`), is what a file of the reader holds (`file NAME`), is one part of an SLA file of this page (`part`).

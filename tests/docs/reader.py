@@ -29,7 +29,7 @@ from tests.policies.sla.examples import outside_of
 COMMAND_S = 60.0
 START_S = 90.0
 READY = "Ctrl-C ends it."
-"""What `pointsman up` and `serve` say last when they have started."""
+"""The last line that `pointsman up` and `serve` print at their start."""
 
 SECTIONS = set(file_table(builtin_catalogue()).keys)
 _CURL_FOUND_NOBODY = 7
@@ -131,7 +131,7 @@ class Desk:
 
     @property
     def site(self) -> Path:
-        """Where distributions lie that the reader installed."""
+        """The directory of installed distributions."""
         return self.home / "site"
 
     @cached_property
@@ -182,7 +182,7 @@ class Desk:
         )
 
     def start(self, command: str) -> str:
-        """What `command` says until it is ready; it goes on running, and what ran before is ended."""
+        """The output of `command` until it is ready; it goes on running, and the previous one is ended."""
         self.press_ctrl_c()
         log = self.home / "log"
         with log.open("wb") as out:
@@ -367,7 +367,7 @@ def copy_of_repository(to: Path) -> None:
 
 
 def sound(text: str, where: str) -> Parsed:
-    """What the SLA file `text` says. Raises AssertionError with its mistakes."""
+    """The parsed SLA file `text`. Raises AssertionError with its mistakes."""
     try:
         return examine(text, source=where, outside=outside_of(text))
     except Exception as error:
@@ -375,7 +375,7 @@ def sound(text: str, where: str) -> Parsed:
 
 
 def unlike(block: Block, command: Command, output: str) -> str:
-    """What to say when the page shows another output."""
+    """The message if the page shows another output."""
     return f"{block.where}: shown\n\n{command.shown}\n\nbut it says\n\n{output}\n\nfor\n\n{command.text}"
 
 

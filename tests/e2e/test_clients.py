@@ -38,7 +38,7 @@ server: {{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}
 
 
 def says(submission: Submission, prompt: bytes, choice: int) -> tuple[int, ...]:
-    """What a model of Hermes' format draws: a call, unless it has the result of one."""
+    """The answer of a model with Hermes' format: a call, unless it has the result of one."""
     has_result = "<tool>wet" in a_tokenizer().decode(list(unpack_ids(prompt)))
     call = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
     return ids_of(TEXT + ("" if has_result else call) + END)

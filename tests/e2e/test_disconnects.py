@@ -66,7 +66,7 @@ async def test_a_thousand_clients_that_disconnect_at_random_moments_leave_nothin
 
 
 async def load_of(shard: ShardServer) -> Load:
-    """What the engine says now, asked on its own thread."""
+    """The engine's state now, read on its own thread."""
     answered: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
     shard.loop.ask(lambda engine: engine.step().load, answered.set_result)
     return await answered

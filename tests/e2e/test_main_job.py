@@ -44,7 +44,7 @@ def a_document(seed: int, tokens: int = 700) -> Document:
 
 @functools.cache
 def a_client() -> openai.AsyncOpenAI:
-    """One for all: making a client takes a tenth of a second."""
+    """One client for all tests: making one takes a tenth of a second."""
     return openai.AsyncOpenAI(base_url="http://to-be-chosen/v1", api_key="to-be-chosen", max_retries=0)
 
 

@@ -47,7 +47,7 @@ class Fleet:
     answered_by: list[str] = field(default_factory=list)
 
     async def ask(self, number: int) -> str:
-        """How one call ended: whole, broken (after its answer had begun), or lost with the reason."""
+        """The end of one call: whole, broken (after its answer had begun), or lost with the reason."""
         streams = number % 2 == 0
         body = {
             "model": MODEL,

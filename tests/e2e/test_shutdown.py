@@ -29,7 +29,7 @@ from tests.standins.standin import running
 CHAT, MESSAGES, GRPC = "chat", "messages", "grpc"
 STARTS_WITHIN_S = 90
 CHART_SPARES_S = 10
-"""What the chart allows a router beyond `server.drain` before it is killed."""
+"""Seconds that the chart allows a router beyond `server.drain` before it is killed."""
 
 ROUTER = """
 tenants: {{t: {{anonymous: true}}}}
@@ -113,7 +113,7 @@ class Clients:
             yield tasks
 
     async def keep_calling(self, until: Callable[[], bool]) -> list[Call]:
-        """One call after the other, none waiting for another, until then; how all of them ended."""
+        """Start one call after the other until `until`, without waiting for answers; the ends of all of them."""
         tasks: list[asyncio.Task[Call]] = []
         while not until():
             tasks.append(asyncio.create_task(self.call((CHAT, MESSAGES, GRPC)[len(tasks) % 3])))

@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client received: the events of a stream, or one body."""
+    """The received answer: the events of a stream, or one body."""
 
     status: int
     headers: Mapping[str, str]
@@ -130,7 +130,7 @@ _PIECES = frozenset({"text", "content", "arguments", "delta", "partial_json", "t
 
 
 def _taken_apart(events: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """What the pieces of all events add up to, by choice and member, and the events without them: the chunks of one
+    """The sum of the pieces of all events, by choice and member, and the events without them: the chunks of one
     choice as one, other events none twice in a row. Chunks of several choices come in any order.
     """
     grown: dict[str, Any] = {}

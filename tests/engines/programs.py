@@ -75,7 +75,7 @@ class Program:
 
     @property
     def log(self) -> Path:
-        """What it wrote, in all its lives."""
+        """Its output, of all its starts."""
         return self.folder / f"{self.name}.log"
 
     @property
@@ -140,12 +140,12 @@ class VLLM(Program):
 
     port: int = 0
     events: str | None = None
-    """Where it publishes cache events, if it does; `replay` is where it repeats them."""
+    """Address of its cache events, if it publishes them; `replay`: address of their repetition."""
     replay: str | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def metric(self, name: str) -> float:
@@ -164,10 +164,10 @@ class VLLM(Program):
 
 @dataclass(frozen=True)
 class VLLMOptions:
-    """What a vLLM is started with."""
+    """The options of a vLLM."""
 
     blocks: int | None = None
-    """How many blocks of 32 tokens its cache has; None: as many as fit."""
+    """Number of blocks of 32 tokens in its cache; None: as many as fit."""
     events: bool = True
     adapters: tuple[tuple[str, Path], ...] = ()
     """LoRA adapters by name, each a folder in the format of PEFT."""
@@ -231,7 +231,7 @@ class LlamaServer(Program):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.port}"
 
 

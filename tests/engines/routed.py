@@ -32,7 +32,7 @@ server: {{http: "127.0.0.1:0", grpc: off}}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got of an answer."""
+    """The received part of an answer."""
 
     text: str
     usage: Mapping[str, Any]

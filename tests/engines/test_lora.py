@@ -30,7 +30,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, adapters: Path) -> tuple[VLLM, VLLM]:
-    """One vLLM that has the adapter `sql`, and one that has none and can load them."""
+    """A vLLM with the adapter `sql`, and one without adapters that can load them."""
     there = {"VLLM_PLUGINS": "lora_filesystem_resolver", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     options = VLLMOptions(
         environment=(*there.items(), ("VLLM_LORA_RESOLVER_CACHE_DIR", str(adapters))), extra=("--enable-lora", *LORA)

@@ -39,7 +39,7 @@ def pool(*engines: VLLM, **more: Any) -> dict[str, Any]:
 
 
 def keys_of(router: Router, number: int = -1) -> PromptKeys:
-    """What the prompt of a decision that is remembered was looked up by; the last one's."""
+    """The keys of the prompt of the last decision."""
     asked = [row.asked for row in router.operations.board.rows(0) if row.asked][number]
     return PromptKeys(asked.block_keys, asked.model, is_exact=asked.least_prompt_tokens is None)
 

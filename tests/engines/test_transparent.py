@@ -1,4 +1,4 @@
-"""What a real engine answers directly and what it answers through a router: the same, field by field.
+"""A real engine's direct answers equal those through a router, field by field.
 
 What differs all the same is in DIFFERENCES, each with its reason, and so in docs/clients.md.
 """

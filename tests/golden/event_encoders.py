@@ -1,4 +1,4 @@
-"""What engines write about their caches, rebuilt from their published schemas: one encoder for each shape on the wire.
+"""Engines' cache events, rebuilt from their published schemas: one encoder for each wire format.
 
 No engine runs here. Each class below has the fields, in the order and with the msgspec options, that the named version
 documents; nothing is shared with the decoders.

@@ -75,7 +75,7 @@ READ: dict[str, Batch] = {
 
 
 def written(name: str) -> bytes:
-    """What the version called `name` writes."""
+    """The messages of the version called `name`."""
     if name == "tensorrt-llm-1":
         return tensorrt_llm(TRT_CHANGES, first_id=40, rank=1)
     return (VLLM | SGLANG)[name](AT, CHANGES[name.partition("-")[0]], 1)

@@ -37,7 +37,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What the chart makes of some values: text by template, and every object in it."""
+    """The rendered chart: text by template, and every object in it."""
 
     texts: dict[str, str]
     objects: tuple[dict[str, Any], ...]
@@ -66,7 +66,7 @@ def render(values: Values | None = None) -> Rendered:
 
 
 def changes(before: Rendered, after: Rendered) -> list[str]:
-    """What differs, a line each: `+` new, `-` gone, `~` an object that is in both, with the paths that differ."""
+    """Differences, a line each: `+` new, `-` gone, `~` an object that is in both, with the paths that differ."""
     old, new = before.by_name(), after.by_name()
     lines = [f"- {name}" for name in old.keys() - new.keys()] + [f"+ {name}" for name in new.keys() - old.keys()]
     both = ((name, sorted(_differing(old[name], new[name]))) for name in old.keys() & new.keys())
@@ -74,7 +74,7 @@ def changes(before: Rendered, after: Rendered) -> list[str]:
 
 
 def notes(values: Values | None = None) -> str:
-    """What Helm prints after an installation."""
+    """Helm's output after an installation."""
     context = _contexts(with_defaults(values or {}))
     return _engine_of_templates().render_template("NOTES.txt", next(iter(context.values())))
 

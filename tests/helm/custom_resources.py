@@ -1,4 +1,4 @@
-"""What the chart uses of four custom resources, as JSON Schema, from the API documents of their operators.
+"""The used parts of four custom resources, as JSON Schema, from the API documents of their operators.
 
 monitoring.coreos.com/v1 of the Prometheus operator, keda.sh/v1alpha1 of KEDA 2, inference.networking.k8s.io/v1 of the
 Gateway API Inference Extension. A key that is not here is refused: it

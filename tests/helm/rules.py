@@ -17,14 +17,14 @@ Series = dict[str, str]
 
 @dataclass(frozen=True)
 class Story:
-    """What a Prometheus has seen, and the labels of every alert that fires at `minute`."""
+    """The samples of a Prometheus, and the labels of every alert that fires at `minute`."""
 
     input: Series
     minute: int
     firing: tuple[dict[str, str], ...] = ()
 
     def as_file(self, rules: str) -> dict[str, Any]:
-        """What promtool reads. ALERTS has every alert there is, so that one too many is seen as well."""
+        """The input of promtool. ALERTS has every alert, so that an extra one is found as well."""
         samples = [{"labels": f"{{{selector(labels)}}}", "value": 1} for labels in self.firing]
         expression = f'count by ({", ".join(DISTINGUISHED_BY)}) (ALERTS{{alertstate="firing"}})'
         test = {"expr": expression, "eval_time": f"{self.minute}m", "exp_samples": samples}
@@ -42,7 +42,7 @@ def selector(labels: Mapping[str, str]) -> str:
 
 
 def series(name: str, values: str, **labels: str) -> Series:
-    """One series of our router."""
+    """A series of our router."""
     return {f"{name}{{{selector({**OURS, **labels})}}}": values}
 
 

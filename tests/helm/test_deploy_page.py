@@ -29,7 +29,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 def value_of(text: str) -> Any:
-    """What helm makes of the right side of --set."""
+    """The value of the right side of --set."""
     return yaml.safe_load(text) if re.fullmatch(r"true|false|[0-9]+", text) else text
 
 

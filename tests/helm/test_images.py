@@ -19,7 +19,7 @@ PACKAGES = ("policies", "shards", "backends", "router")
 
 
 def instructions(kind: str, word: str) -> list[str]:
-    """What follows `word`, lines joined."""
+    """The text after `word`, lines joined."""
     text = re.sub(r"\\\n", " ", FILES[kind])
     return re.findall(rf"^{word} (.+)$", text, re.MULTILINE)
 

@@ -98,7 +98,7 @@ async def running(command: Sequence[str], environment: Mapping[str, str], log: P
 
 
 async def grpc_health(port: int) -> bool:
-    """What kubelet's grpc probe sees."""
+    """The result of kubelet's grpc probe."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
@@ -108,7 +108,7 @@ async def grpc_health(port: int) -> bool:
 
 
 async def http_health(url: str) -> bool:
-    """What kubelet's httpGet probe sees."""
+    """The result of kubelet's httpGet probe."""
     async with aiohttp.ClientSession() as session:
         try:
             async with session.get(url) as reply:

@@ -17,7 +17,7 @@ AWKWARD = 'pools: {own: {at: "${env:SHARDS_OWN}"}}   \n# ü, {{ .Values }} and a
 
 
 def environment_of(rendered: Rendered) -> dict[str, str]:
-    """What a router finds in its environment; Secrets that are not the chart's hold `given`."""
+    """A router's environment; Secrets that are not the chart's hold `given`."""
     (name,) = (name for name in pods(rendered) if name.endswith("-router"))
     variables = {
         variable["name"]: variable.get("value", "given") for variable in container(pods(rendered)[name]).get("env", ())

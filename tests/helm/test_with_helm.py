@@ -1,4 +1,4 @@
-"""Where helm is on the path, it has the last word: its lint, and the same objects as without it."""
+"""If helm is on the path: its lint, and the same objects as without it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ INSIDE = {
     "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),
     "router.start": ("router",),
 }
-"""What folders that are layers may import of the package they are in, beside themselves."""
+"""Modules of its own package that each layer may import, beside itself."""
 
 PURE = {"socket", "asyncio", "time", "random", "os", "threading", "subprocess", "grpc", "aiohttp", "redis", "torch"}
 

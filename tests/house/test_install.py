@@ -1,4 +1,4 @@
-"""What `make` installs: the light build of torch where there is one, and words about how far pip is."""
+"""The installation by `make`: the light build of torch if there is one, and pip's progress."""
 
 import importlib.util
 from pathlib import Path

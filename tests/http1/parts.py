@@ -16,7 +16,7 @@ from http1.requests import Requests
 from http1.server import HttpServer
 
 SOON_S = 20.0
-"""What takes longer than this hangs."""
+"""A test step that takes longer hangs."""
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -133,7 +133,7 @@ def statuses(answer: bytes) -> list[int]:
 
 
 def parsed(*pieces: bytes, limits: ServerLimits | None = None) -> Requests:
-    """What the parser makes of `pieces`, without a handler."""
+    """The requests in `pieces`, parsed without a handler."""
     limits = limits or ServerLimits()
 
     def make(method: str, target: str, headers: Headers) -> Request:

@@ -96,7 +96,7 @@ def send(writer: asyncio.StreamWriter, data: bytes | None) -> None:
 
 
 def understood(*pieces: bytes) -> list[object]:
-    """What the parser makes of `pieces`: requests with their bodies, and the refusal."""
+    """The parsed `pieces`: requests with their bodies, and the refusal."""
     requests = parsed(*pieces)
     seen: list[object] = []
     for request in requests.waiting:

@@ -13,7 +13,7 @@ from policies.quantities import read_count
 
 
 def nearest(*, rack: str, far: float = 0.0) -> Score:
-    """How near a backend is.
+    """The nearness of a backend.
 
     More about it.
     """

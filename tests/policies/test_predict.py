@@ -1,4 +1,4 @@
-"""How long a request takes at a backend, and what its class promises."""
+"""The predicted time of a request at a backend, and its class's targets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request that no backend takes may wait for."""
+"""The events that a request without a backend may wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the router are built from: a scripted backend, a small config, a small tokenizer, a running router."""
+"""Parts of tests of the router: a scripted backend, a small config, a small tokenizer, a running router."""
 
 from __future__ import annotations
 

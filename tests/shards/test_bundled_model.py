@@ -36,7 +36,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers draws greedily, each prompt by itself."""
+    """The greedy answers of transformers, each prompt by itself."""
     network = transformers.AutoModelForCausalLM.from_pretrained(weights(), dtype=torch.float32).eval()
     answers = []
     for ids in prompts:
@@ -53,7 +53,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 
 
 def answers_of(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """What the engine draws greedily, all prompts at once."""
+    """The greedy answers of the engine, all prompts at once."""
     for key, ids in enumerate(prompts):
         engine.submit(Submission(key, len(ids), NEW_TOKENS, sampling=SamplingParams(temperature=0.0)))
         engine.extend(key, np.asarray(ids, dtype="<u4").tobytes())

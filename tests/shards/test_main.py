@@ -1,4 +1,4 @@
-"""What the command line makes of its options."""
+"""The command line and its options."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.shards.tiny_checkpoints import VOCABULARY, save_checkpoint, some_toke
 
 
 def generate(reference: torch.nn.Module, prompt: list[int], new: int) -> list[int]:
-    """What transformers generates greedily."""
+    """The greedy answers of transformers."""
     options = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     ids = torch.tensor([prompt])
     return reference.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()

@@ -287,7 +287,7 @@ class Asked:
     more: dict[str, Any] = field(default_factory=dict)
 
     def alone(self) -> Driver:
-        """What an engine that waits and draws on the host gives, with nothing else to do."""
+        """The answer of an engine that waits and draws on the host, with no other request."""
         driver = Driver()
         driver.ask("it", self.prompt, new=self.new, **self.more)
         while driver.engine.has_work:

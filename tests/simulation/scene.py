@@ -1,4 +1,4 @@
-"""What tests of the simulation are made of: small files, small machines, requests that come."""
+"""Parts of tests of the simulation: small files, small machines, arrivals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ on_miss: {chat: [{queue: 2s}, {shed: 429}]}
 
 
 def a_config(text: str = "classes: {chat: {ttft_p95: 500ms}}\n") -> Config:
-    """What `text` says, with two shards that serve the model m."""
+    """The parsed `text`, with two shards that serve the model m."""
     return parse(text + ("" if "pools:" in text else POOL), environment={"A": "a", "L": "l"})
 
 
@@ -58,7 +58,7 @@ def arrivals(count: int, *, per_second: float, seed: int = 1, **fields: object) 
 
 
 def simulated(config: Config, coming: Iterable[Arrival], *, fleet: Fleet | None = None, seed: int = 0) -> Run:
-    """What becomes of `coming`, on machines of an even speed unless `fleet` says otherwise."""
+    """The simulation of `coming`, on machines of an even speed or on `fleet`."""
     fleet = fleet or a_fleet(config, Machine(EVEN))
     return simulate(config, fleet, ready(config, fleet, coming), seed=seed)
 

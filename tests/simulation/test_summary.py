@@ -1,4 +1,4 @@
-"""What a simulation comes to: misses as the file promises them, shares as tenants pay."""
+"""The summary of a simulation: misses by the file's targets, shares by the tenants' payment."""
 
 from __future__ import annotations
 

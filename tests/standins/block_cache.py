@@ -26,7 +26,7 @@ class BlockCache:
     held: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def query(self, tokens: Sequence[int], salt: str = "", adapter: str = "") -> int:
-        """How many of a prompt's first tokens are here; afterwards all its whole blocks are."""
+        """Number of a prompt's first tokens in the cache; afterwards it has all its whole blocks."""
         keys = self._keys(tokens, salt, adapter)
         found = next((at for at, key in enumerate(keys) if key not in self.held), len(keys))
         cached = min(found, max(0, len(tokens) - 1) // self.block_size) * self.block_size

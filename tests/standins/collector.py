@@ -43,7 +43,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What was sent so far."""
+    """Everything received so far."""
 
     spans: list[Span] = field(default_factory=list)
     metrics: dict[str, metrics.Metric] = field(default_factory=dict)

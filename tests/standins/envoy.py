@@ -33,7 +33,7 @@ DUPLEX, BUFFERED, STREAMED = (
 
 @dataclass
 class Reply:
-    """What the client of the gateway gets; `sent_to` are the endpoints that were tried, the last one answered."""
+    """The gateway's answer to its client; `sent_to` are the endpoints that were tried, the last one answered."""
 
     status: int
     headers: dict[str, str]
@@ -235,7 +235,7 @@ class _Stream:
         return answer
 
     async def unless_refused(self, work: Awaitable[T]) -> T:
-        """What comes of `work`. Raises Refused."""
+        """The result of `work`. Raises Refused."""
         doing, coming = asyncio.ensure_future(work), self._next()
         await asyncio.wait((doing, coming), return_when=asyncio.FIRST_COMPLETED)
         if doing.done():

@@ -1,4 +1,4 @@
-"""What SGLang's and LMDeploy's `/generate` have in common, for their stand-ins."""
+"""The common part of SGLang's and LMDeploy's `/generate`, for their stand-ins."""
 
 from __future__ import annotations
 

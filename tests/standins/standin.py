@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 @dataclass(eq=False)
 class StandIn(ABC):
-    """What the next answers will be, and what was asked.
+    """The next answers, and the received requests.
 
     `hangs_after` pieces of an answer nothing follows. `cut_bytes` is the size in which bodies are written. `is_busy`
     refuses as the engine does when it is full; `is_ill` fails its health check. `open_requests` are generations that
@@ -56,7 +56,7 @@ class StandIn(ABC):
 
     @abstractmethod
     def routes(self) -> Iterable[web.RouteDef]:
-        """Where what is answered."""
+        """The routes of its calls."""
 
     def app(self) -> web.Application:
         """The server, not started."""
@@ -110,7 +110,7 @@ def event(chunk: object) -> bytes:
 
 
 def tokens_in(prompt: Any) -> int:
-    """How many tokens `prompt` has: text, token ids, or messages."""
+    """Number of tokens of `prompt`: text, token ids, or messages."""
     if isinstance(prompt, str):
         return len(prompt.encode())
     if all(isinstance(item, int) for item in prompt):

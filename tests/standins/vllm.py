@@ -32,7 +32,7 @@ class Rank:
 
 @dataclass(eq=False)
 class Place:
-    """Where a request is served: how many of its tokens have yet to be computed there."""
+    """A request's rank, and its uncached and cached tokens there."""
 
     rank: Rank
     uncached: int = 0
@@ -101,7 +101,7 @@ class VLLMServer(OpenAIServer):
         return web.json_response({"version": self.version})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """What each engine has to do. The number of blocks is that of all engines together, as vLLM prints it."""
+        """The work of each engine. The number of blocks is that of all engines together, as vLLM prints it."""
         if not self.has_metrics:
             return web.Response(status=404)
         lines = [

@@ -1,4 +1,4 @@
-"""What all decoders promise: bytes that are no events are an error, and an event that cannot be read claims nothing."""
+"""Promises of all decoders: bytes that are not events are an error, and an unreadable event adds no block."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def running(server: Server) -> AsyncIterator[str]:
 
 
 def sent_to(backend: HttpBackend, path: str) -> tuple[str, dict[str, Any]]:
-    """Where a client's body for `path` goes, and what is in it."""
+    """The path that a client's body for `path` goes to, and the body there."""
     forged = {"cache_salt": "theirs", "kv_transfer_params": {"from": "afar"}, "extra_key": "theirs"}
     own = {"model": "m", "max_tokens": 5, "messages": [], "x": 1, **forged}
     prompt = Prompt(body={"model": "m", "messages": []}, native=Native(path, own))

@@ -20,7 +20,7 @@ ELSEWHERE: dict[str, Any] = {
     "annotations": [{"type": "url_citation"}],
     "refusal": None,
 }
-"""What a message holds that another kind of backend answered."""
+"""The content of a message from another kind of backend."""
 
 
 def test_a_refusal_is_the_text_of_its_message_wherever_it_stands() -> None:

@@ -492,7 +492,7 @@ async def test_a_backend_without_a_connection_cannot_pin(tmp_path: Path) -> None
 
 
 class OlderFacts(ShardFacts):
-    """What a shard of the time before these commands says of itself."""
+    """The description of a shard from before these commands."""
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
         welcome = super().welcome(snapshot)

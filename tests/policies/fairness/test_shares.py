@@ -18,7 +18,7 @@ BATCH = ServiceClass("batch", 1, floor=0.1)
 def poisson(
     seed: int, *offers: tuple[float, Callable[[random.Random, float], Ticket]]
 ) -> Callable[[float], list[Ticket]]:
-    """What has arrived by a time: of each offer (a second, how to make one)."""
+    """The tickets that have arrived by a time, from offers of (a second, a maker of tickets)."""
     rng, next_at = random.Random(seed), [0.0] * len(offers)
 
     def arrive(now: float) -> list[Ticket]:

@@ -226,7 +226,7 @@ def _trained_on() -> list[str]:
 
 
 def counting(tokenizer: Tokenizer) -> Count:
-    """How `tokenizer` counts."""
+    """The token counter of `tokenizer`."""
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -291,7 +291,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Count], Callable[[Written, Count], int]
 
 
 def measured_prompt(written: Written) -> Measured:
-    """What the router measures of `written`."""
+    """The router's measures of `written`."""
     texts = [message["content"] for message in written.messages if message["role"] != "assistant"]
     replies = [message["content"] for message in written.messages if message["role"] == "assistant"]
     tools = written.tools_json

@@ -1,4 +1,4 @@
-"""What a text is made of, counted."""
+"""Counts of the kinds of characters in a text."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def prompts(rng: random.Random, *, shortest: int = 200, longest: int = 100_000) 
 
 
 def behind(other: float, tokens: float) -> Ahead:
-    """What is in front of a prompt of so many tokens behind one `other`."""
+    """The work ahead of a prompt behind one `other`."""
     whole, share = prefill_work(other), min(1.0, tokens / other)
     alike = Work(whole.tokens * share, whole.pairs * share)
     return Ahead(alike, Work(whole.tokens - alike.tokens, whole.pairs - alike.pairs))

@@ -27,7 +27,7 @@ def tokens(count: int, seed: int = 0) -> bytes:
 
 
 def names(data: bytes, size: int) -> list[Hashable]:
-    """What an engine calls its blocks of `size` tokens: here, by all that lies before their ends."""
+    """An engine's names of its blocks of `size` tokens: here, all tokens before their ends."""
     return [hash(data[:end]) for end in range(4 * size, len(data) + 1, 4 * size)]
 
 

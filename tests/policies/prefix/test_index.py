@@ -15,7 +15,7 @@ SMALL = 16_384
 
 
 class NaiveIndex:
-    """What PrefixIndex means, in dicts of sets."""
+    """A model of PrefixIndex, in dicts of sets."""
 
     def __init__(self) -> None:
         self.held: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))

@@ -22,7 +22,7 @@ class Engine:
         self.cached: OrderedDict[int, None] = OrderedDict()
 
     def serve(self, keys: list[int]) -> int:
-        """How many blocks of `keys` were cached; all of them are now, as far as they fit."""
+        """Number of cached blocks of `keys`; afterwards all are cached, as far as they fit."""
         hits = next((depth for depth, key in enumerate(keys) if key not in self.cached), len(keys))
         for key in reversed(keys):
             self.cached[key] = None

@@ -142,7 +142,7 @@ def missing() -> Iterator[Mutation]:
 
 
 def yaml_itself() -> Iterator[Mutation]:
-    """What YAML does not allow, or we do not."""
+    """YAML that is invalid, or refused by us."""
     plain = {"structural": False}
     yield Mutation("saas", "  pro:        {t", "  enterprise: {t", "is here twice, first in line", **plain)
     yield Mutation("saas", "weight: 8}", "weight: 8, weight: 9}", "is here twice, first in line", **plain)

@@ -1,4 +1,4 @@
-"""What happens where a target is missed: the steps that are read, and what is proven of them."""
+"""The steps after a missed target: parsed, and proven."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.policies.builders import a_backend, a_request
 
 
 def nearest(*, rack: str, far: float = 0.0) -> Score:
-    """How near a backend is."""
+    """The nearness of a backend."""
     if rack == "none":
         raise ValueError("there is no rack 'none'")
     return lambda _, candidates: [1.0 if backend.name.startswith(rack) else far for backend in candidates]

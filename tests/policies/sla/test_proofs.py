@@ -1,4 +1,4 @@
-"""What only the whole file shows: what nothing uses, limits that never hold, names that nothing has."""
+"""Mistakes that only the whole file shows: unused parts, limits that never hold, unknown names."""
 
 from __future__ import annotations
 

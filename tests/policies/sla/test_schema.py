@@ -40,7 +40,7 @@ for _tag, _pattern, _first in (
 
 
 def as_editor(text: str) -> Any:
-    """What an editor validates: keys are text in JSON."""
+    """The file as an editor validates it: keys are text in JSON."""
     return json.loads(json.dumps(yaml.load(text, Editor)))
 
 
@@ -128,7 +128,7 @@ def test_every_key_says_what_it_means() -> None:
 
 def test_parts_of_other_distributions_are_in_the_schema_and_plain_readers_take_any_text() -> None:
     def nearest(*, to: float = 0.0) -> Any:
-        """How near it is."""
+        """Its nearness."""
 
     catalogue = builtin_catalogue().with_parts(
         scores={"nearest": Part(nearest)}, filters={"far": Part(nearest, {"to": float})}

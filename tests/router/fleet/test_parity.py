@@ -1,4 +1,4 @@
-"""What is compared of answers and events, and what says nothing against a feed."""
+"""Comparisons of answers and events, and observations that do not count against a feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a router from starting is found before anything is started."""
+"""Obstacles to a start are found before anything is started."""
 
 from __future__ import annotations
 

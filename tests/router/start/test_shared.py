@@ -1,4 +1,4 @@
-"""What routers share lies in one Redis under one name, which several deployments may use side by side."""
+"""Routers share one Redis under one name; several deployments may use it side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the text files of a checkpoint are found, and what `pointsman check` says of a name that leads nowhere."""
+"""The places of a checkpoint's text files, and the errors of `pointsman check` for an unknown name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def some_logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
 
 
 def drawn_by(logits: torch.Tensor, draws: int = 4000, *, candidates: int = 128, **params: object) -> torch.Tensor:
-    """How often each token was drawn from one row of logits, as shares."""
+    """The share of each token in draws from one row of logits."""
     samplers = [a_sampler(seed=seed, **params) for seed in range(draws)]
     tokens = [draw.token_id for draw in sample(logits.expand(draws, -1), samplers, candidates=candidates)]
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[1]) / draws

@@ -159,7 +159,7 @@ def test_a_quantised_cache_errs_little(tmp_path: Path, device: torch.device, kv_
 
 
 def answer(pair: Checkpoint, prompts: list[list[int]], new: int, *, drawing: Drawing, ahead: int) -> Answers:
-    """What is drawn after `prompts`, with `ahead` steps submitted before the first of them is collected."""
+    """The tokens drawn after `prompts`, with `ahead` steps submitted before the first of them is collected."""
     steps = pair.network.steps
     drawn: Answers = [[] for _ in prompts]
     due = []

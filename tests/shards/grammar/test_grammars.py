@@ -11,7 +11,7 @@ def a_grammar(number: int) -> Grammar:
 
 
 def landed(grammars: Grammars) -> dict[object, object]:
-    """What came of all that is awaited."""
+    """The results of all awaited grammars."""
     found: dict[object, object] = {}
     while grammars.is_awaited:
         found.update(grammars.answers())

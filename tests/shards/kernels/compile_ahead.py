@@ -183,7 +183,7 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
 
 
 def source_of(launch: Launch) -> ASTSource:
-    """What Triton's own launcher would compile for these arguments."""
+    """The kernel that Triton's own launcher would compile for these arguments."""
     names = launch.kernel.arg_names
     signature: dict[str, str] = {}
     constants: dict[str, int | bool | None] = dict(launch.constants)

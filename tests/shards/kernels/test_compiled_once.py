@@ -15,7 +15,7 @@ META = torch.device("meta")
 
 
 def asked_of(ask: Callable[..., object]) -> set[tuple[object, ...]]:
-    """What Triton would compile for these launches: kernels, with all that is special about their arguments."""
+    """The kernels that Triton would compile for these launches, with their specialised arguments."""
     ahead = _compile_ahead()
     recorder = ahead.Recorder(ahead.CHIPS["sm_90"], processors=132)
     ask(recorder)

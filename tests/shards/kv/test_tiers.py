@@ -64,7 +64,7 @@ class LateCopier:
 
 
 class Machine:
-    """What a pool must do, seen from outside: contents stand for KV, and are looked at whenever they may be read."""
+    """The contract of a pool, seen from outside: contents stand for KV, and are compared whenever they may be read."""
 
     def __init__(self, seed: int, *, blocks: int = 24, slots: int = 16) -> None:
         self.rng = random.Random(seed)

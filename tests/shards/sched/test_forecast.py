@@ -23,7 +23,7 @@ def predicting(*pending: Pending, decoding: Decoding = IDLE, free_slots: int = 1
 
 
 def until_first_token_s(pending: list[Pending], decoding: int = 0) -> dict[int, float]:
-    """What the planner makes of them, step by step."""
+    """Key -> seconds until its first token, by the planner's own steps."""
     done = {prompt.key: prompt.computed_tokens for prompt in pending}
     total = {prompt.key: prompt.computed_tokens + prompt.rest_tokens for prompt in pending}
     now_s, ends = 0.0, {}

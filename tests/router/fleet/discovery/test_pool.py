@@ -1,4 +1,4 @@
-"""What sources say becomes membership: joins, drains, second thoughts, failures."""
+"""Sources' addresses become members: joins, drains, reversals, failures."""
 
 from __future__ import annotations
 

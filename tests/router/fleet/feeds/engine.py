@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tests.golden.event_encoders import Change, Clear, Drop, Encoder, Hash, Put
 
 Content = tuple[str | None, tuple[int, ...]]
-"""What a block is, whatever its hash: the salt, and all tokens up to its end."""
+"""Identity of a block: the salt, and all tokens up to its end."""
 
 
 @dataclass(frozen=True)

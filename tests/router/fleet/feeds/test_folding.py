@@ -96,7 +96,7 @@ def answer(beliefs: Beliefs, prompt: PromptKeys) -> None:
 
 
 def reported(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
-    """What events alone say of it."""
+    """The matches from events alone."""
     beliefs.longest(prompt)
     return {name: match.blocks for name, match in prompt.reported.items()}
 

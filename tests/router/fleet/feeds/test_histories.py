@@ -101,7 +101,7 @@ class World:
         self.verify()
 
     def disconnect(self) -> None:
-        """What is under way is gone, and so is everything until the next connect."""
+        """Messages under way are lost, and all others until the next connect."""
         self.under_way.clear()
         self.answers.clear()
         self.apply(self.tracker.lost(self.now))

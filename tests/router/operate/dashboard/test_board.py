@@ -1,4 +1,4 @@
-"""What the router remembers: by decision, by class, by tenant, by backend, and never too much."""
+"""The router's memory by decision, class, tenant and backend, and its bounds."""
 
 from __future__ import annotations
 

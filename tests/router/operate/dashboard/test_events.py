@@ -1,4 +1,4 @@
-"""How cache events are used, and why not, as operators see it: dashboard, metrics and log."""
+"""The use of cache events and its reasons, as operators see them: dashboard, metrics and log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard asks for, over HTTP: the page, the snapshot, one decision, an explanation."""
+"""The dashboard's HTTP calls: the page, the snapshot, one decision, an explanation."""
 
 from __future__ import annotations
 

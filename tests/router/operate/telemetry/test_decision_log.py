@@ -64,7 +64,7 @@ def lines_of(path: Path) -> list[Record]:
 
 
 async def logged(tmp_path: Path, *backends: ScriptedBackend, body: Any = None, **headers: str) -> list[Record]:
-    """What the log has of one call."""
+    """The log's records of one call."""
     path = tmp_path / "decisions.jsonl"
     config = a_config(decision_log=str(path))
     async with a_router(*backends, config=config) as router, a_client(router) as client:

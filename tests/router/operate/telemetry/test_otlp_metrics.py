@@ -1,4 +1,4 @@
-"""What `/metrics` has arrives at a collector too."""
+"""A collector gets the metrics of `/metrics` too."""
 
 from __future__ import annotations
 

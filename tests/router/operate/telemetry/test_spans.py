@@ -25,7 +25,7 @@ async def asked(
     headers: dict[str, str] | None = None,
     **environment: str,
 ) -> tuple[Collector, int]:
-    """What the collector got of one call, and the call's status."""
+    """The collector with the spans of one call, and the call's status."""
     async with tracing_to_a_collector(monkeypatch, **environment) as (tracing, collector, stack):
         async with a_router(*backends, tracing=tracing) as router, a_client(router) as client:
             status, _ = await client.answer(path, body or a_chat(), headers=headers or {}, key=key)

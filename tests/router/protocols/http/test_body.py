@@ -1,4 +1,4 @@
-"""What arrives over plain sockets: bodies that are compressed, cut, endless or no HTTP at all."""
+"""Bodies over plain sockets: compressed, cut, endless or invalid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_chat_with(levels: int) -> bytes:
 
 
 async def answered(router: Router, *pieces: bytes) -> str:
-    """What comes back for `pieces`, sent one after the other, up to the end of the answer."""
+    """The answer to `pieces`, sent one after the other."""
     host, _, port = router.http_url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,4 +1,4 @@
-"""What a browser does before a page of another origin may call, and what it lets the page read."""
+"""A browser's calls for a page of another origin: the preflight, and the headers that the page may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer must be, in all the words that clients have for it."""
+"""Required formats of answers, in all the fields that clients have for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other routers have at backends, and since when a backend computes it."""
+"""Other routers' requests at backends, and since when a backend computes them."""
 
 from __future__ import annotations
 
