@@ -258,7 +258,7 @@ def compare(blocks: int, rounds: int, tree_share: float, *, has_tiers: bool) -> 
         "100 hold it to 100 depths": [made[2]] * rounds,
         "8 depths, a dozen prompts alike": (made[3 : 3 + ALIKE] * rounds)[:rounds],
         "100 depths, a dozen alike": (made[3 + ALIKE : SPECIAL] * rounds)[:rounds],
-        "nobody holds it": [Document(10**6 + at, {}) for at in range(rounds)],
+        "no backend holds it": [Document(10**6 + at, {}) for at in range(rounds)],
     }
     for caches, prepare in {"caches warm": warmed, "caches flushed": flush}.items():
         look_up(cases, (index, table, tree), caches, prepare)

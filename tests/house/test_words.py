@@ -10,7 +10,7 @@ RIDDLE = re.compile(r"\b(?:who|whoever|whose|nobody|somebody)\b", re.IGNORECASE)
 TEXTS = {".py", ".proto", ".md", ".yaml", ".tpl", ".txt", ".html", ".js", ".css", ".toml"}
 MOST = {
     "backends": 0,
-    "benchmarks": 2,
+    "benchmarks": 1,
     "examples": 0,
     "helm": 0,
     "http1": 0,

@@ -158,7 +158,7 @@ async def test_the_text_that_waits_is_bounded_for_each_tenant_and_in_all(monkeyp
 
     tenants = ("a", "a", "a", "b", "b", "c")
     found = await asyncio.gather(*[read(name, LONG) for name in tenants], return_exceptions=True)
-    is_refused = [isinstance(one, Overloaded) for one in found]
+    is_refused = [isinstance(result, Overloaded) for result in found]
     assert is_refused == [False, False, True, False, True, True]
     tokenizers.check()
     # one that is larger than the bound is not refused for good

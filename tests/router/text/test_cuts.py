@@ -68,7 +68,7 @@ def test_pieces_have_the_tokens_of_the_whole(name: str, text: str) -> None:
     tokenizer, reader = a_kind(name), read(name)
     whole = tokenizer.encode(text, add_special_tokens=False).ids
     pieces = [piece.text for piece in cut([text], reader.places, every=1)]
-    assert [one for piece in pieces for one in tokenizer.encode(piece, add_special_tokens=False).ids] == whole
+    assert [token_id for piece in pieces for token_id in tokenizer.encode(piece, add_special_tokens=False).ids] == whole
     assert reader.encode(text) == pack(whole)
 
 
