@@ -263,21 +263,23 @@ class KeyTable:
         """
         start = segment * self.segment_rows
         rows = self._rows[start : start + self.segment_rows]
-        kept = rows[rows[:, 0] != 0]
+        kept = _rows_where(rows, rows[:, 0] != 0)
         values = self._renewed((kept[:, 1] & _VALUE).astype(np.int64))
         kept[:, 1] = kept[:, 1] & ~_VALUE | values.astype(np.uint64)
-        kept, values = kept[values != 0], values[values != 0]
+        kept, values = _rows_where(kept, values != 0), values[values != 0]
         if room and len(kept) + room > self._most_used:
             surplus = min(len(kept), max(len(kept) + room - self._most_used, len(kept) // _DROPPED_SHARE))
             oldest = np.argpartition(kept[:, 1] >> _STAMP_SHIFT, surplus - 1)[:surplus]
             self._dropped(values[oldest])
-            kept = np.delete(kept, oldest, axis=0)
+            is_kept = np.ones(len(kept), np.bool_)
+            is_kept[oldest] = False
+            kept = _rows_where(kept, is_kept)
         rows[:] = 0
         self._total -= self._used[segment]
         self._used[segment] = 0
         segments = self._segments(kept[:, 0])
         for target in {segment, len(self._used) - 1}:
-            self._fill(target, kept[segments == target])
+            self._fill(target, _rows_where(kept, segments == target))
 
     def _fill(self, segment: int, rows: Keys) -> None:
         """Write `rows` into `segment`, which has none of them, as if one by one in the order of homes."""
@@ -286,13 +288,18 @@ class KeyTable:
         order = np.argsort(homes, kind="stable")
         places = steps + np.maximum.accumulate(homes[order] - steps)
         inside = places < self.segment_rows
-        self._rows[start + places[inside]] = rows[order[inside]]
+        self._rows[start + places[inside]] = rows.take(order[inside], axis=0)
         # the cluster at the end continues at the beginning, in any free rows
         free = start + np.flatnonzero(self._rows[start : start + len(rows), 0] == 0)
         wrapped = rows[order[~inside]]
         self._rows[free[: len(wrapped)]] = wrapped
         self._used[segment] += len(rows)
         self._total += len(rows)
+
+
+def _rows_where(rows: Keys, is_wanted: NDArray[np.bool_]) -> Keys:
+    """A copy of the wanted rows; `take` is five times as fast as an index of booleans."""
+    return rows.take(np.flatnonzero(is_wanted), axis=0)
 
 
 def as_keys(keys: Sequence[int]) -> Keys:
