@@ -88,6 +88,8 @@ class Ask(msgspec.Struct, frozen=True):
     """The client wants an explanation of the choice of backend."""
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    media_urls: tuple[str, ...] = ()
+    """URLs of its images, sounds and files, which an engine would fetch."""
     passed_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the body: a backend of the client's dialect needs them to read it."""
 

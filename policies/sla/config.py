@@ -63,6 +63,7 @@ class ServerSettings:
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
     `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
+    `media_hosts` are those that engines may fetch images and the like from; None: all but this machine.
     """
 
     http: str = "127.0.0.1:8080"
@@ -77,6 +78,7 @@ class ServerSettings:
     drain_s: float = 30.0
     decision_log: str | None = None
     cors_origins: frozenset[str] = frozenset()
+    media_hosts: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,19 @@ CORS = Table(
     {"origins": Key(Many(ORIGIN), "pages that may call, such as https://app.example.com; * is any", required=True)}
 )
 
+HOST_PATTERN = r"(?:\*\.)?[A-Za-z0-9_.:-]+"
+_HOST = re.compile(HOST_PATTERN)
+
+
+def read_host(text: str) -> str:
+    """A host name or address, or `*.` and a domain. Raises ValueError."""
+    if not _HOST.fullmatch(text):
+        raise ValueError(f"must be a host such as cdn.example.com or *.example.com, not {quoted(text)}")
+    return text.lower()
+
+
+HOST = Scalar(read_host, {"type": "string", "pattern": rf"^\s*{HOST_PATTERN}\s*$"})
+
 ADDRESS = Scalar(read_address, {"type": "string", "pattern": rf"^\s*{ADDRESS_PATTERN}\s*$"})
 
 SERVER = Table(
@@ -58,6 +71,10 @@ SERVER = Table(
         "max_concurrent": Key(read_count, "requests that may be at backends at once; default 4096"),
         "decision_log": Key(TEXT, "file for the log of decisions, - is standard output; default none"),
         "drain": Key(read_seconds, "time that running requests get after SIGTERM; default 30s"),
+        "media_hosts": Key(
+            Either((word("none"), Many(HOST))),
+            "hosts that engines may fetch images and the like from, or none; default all but this machine",
+        ),
         "cors": Key(CORS, "web pages that may call over HTTP; default none"),
     }
 )
@@ -92,6 +109,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         max_queued=queue.read("most", usual.max_queued),
         drain_s=section.read("drain", usual.drain_s),
         decision_log=section.read("decision_log", usual.decision_log),
+        media_hosts=_read_media_hosts(section),
         cors_origins=frozenset(section.section("cors").read_many("origins")),
     )
 
@@ -100,6 +118,13 @@ def _require_guarded(section: Section) -> None:
     admin = section.get("admin")
     if admin and not str(admin.node.value).startswith(_LOOPBACK) and section.get("admin_keys") is None:
         admin.complain("can be reached from other machines but has no keys (write admin_keys, or use 127.0.0.1)")
+
+
+def _read_media_hosts(section: Section) -> frozenset[str] | None:
+    field = section.get("media_hosts")
+    if field is None or field.node.value == "none":
+        return None if field is None else frozenset()
+    return frozenset(host for item in section.items("media_hosts") if (host := item.read(read_host)))
 
 
 def _read_grpc(field: Field | None, usual: str | None) -> str | None:

@@ -59,6 +59,7 @@ from router.call.prepare import (
     find_model,
     learn,
     looked_up,
+    require_allowed_urls,
     room,
     tokenize,
     wishes,
@@ -92,6 +93,7 @@ async def serve(
             tenant, key = known or identity_of(caller.key, config, gateway.keys)
             account.tenant = tenant.name
             ask = await caller.read()
+            require_allowed_urls(ask, config)
             async with within(ask.deadline_s):
                 model = find_model(ask.model, tenant, gateway)
                 account.model, account.path, account.inputs = model.name, ask.path, ask.inputs

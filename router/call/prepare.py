@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
+from policies.media_urls import why_refused
 from policies.nouns import BackendView, Capability, Prices, Sampling, Tenant
 from policies.quota.budget import Charge, Descriptor, descriptors, estimate
 from policies.rules import Facts
@@ -50,6 +51,15 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"
     raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+
+
+def require_allowed_urls(ask: Ask, config: Config) -> None:
+    """Raise InvalidRequest if an engine must not fetch one of the URLs in `ask`."""
+    for url in ask.media_urls:
+        reason = why_refused(url, config.server.media_hosts)
+        if reason is not None:
+            hint = "send the bytes in a data: URL, or have the operator allow the host in server.media_hosts"
+            raise InvalidRequest(f"the URL '{url[:80]}' {reason}", hint=hint, param="messages")
 
 
 def _unreached(cluster: Cluster) -> str:

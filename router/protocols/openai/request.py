@@ -68,6 +68,9 @@ _PART_MEMBERS = frozenset(
 _ELSEWHERE = "see OpenAI's API reference for this field"
 
 
+_URL_MEMBERS = ("url", "file_url")
+
+
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """The Ask of a body of /v1/chat/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
@@ -86,6 +89,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         sampling=sampling,
         max_new_tokens=_checked_limit(limit, fields),
         needs=_needs(sampling, has_media=chat.media > 0),
+        media_urls=_urls_in(body) if chat.media else (),
         **_common(fields, headers or {}),
     )
 
@@ -250,6 +254,14 @@ def _media_in(messages: Sequence[Message]) -> int:
         if isinstance(message.content, list):
             count += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
     return count
+
+
+def _urls_in(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The URLs in the messages of `body`; all parts of these have been checked before."""
+    contents = (message.get("content") for message in body["messages"])
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping))
+    media = (part[part["type"]] for part in parts if part["type"] in MEDIA_PARTS)
+    return tuple(url for each in media for name in _URL_MEMBERS if isinstance(url := each.get(name), str))
 
 
 def _forced(fields: ChatBody) -> frozenset[str]:

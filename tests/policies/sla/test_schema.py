@@ -135,6 +135,6 @@ def test_parts_of_other_distributions_are_in_the_schema_and_plain_readers_take_a
     )
     schema = json_schema(catalogue)
     policy = schema["properties"]["policies"]["additionalProperties"]["properties"]
-    assert policy["score"]["properties"]["nearest"]["description"] == "How near it is."
+    assert policy["score"]["properties"]["nearest"]["description"] == "Its nearness."
     assert jsonschema.Draft202012Validator(policy["filter"]).is_valid([{"far": {"to": 3}}, "far"])
     assert not jsonschema.Draft202012Validator(policy["filter"]).is_valid([{"far": {"at": 3}}])
