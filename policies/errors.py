@@ -7,11 +7,11 @@ class ExpectedError(Exception):
     """A failure with a code for programs, and a sentence and a hint for people.
 
     `message` describes the failure, `hint` the remedy, `param` the field of the request. The text of the exception is
-    for operators. Clients get `told`, which is the same text unless it is given or the class defines one.
+    for operators. Clients get `public_message`: the same text, unless it is given or the class has a `masked_message`.
     """
 
     code = "internal"
-    told_as: str | None = None
+    masked_message: str | None = None
     """Text for clients, if the exception's text may contain addresses, files, or another exception."""
     retryable = False
     """Whether the same request may be tried on another backend."""
@@ -23,16 +23,16 @@ class ExpectedError(Exception):
         hint: str = "",
         param: str | None = None,
         retry_after_s: float | None = None,
-        told: str | None = None,
+        public_message: str | None = None,
     ) -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message, self.hint, self.param, self.retry_after_s = message, hint, param, retry_after_s
-        self.told = told or self.told_as or str(self)
+        self.public_message = public_message or self.masked_message or str(self)
 
     @property
-    def told_hint(self) -> str:
+    def public_hint(self) -> str:
         """The hint for clients; empty if they get another text, which includes its own hint."""
-        return self.hint if self.told == str(self) else ""
+        return self.hint if self.public_message == str(self) else ""
 
 
 class InvalidRequest(ExpectedError):
@@ -104,13 +104,13 @@ class BackendFailed(ExpectedError):
 
     code = "backend_failed"
     retryable = True
-    told_as = "the backend that had the request failed (try again)"
+    masked_message = "the backend that had the request failed (try again)"
 
 
 class Unreached(BackendFailed):
     """BackendFailed before the backend got the request: it costs no attempt, and the request cannot be the cause."""
 
-    told_as = "no backend that may take the request could be reached (try again)"
+    masked_message = "no backend that may take the request could be reached (try again)"
 
 
 class BackendErred(BackendFailed):
@@ -120,7 +120,7 @@ class BackendErred(BackendFailed):
 class RequestFails(BackendFailed):
     """Backends failed at this request and serve others, so the request is the cause."""
 
-    told_as = "two backends failed at this request and serve others (change it, or try again in a minute)"
+    masked_message = "two backends failed at this request and serve others (change it, or try again in a minute)"
 
 
 class BackendRefused(ExpectedError):

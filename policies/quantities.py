@@ -146,7 +146,7 @@ def written_seconds(seconds: float) -> str:
     return f"{milliseconds}ms" if seconds < 1 else f"{seconds:.9f}".rstrip("0") + "s"
 
 
-def told_seconds(seconds: float) -> str:
+def rounded_seconds(seconds: float) -> str:
     """A duration for a sentence, rounded up and so never zero: 3 ms, 1.3 s, 14 s, 3 min, 20 h."""
     ms = max(1, math.ceil(seconds * 1e3 - 1e-6))
     if ms < 1_000:

@@ -9,7 +9,7 @@ import msgspec
 
 from policies.learning.least_squares import Prior, RecursiveFit
 
-_GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
+_GUESSED_SPREAD, _REPORTED_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
 """Standard deviations of logs: of a speed that was never measured, of a speed that the backend reports of itself, of
 one coefficient relative to the others, and of one backend relative to its peers."""
 
@@ -159,7 +159,7 @@ class LatencyModel:
     def __init__(self, peers: Peers | None = None) -> None:
         self._peers = peers or Peers()
         self._prefill, self._decode = RecursiveFit([_pace(1.0, _PACE_SPREAD)]), RecursiveFit([_pace(1.0, _PACE_SPREAD)])
-        self._told: float | None = None
+        self._reported: float | None = None
         self._snapshot: Latency | None = None
         self._learnt = 0
         self.error = 0.0
@@ -181,16 +181,16 @@ class LatencyModel:
             self._learnt = learnt
         return self._snapshot
 
-    def told(self, token_s: float | None) -> None:
+    def note_speed(self, token_s: float | None) -> None:
         """Record that the backend reports a prefill cost of `token_s` per token. Used until its first observation.
 
         The other prefill costs are scaled by the same factor relative to their priors.
         """
-        if token_s is None or self._prefill.observations or token_s == self._told or not 0.0 < token_s < math.inf:
+        if token_s is None or self._prefill.observations or token_s == self._reported or not 0.0 < token_s < math.inf:
             return
-        self._told = token_s
+        self._reported = token_s
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
-        self._prefill, self._snapshot = RecursiveFit([_pace(factor, _TOLD_SPREAD)]), None
+        self._prefill, self._snapshot = RecursiveFit([_pace(factor, _REPORTED_SPREAD)]), None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""

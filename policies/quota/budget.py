@@ -19,7 +19,7 @@ import msgspec
 
 from policies.errors import QuotaExceeded
 from policies.nouns import Limits, Prices, Tenant, Usage
-from policies.quantities import MOST_PER_TOKEN, told_seconds
+from policies.quantities import MOST_PER_TOKEN, rounded_seconds
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -244,7 +244,7 @@ class Refused:
         meter = self.meter
         limit = f"{meter.limit:,} {_LIMITED[meter.resource]}"
         if self.retry_after_s is not None:
-            hint = f"the same request fits in {told_seconds(self.retry_after_s)}"
+            hint = f"the same request fits in {rounded_seconds(self.retry_after_s)}"
             if self.is_local:
                 hint += ", by this router's share, since the shared store is away"
             message = f"{meter.descriptor} has reached its limit of {limit}"

@@ -24,16 +24,16 @@ _PLACES = re.compile(
 )
 
 
-def told_of(error: ExpectedError) -> str:
+def public_message_of(error: ExpectedError) -> str:
     """What a client is told of `error`, with which a backend ended its request.
 
     What a backend says of the request is passed on without places; what it says of itself is not.
     """
     if isinstance(error, BackendFailed):
-        return error.told
+        return error.public_message
     if isinstance(error, Overloaded):
         return "the backend is busy (try again in a moment)"
-    return without_places(error.told)
+    return without_places(error.public_message)
 
 
 def without_places(text: str) -> str:
@@ -41,7 +41,7 @@ def without_places(text: str) -> str:
     return _PLACES.sub(_HIDDEN, text)
 
 
-def told_trouble(backend: str, trouble: Trouble) -> str:
+def public_trouble(backend: str, trouble: Trouble) -> str:
     """Why `backend` gets no requests, and for how long, for clients.
 
     If it was never reached, what failed is told too, but not the details, which come from libraries and servers.

@@ -35,7 +35,7 @@ from policies.errors import (
 from policies.explain import explain, without_secrets
 from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.predict import answer_s
-from policies.quantities import told_seconds
+from policies.quantities import rounded_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
@@ -45,7 +45,7 @@ from router.call.bid import Bid, Placed
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Ourselves
 from router.call.deciding import decided
-from router.call.disclosure import shown_name, told_of
+from router.call.disclosure import public_message_of, shown_name
 from router.call.gateway import Gateway
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
@@ -137,7 +137,7 @@ async def _within(seconds: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if limit.expired():
             hint = "give the request more time"
-            raise DeadlineExceeded(f"the deadline of {told_seconds(seconds)} has passed", hint=hint) from error
+            raise DeadlineExceeded(f"the deadline of {rounded_seconds(seconds)} has passed", hint=hint) from error
         raise
 
 
@@ -259,7 +259,7 @@ class _Call(msgspec.Struct, frozen=True):
                     deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
                     await self._relay(at, placed, deltas, attempt)
         except ExpectedError as failure:
-            failure.told = told_of(failure)
+            failure.public_message = public_message_of(failure)
             if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
                 raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
             if isinstance(failure, BackendFailed | Overloaded):
@@ -301,17 +301,17 @@ class _Call(msgspec.Struct, frozen=True):
         if flight.answered:
             # a caller that left gets no usage from the backend: then what was believed to be cached counts as cached
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
-            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
-            self.permit.spend(told)
+            usage = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
+            self.permit.spend(usage)
             if (beside := others.permits.get(bid.request.model)) is not None:
-                beside.spend(told)
+                beside.spend(usage)
             self.account.usage = self.permit.usage or Usage()
-            uncached = max(1, told.prompt_tokens - told.cached_tokens)
-            used_s = answer_s(bid.request, placed.chosen, new_tokens=told.completion_tokens, uncached=uncached)
+            uncached = max(1, usage.prompt_tokens - usage.cached_tokens)
+            used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
             actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
             if not self.ask.yields:
-                each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
+                each = min(bid.request.max_new_tokens, usage.completion_tokens // bid.request.sampling.choices)
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
 

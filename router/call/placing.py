@@ -12,7 +12,7 @@ from policies.errors import ContextExceeded, ExpectedError, NoBackend, Overloade
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.predict import fastest_prefill_s
-from policies.quantities import told_seconds
+from policies.quantities import rounded_seconds
 from router.call.bid import Bid, Found, Placed
 from router.call.dispatch import Dispatcher
 
@@ -135,7 +135,7 @@ class Placer(msgspec.Struct, frozen=True):
         late_s = max(0.0, now + (first_s or 0.0) - due_s)
         self.on_shed(bid, found)
         kind = Overloaded if status == 429 else Unavailable
-        late, name = told_seconds(late_s), bid.request.service_class
+        late, name = rounded_seconds(late_s), bid.request.service_class
         return kind(
             f"the first token would come {late} later than class '{name}' promises",
             hint="try again later, or ask for a class that waits",

@@ -19,7 +19,7 @@ from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.call.admission import Claim
 from router.call.bid import Bid
-from router.call.disclosure import shown_name, told_trouble
+from router.call.disclosure import public_trouble, shown_name
 from router.call.gateway import Gateway
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
@@ -35,7 +35,7 @@ UNKNOWN_ROOM_TOKENS = 4096
 """The answer that is planned for where neither client nor backend says how long it may be."""
 
 
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 """Backends that a hint names."""
 
 
@@ -65,8 +65,8 @@ def require_allowed_urls(ask: Ask, config: Config) -> None:
 def _unreached(cluster: Cluster) -> str:
     """Why backends were never reached, for clients, as the beginning of a hint."""
     troubles = ((name, cluster.trouble(name)) for name in cluster.unreached())
-    told = (f"{shown_name(name)}: {told_trouble(name, trouble)}; " for name, trouble in troubles if trouble)
-    return "".join(islice(told, _MOST_TOLD))
+    reasons = (f"{shown_name(name)}: {public_trouble(name, trouble)}; " for name, trouble in troubles if trouble)
+    return "".join(islice(reasons, _MOST_SHOWN))
 
 
 async def tokenize(

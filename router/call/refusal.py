@@ -9,7 +9,7 @@ from policies.health import Trouble
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.predict import may_fit
 from policies.waiting import UNREACHED, is_outage, is_worth_waiting
-from router.call.disclosure import shown_name, told_trouble
+from router.call.disclosure import public_trouble, shown_name
 
 WANTED = {
     Capability.STRUCTURED_OUTPUT: (
@@ -81,7 +81,7 @@ def _nobody(
     def shown(name: str, reason: str) -> str:
         # other reasons hold whatever the health of the backend
         wrong = trouble(name) if reason in _OF_HEALTH else None
-        return f"{shown_name(name)}: {told_trouble(name, wrong) if wrong else reason}"
+        return f"{shown_name(name)}: {public_trouble(name, wrong) if wrong else reason}"
 
     reasons = ", ".join(shown(name, reason) for name, reason in decision.dropped[:8])
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""

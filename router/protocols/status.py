@@ -48,11 +48,11 @@ def status_of(error: errors.ExpectedError) -> Status:
 def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
     """`error` in the shape of OpenAI's API. The message includes the hint, because clients show nothing else."""
     body = {
-        "message": error.told,
+        "message": error.public_message,
         "type": status_of(error).type,
         "param": error.param,
         "code": error.code,
-        "hint": error.told_hint,
+        "hint": error.public_hint,
     }
     return {"error": body}
 

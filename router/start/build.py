@@ -67,7 +67,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     """The parts of a router for `config`, built and not started."""
     base = _base(config, parts)
     cluster = _cluster(base, parts)
-    beliefs = Beliefs(cluster.tells_cache, base.clock, cluster.__contains__)
+    beliefs = Beliefs(cluster.reports_cache, base.clock, cluster.__contains__)
     # settings of all backends, including those found later
     around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
     cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
@@ -108,7 +108,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     board = Board(
         base.clock,
         lambda: in_force().prices,
-        lambda name: cluster.tells_cache(name) or beliefs.counts_cached(name),
+        lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
     operations = Operations(gateway, base.telemetry, board)
     _introduce(operations)

@@ -76,12 +76,12 @@ def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str]
     ],
 )
 def test_times_are_shown_in_fitting_units_and_never_as_zero(seconds: float, text: str) -> None:
-    assert quantities.told_seconds(seconds) == text
+    assert quantities.rounded_seconds(seconds) == text
 
 
 @given(st.floats(0, 1e9))
 def test_a_client_that_waits_as_long_as_retry_after_has_waited_long_enough(seconds: float) -> None:
-    number, unit = quantities.told_seconds(seconds).replace(",", "").split()
+    number, unit = quantities.rounded_seconds(seconds).replace(",", "").split()
     assert float(number) > 0
     assert float(number) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit] >= seconds * (1 - 1e-9) - 1e-6
 

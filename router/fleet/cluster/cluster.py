@@ -110,10 +110,10 @@ class Cluster:
         """What this router has at each backend where it has anything."""
         return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
 
-    def hear_elsewhere(self, told: Mapping[str, Elsewhere]) -> None:
+    def hear_elsewhere(self, traffic: Mapping[str, Elsewhere]) -> None:
         """What all other routers have at each backend, as far as they tell."""
         for name, member in self._members.items():
-            before, member.elsewhere = member.elsewhere, told.get(name, Elsewhere())
+            before, member.elsewhere = member.elsewhere, traffic.get(name, Elsewhere())
             if member.elsewhere.traffic != before.traffic:
                 self.changed(name)
 
@@ -175,7 +175,7 @@ class Cluster:
         """All backends by name."""
         return self._members.keys()
 
-    def tells_cache(self, name: str) -> bool:
+    def reports_cache(self, name: str) -> bool:
         """Does this backend itself tell what its cache holds?"""
         description = self._members[name].backend.describe() if name in self._members else None
         return description is not None and description.reports_cache

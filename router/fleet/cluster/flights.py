@@ -75,8 +75,8 @@ class Flight:
 
         Where the backend tells in the end how many there were, that counts; pieces without token ids count as one.
         """
-        told = self.usage.completion_tokens if self.usage else 0
-        return max(self.drawn_tokens, told) - self.first_tokens
+        reported = self.usage.completion_tokens if self.usage else 0
+        return max(self.drawn_tokens, reported) - self.first_tokens
 
     def heard(self, delta: Delta, now: float) -> None:
         """A piece of its answer, or of its prefill's progress, arrived at `now`."""

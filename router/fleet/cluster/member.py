@@ -58,8 +58,8 @@ class Member:
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
-    told: tuple[Latency, int | None] | None = None
-    """What was last told of its speed and its adaptive limit."""
+    reported: tuple[Latency, int | None] | None = None
+    """The speed and the adaptive limit that were last reported."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
     turnover: Turnover = field(default_factory=Turnover)
     """The clock of all caches of the cluster."""
@@ -121,12 +121,12 @@ class Member:
         if self.flights.silent:
             self.flights.presume(now)
         standing = self.known()
-        load, said, seen_before = standing.load, standing.said, standing.view
-        seen = self.flights.seen_by(rank if said.preempts else None)
+        load, description, seen_before = standing.load, standing.description, standing.view
+        seen = self.flights.seen_by(rank if description.preempts else None)
         held_tokens = held.get(seen_before.name, seen_before.held_tokens)
         latency, tokens = self.model.snapshot(), max(1.0, prompt_tokens - (held_tokens or 0))
         queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
-        readiness = self._readiness(model, said, load) if model in said.tuned else None
+        readiness = self._readiness(model, description, load) if model in description.tuned else None
         share = self.server.health.share(now)
         return replace(
             seen_before,
@@ -155,7 +155,7 @@ class Member:
             self.server.is_kept_out or self.is_leaving,
         )
         if self.standing is None or self.standing.inputs != inputs:
-            self.model.told(load.prefill_s_per_token)
+            self.model.note_speed(load.prefill_s_per_token)
             self.standing = standing_of(self.backend, self.flights, Inputs(*inputs))
         return self.standing
 
@@ -165,14 +165,14 @@ class Member:
             self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
         standing = self.known()
-        load, said = standing.load, standing.said
-        seen = self.flights.seen_by(request.rank if said.preempts else None)
+        load, description = standing.load, standing.description
+        seen = self.flights.seen_by(request.rank if description.preempts else None)
         ahead = self._ahead(now, standing, seen, uncached_tokens)
         there = len(self.flights) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
             there = max(0, load.running + (load.waiting or 0) - standing.gone) + standing.unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
-        readiness = self._readiness(request.model, said, load) if request.model in said.tuned else None
+        readiness = self._readiness(request.model, description, load) if request.model in description.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         flight = Flight(
             self.backend.name,
@@ -186,7 +186,7 @@ class Member:
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
-            is_silent=said.may_answer_whole and not request.stream,
+            is_silent=description.may_answer_whole and not request.stream,
             readiness=readiness,
             adapter_s=adapter_s,
         )
@@ -231,9 +231,9 @@ class Member:
     def tell_learnt(self, listener: ClusterListener) -> None:
         """Tell `listener` what is known of its speed by now, if that has changed."""
         learnt = (self.model.snapshot(), self.adaptive_limit)
-        if learnt != self.told:
+        if learnt != self.reported:
             # ten gauges, and an answer that came whole teaches nothing
-            self.told = learnt
+            self.reported = learnt
             listener.learnt(self.backend.name, *learnt)
         load = self.backend.load()
         if load.drafted_tokens:
@@ -245,8 +245,8 @@ class Member:
             part.check()
         assert self.server.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
 
-    def _readiness(self, adapter: str, said: Description, load: Load) -> Readiness:
-        known, active = adapter not in said.loadable, load.active_adapters
+    def _readiness(self, adapter: str, description: Description, load: Load) -> Readiness:
+        known, active = adapter not in description.loadable, load.active_adapters
         return self.adapters.readiness(adapter, is_known=known, active=active, slots=load.adapter_slots)
 
     @property
@@ -309,10 +309,10 @@ class Member:
             # the usual case, and asked of each backend for each decision
             return Ahead()
         left = left_of_theirs = 1.0
-        if standing.told_tokens is None:
+        if standing.reported_tokens is None:
             left = left_of_theirs = self._left(now, theirs)
         elif flights.waiting:
-            left = min(1.0, standing.told_tokens / flights.waiting_tokens)
+            left = min(1.0, standing.reported_tokens / flights.waiting_tokens)
         ahead = seen.front.ahead_of(tokens) if flights.waiting else Ahead()
         if left == 1.0 and not theirs.tokens:
             return ahead
@@ -405,8 +405,8 @@ class Member:
 
 def _computed(flight: Flight) -> tuple[int, int]:
     """How many tokens of the prompt were computed and how many were cached, as far as the end of `flight` tells."""
-    prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
-    uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
+    prompt_tokens, cached = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
+    uncached = max(1, min(flight.uncached_tokens, prompt_tokens - cached))
     return uncached, max(0, prompt_tokens - uncached)
 
 

@@ -41,7 +41,7 @@ class Standing:
 
     inputs: Inputs
     load: Load
-    said: Description
+    description: Description
     view: BackendView
     unseen: int
     gone: int
@@ -49,16 +49,16 @@ class Standing:
     theirs: Work
 
     @property
-    def told_tokens(self) -> int | None:
+    def reported_tokens(self) -> int | None:
         """Tokens of prefill that wait there, reported or sent since; None where the backend does not report them."""
-        told = self.load.waiting_tokens
-        return None if told is None else told + self.unseen_tokens
+        reported = self.load.waiting_tokens
+        return None if reported is None else reported + self.unseen_tokens
 
 
 def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
     """The Standing of `backend` with `flights` of this router, whose revision is in `inputs`."""
     load, description, _, others, limit, may_serve, is_kept_out = inputs
-    said = description or _NOTHING
+    known = description or _NOTHING
     if load.reported_at is None:
         unseen, unseen_tokens, gone = len(flights), flights.waiting_tokens, 0
     else:
@@ -78,7 +78,7 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
         name=backend.name,
         pool=backend.pool,
         kind=backend.kind,
-        models=said.models,
+        models=known.models,
         healthy=may_serve and description is not None,
         draining=is_kept_out or load.draining,
         running=running,
@@ -86,11 +86,11 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
         waiting_tokens=waiting_tokens + unseen_tokens,
         max_requests=load.max_requests,
         free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
-        context_tokens=said.context_tokens,
-        held_tokens=0 if said.reports_cache else None,
-        capabilities=said.capabilities,
+        context_tokens=known.context_tokens,
+        held_tokens=0 if known.reports_cache else None,
+        capabilities=known.capabilities,
         # flights of other routers must not keep this one from its first there: it would never learn the limit
         adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
         cache_tokens=load.total_tokens,
     )
-    return Standing(inputs, load, said, view, unseen, gone, unseen_tokens, theirs)
+    return Standing(inputs, load, known, view, unseen, gone, unseen_tokens, theirs)

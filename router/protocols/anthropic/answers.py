@@ -227,4 +227,4 @@ def _error(error: ExpectedError, status: int | None = None) -> dict[str, Any]:
     usual = "api_error" if status is None else "invalid_request_error"
     kind = _ERROR_TYPES.get(status or status_of(error).http, usual)
     kind = "overloaded_error" if isinstance(error, Overloaded) else kind
-    return {"type": "error", "error": {"type": kind, "message": error.told}}
+    return {"type": "error", "error": {"type": kind, "message": error.public_message}}

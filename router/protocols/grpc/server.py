@@ -144,7 +144,7 @@ class Inference:
                 yield
         except ExpectedError as error:
             why = tuple(context.trailing_metadata() or ())
-            await context.abort(status_of(error).grpc, error.told, (*why, *_trailing(error)))
+            await context.abort(status_of(error).grpc, error.public_message, (*why, *_trailing(error)))
         except CallerGone:
             await context.abort(grpc.StatusCode.CANCELLED, "the client has gone")
 
@@ -253,8 +253,8 @@ def _metadata(context: Context) -> dict[str, str]:
 
 def _trailing(error: ExpectedError) -> Iterable[tuple[str, str]]:
     yield "pointsman-code", error.code
-    if error.told_hint:
+    if error.public_hint:
         # gRPC's metadata is ASCII
-        yield "pointsman-hint", error.told_hint.encode("ascii", "backslashreplace").decode()
+        yield "pointsman-hint", error.public_hint.encode("ascii", "backslashreplace").decode()
     if (after := retry_after(error)) is not None:
         yield "retry-after", after

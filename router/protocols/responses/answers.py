@@ -143,8 +143,11 @@ class ResponseStream:
 
     def fail(self, error: ExpectedError) -> bytes:
         """An error event, and the response so far."""
-        events = [*self._begin(), self._event("error", code=error.code, message=error.told, param=error.param)]
-        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.told}}
+        events = [
+            *self._begin(),
+            self._event("error", code=error.code, message=error.public_message, param=error.param),
+        ]
+        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.public_message}}
         return b"".join(events) + self._event("response.failed", response=self.response)
 
     def _begin(self) -> Iterator[bytes]:

@@ -243,7 +243,7 @@ class Prefixes:
             longer_s = min(max(rules.first_backoff_s, 2 * charge.backoff_s), rules.most_backoff_s)
             charge.backoff_s = longer_s if missing or charge.pinned != self._wish(key) else 0.0
             charge.retry_at = self._now() + charge.backoff_s
-            trouble = charge.failure.told[:_MOST_TROUBLE] if missing and charge.failure else ""
+            trouble = charge.failure.public_message[:_MOST_TROUBLE] if missing and charge.failure else ""
             self._change(key, is_warming=False, trouble=trouble)
 
     async def _renew(self, key: Key, charge: Tended) -> bool:

@@ -120,15 +120,15 @@ def test_predictions_are_usable_before_anything_was_seen(kind: str) -> None:
 
 def test_a_reported_speed_counts_until_the_first_answer() -> None:
     model = LatencyModel()
-    model.told(None)
+    model.note_speed(None)
     assert model.snapshot() == TYPICAL
     for token_s in (5e-3, 2e-3):
-        model.told(token_s)
+        model.note_speed(token_s)
         assert model.snapshot().token_s == pytest.approx(token_s)
     assert model.snapshot().pair_s / TYPICAL.pair_s == pytest.approx(2e-3 / TYPICAL.token_s)
     model.observe_ttft(prefill_work(1000), Ahead(), 9.0)
     learnt = model.snapshot()
-    model.told(1e-6)
+    model.note_speed(1e-6)
     assert model.snapshot() == learnt
     model.check()
 
@@ -149,11 +149,11 @@ def test_a_backend_without_observations_is_believed_to_be_like_similar_ones(trut
 def test_its_reported_speed_is_off_as_that_of_the_others_was() -> None:
     peers = Peers()
     slow, fast = LatencyModel(peers), LatencyModel(peers)
-    slow.told(2e-3)
+    slow.note_speed(2e-3)
     snapshot = slow.snapshot()
     for uncached in (500, 2000, 8000) * 20:
         slow.observe_ttft(prefill_work(uncached), Ahead(), 3 * snapshot.ttft_s(uncached))
-    fast.told(1e-3)
+    fast.note_speed(1e-3)
     assert fast.snapshot().ttft_s(2000) == pytest.approx(1.5 * snapshot.ttft_s(2000), rel=0.1)
     assert LatencyModel().snapshot() == TYPICAL
 
@@ -267,7 +267,7 @@ def test_whatever_is_seen_coefficients_stay_positive_numbers_within_their_bounds
 ) -> None:
     model = LatencyModel(Peers(prior))
     for uncached, cached, ahead, ttft_s, step_s in seen:
-        model.told(ttft_s)
+        model.note_speed(ttft_s)
         model.observe_ttft(prefill_work(uncached, cached), Ahead(prefill_work(ahead), prefill_work(cached)), ttft_s)
         model.observe_decode(1.0 + ahead / 1000, cached, step_s)
         work, batch = prefill_work(uncached, cached), 1.0 + ahead / 1000

@@ -22,7 +22,7 @@ from policies.errors import (
 )
 from policies.health import Trouble
 from policies.nouns import Delta
-from router.call.disclosure import shown_name, told_of, told_trouble, without_places
+from router.call.disclosure import public_message_of, public_trouble, shown_name, without_places
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
 from router.protocols.status import status_of
@@ -174,9 +174,9 @@ def test_addresses_are_left_out_of_a_backends_text(text: str, shown: str) -> Non
 
 
 def test_what_a_client_can_help_keeps_its_words_and_what_it_cannot_does_not() -> None:
-    assert told_of(InvalidRequest("top_k is 3 at most")) == "top_k is 3 at most"
-    assert told_of(BackendFailed("org-123 is over its budget")) == BackendFailed.told_as
-    assert "org-123" not in told_of(Overloaded("b0 is busy: org-123 is over its limit"))
+    assert public_message_of(InvalidRequest("top_k is 3 at most")) == "top_k is 3 at most"
+    assert public_message_of(BackendFailed("org-123 is over its budget")) == BackendFailed.masked_message
+    assert "org-123" not in public_message_of(Overloaded("b0 is busy: org-123 is over its limit"))
 
 
 def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
@@ -200,4 +200,4 @@ def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
 )
 def test_clients_learn_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, shown: str) -> None:
     name = "own@10.0.0.5:7001"
-    assert told_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == shown
+    assert public_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == shown

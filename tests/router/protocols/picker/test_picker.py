@@ -287,7 +287,7 @@ async def test_an_endpoint_that_never_answers_is_given_up(caplog: pytest.LogCapt
     async with a_gateway(Silent(model=MODEL), idle_s=0.05) as (envoy, router):
         reply = await chat(envoy)
         assert reply.status == 502
-        assert error_in(reply.body)["message"] == BackendFailed.told_as
+        assert error_in(reply.body)["message"] == BackendFailed.masked_message
         assert "was silent for 0.05 s" in caplog.text
         assert settled(router) == {Outcome.FAILED: 1}
 

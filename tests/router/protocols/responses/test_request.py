@@ -309,7 +309,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_a_failed_response
         stream = await client.responses.create(**a_body(), stream=True)
         events = [event async for event in stream]
     assert [event.type for event in events[-2:]] == ["error", "response.failed"]
-    assert events[-2].message == BackendFailed.told_as  # type: ignore[union-attr]
+    assert events[-2].message == BackendFailed.masked_message  # type: ignore[union-attr]
     assert events[-1].response.error.code == "backend_failed"  # type: ignore[union-attr]
 
 
