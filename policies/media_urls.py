@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -56,8 +55,23 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        try:
-            return ipaddress.IPv4Address(socket.inet_aton(host))
-        except OSError:
-            return None
+        return _ipv4_in_parts(host)
     return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+
+
+def _ipv4_in_parts(host: str) -> ipaddress.IPv4Address | None:
+    """The address of one to four numbers, decimal, octal or hexadecimal, as inet_aton reads them (POSIX)."""
+    numbers = []
+    for part in host.split("."):
+        digits, base = (part[2:], 16) if part[:2].lower() == "0x" else (part, 8 if part[:1] == "0" else 10)
+        if not digits.isascii() or not digits.isalnum():
+            return None
+        try:
+            numbers.append(int(digits, base))
+        except ValueError:
+            return None
+    *bytes_, last = numbers
+    left = 4 - len(bytes_)
+    if len(numbers) > 4 or any(byte > 255 for byte in bytes_) or last >= 256**left:
+        return None
+    return ipaddress.IPv4Address(int.from_bytes(bytes(bytes_)) << 8 * left | last)

@@ -30,7 +30,7 @@ def test_arguments_without_a_default_are_required() -> None:
 
 
 def test_a_part_is_summarised_by_the_first_line_of_its_docstring_or_its_name() -> None:
-    assert Part(nearest, {"rack": str}).summary == "How near a backend is."
+    assert Part(nearest, {"rack": str}).summary == "The nearness of a backend."
     assert Part(anything).summary == "anything"
 
 

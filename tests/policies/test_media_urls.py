@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.media_urls import why_refused
+from policies.media_urls import _ipv4_in_parts, why_refused
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,16 @@ def test_named_hosts_are_the_only_ones_and_may_be_this_machine() -> None:
         assert why_refused(url, hosts) == "is at no host of `server.media_hosts`"
     assert why_refused("https://cdn.example.com/a", ()) is not None
     assert why_refused("data:,x", ()) is None
+
+
+@given(st.lists(st.sampled_from(["0", "1", "127", "0x7f", "0177", "255", "256", "65536", "08", "x", ""]), max_size=5))
+def test_addresses_in_parts_are_those_of_the_c_library(parts: list[str]) -> None:
+    host = ".".join(parts)
+    try:
+        expected = ipaddress.IPv4Address(socket.inet_aton(host)) if host else None
+    except OSError:
+        expected = None
+    assert _ipv4_in_parts(host) == expected
 
 
 @given(st.text(max_size=60), st.sampled_from(["http://", "https://", "http://[", "", "//"]))
