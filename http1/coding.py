@@ -30,11 +30,11 @@ class Decoder:
 
     def feed(self, data: bytes) -> bytes:
         """What `data` adds. Raises BadCoding, BodyTooLarge."""
-        said = data if self._inflate is None or not data else self._inflated(data)
-        self._size += len(said)
+        data_out = data if self._inflate is None or not data else self._inflated(data)
+        self._size += len(data_out)
         if self._size > self._most_bytes:
             raise BodyTooLarge(self._most_bytes)
-        return said
+        return data_out
 
     def end(self) -> None:
         """The body is over. Raises BadCoding if something is missing."""
@@ -49,13 +49,13 @@ class Decoder:
                 # without the wrapper of zlib, as some programs send it
                 self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            said = self._inflate.decompress(data, self._most_bytes - self._size + 1)
+            data_out = self._inflate.decompress(data, self._most_bytes - self._size + 1)
         except zlib.error as error:
             raise BadCoding(f"the body is no {self._coding}") from error
         if self._inflate.unused_data:
             # a second member of gzip too: many empty ones would cost a copy of the body each
             raise BadCoding(f"the body goes on after the end of its {self._coding}")
-        return said
+        return data_out
 
 
 def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:

@@ -62,7 +62,7 @@ class Admission:
 
     def check(self) -> None:
         """Assert that the counts agree with the open permits; with none open, all counts are zero."""
-        counted = Counter(one.id for permit in self._open for one in permit.claim.descriptors)
+        counted = Counter(descriptor.id for permit in self._open for descriptor in permit.claim.descriptors)
         assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
 
@@ -71,11 +71,11 @@ class Admission:
 
         Called by the permit itself.
         """
-        for one in permit.claim.descriptors:
-            running, most = self._running[one.id], one.limits.concurrent
+        for descriptor in permit.claim.descriptors:
+            running, most = self._running[descriptor.id], descriptor.limits.concurrent
             if most is not None and running >= most:
                 raise QuotaExceeded(
-                    f"{one} has {running} requests running, which is its limit",
+                    f"{descriptor} has {running} requests running, which is its limit",
                     hint="wait for one to finish",
                     retry_after_s=_RETRY_AFTER_S,
                 )
@@ -103,12 +103,12 @@ class Admission:
 
     def _count(self, permit: Permit, change: int) -> None:
         (self._open.add if change > 0 else self._open.discard)(permit)
-        for one in permit.claim.descriptors:
-            running = self._running[one.id] + change
+        for descriptor in permit.claim.descriptors:
+            running = self._running[descriptor.id] + change
             if running:
-                self._running[one.id] = running
+                self._running[descriptor.id] = running
             else:
-                del self._running[one.id]
+                del self._running[descriptor.id]
 
 
 class Permit:

@@ -1,4 +1,4 @@
-"""Whoever asks, over whichever protocol, as the pipeline sees them."""
+"""The client of a call as the pipeline sees it, over any protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.ask import Ask
 
 
 class CallerGone(Exception):
-    """The client closed its connection; nobody reads the answer any more."""
+    """The client closed its connection and reads no answer."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -57,5 +57,5 @@ class Caller(Protocol):
         ...
 
     def has_seen(self, index: int) -> bool:
-        """May the client have seen a piece of the answer to prompt `index`? From then on nobody may start over."""
+        """May the client have seen a piece of the answer to prompt `index`? Then no other backend may start over."""
         ...

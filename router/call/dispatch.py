@@ -333,7 +333,7 @@ class Dispatcher:
             queue.walk = asyncio.get_running_loop().call_later(PAUSE_S, self._walk, queue)
 
     def _walk(self, queue: ModelQueue) -> None:
-        """Place whom there is room for, in fair order; where too many in front find none, some of the others by turns.
+        """Place bids in fair order while there is room; if too many in front find none, look at others by turns.
 
         Those in front look first each time: room that they can use is theirs.
         """
@@ -355,8 +355,8 @@ class Dispatcher:
             self._walk_soon(queue)
 
     def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
-        """Let those of no shape in `past` have a look, whose shapes are noted there, and note in `leaving` what becomes
-        of those that go. Is a bid left that had none?
+        """Look for room for bids of shapes that are not in `past`, and add these shapes to it. The result for each bid
+        that leaves goes into `leaving`. Returns whether a bid is left that was not looked at.
         """
         failed = 0
         for bid in queue.in_turn(self._clock(), MOST_SEEN):

@@ -53,18 +53,18 @@ class Doors:
                 self._empty.set()
 
     def close(self) -> None:
-        """Let nobody in any more; who is inside stays."""
+        """Let no more calls in; those inside stay."""
         self.open = False
 
     def turn_out(self) -> None:
-        """Have everybody leave who is inside now."""
+        """End all calls that are inside now."""
         now = asyncio.get_running_loop().time()
         for stay in self._inside:
             if not stay.expired():
                 stay.reschedule(now)
 
     async def emptied(self, timeout_s: float) -> bool:
-        """Wait until nobody is inside, at most `timeout_s`; was it so?"""
+        """Wait until no call is inside, at most `timeout_s`; returns whether none is."""
         if self.inside:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -72,5 +72,5 @@ class Doors:
         return not self.inside
 
     def check(self) -> None:
-        """Nobody is counted wrong; for use at any time."""
+        """Assert that the counts agree; may be called at any time."""
         assert self._empty.is_set() == (self.inside == 0), f"{self!r}: the event does not fit the count"

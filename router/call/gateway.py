@@ -102,4 +102,4 @@ class Gateway:
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"
-        assert self.dispatcher.is_idle(), f"{self.dispatcher!r}: somebody waits"
+        assert self.dispatcher.is_idle(), f"{self.dispatcher!r}: a bid waits"

@@ -1,4 +1,4 @@
-"""Who asks: from the key that a call came with to its tenant."""
+"""From the key of a call to its tenant."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from router.shared.keys.ring import KeyRing
 
 
 class Identity(NamedTuple):
-    """Who asks: a tenant, and the `key` that it came with where that has limits of its own."""
+    """The tenant of a call, and the `key` that it used if that has limits of its own."""
 
     tenant: Tenant
     key: Descriptor | None = None
 
 
 def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
-    """The tenant whose key this is. Raises as `identity_of` does."""
+    """The tenant of this key. Raises as `identity_of` does."""
     return identity_of(key, config, issued).tenant
 
 
 def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
-    """Whose key this is, of the file or `issued`; the anonymous tenant's, where the file has it, without a key.
+    """The tenant of this key, from the file or from `issued`; without a key the anonymous one, if the file has one.
 
     Keys are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
-    Raises Unauthenticated, and Unavailable for what may be an issued key while nobody knows these.
+    Raises Unauthenticated, and Unavailable for what may be an issued key while these cannot be looked up.
     """
     if key:
         digest = hash_of(key)
@@ -42,7 +42,7 @@ def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
             return _identity(tenant, digest, tenant.key_limits.get(digest))
         if (found := issued.find(digest)) is not None:
             return _identity(_owner(found, config, issued.now()), digest, found.limits)
-    # without any tenant that has keys there is nobody to tell apart: clients that must send some key may
+    # if no tenant has keys, any key will do: some clients must send one
     if config.anonymous is not None and (not key or not _tells_apart(key, config, issued)):
         return Identity(config.anonymous)
     if not key:
@@ -53,7 +53,7 @@ def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
 
 
 def on_behalf_of(name: str, config: Config) -> Tenant:
-    """The tenant `name`, who was identified before, for what the router goes on doing for it.
+    """The tenant `name`, which was identified before, for what the router goes on doing for it.
 
     Raises Unauthenticated.
     """
@@ -80,7 +80,7 @@ def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:
 
 
 def _tells_apart(key: str, config: Config, issued: KeyRing) -> bool:
-    """Is there somebody else whom this key might mean? What was issued and revoked is nobody's any more."""
+    """Could this key belong to a tenant? A key that was issued and revoked belongs to none."""
     return bool(config.tenant_by_key_hash) or not issued.is_empty or key.startswith(PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""What is found out about a call before anything runs: its model, its tokens, who holds them, and what it may cost."""
+"""What is looked up before a call runs: its model, its tokens, the backends that hold them, and its cost at most."""
 
 from __future__ import annotations
 

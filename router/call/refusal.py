@@ -1,4 +1,4 @@
-"""Why no backend takes a prompt, in words for whoever asked. Pure."""
+"""Why no backend takes a prompt, as an error for its client. Pure."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _OF_HEALTH = frozenset({UNREACHED, "healthy"})
 def refusal_of(
     request: Request, view: ClusterView, decision: Decision, trouble: Callable[[str], Trouble | None] = lambda _: None
 ) -> ExpectedError:
-    """The error for `request`, of which `decision` on `view` found that nobody can take it.
+    """The error for `request`, which no backend can take according to `decision` on `view`.
 
     `trouble` says what is wrong with the health of a backend.
     """
     incapable = _incapable(request, view.backends)
-    return incapable or _too_long(request, view, decision) or _nobody(decision, view.backends, trouble)
+    return incapable or _too_long(request, view, decision) or _no_backend(decision, view.backends, trouble)
 
 
 def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
@@ -49,7 +49,7 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
     serving = [backend for backend in backends if request.model in backend.models]
     if not serving or any(request.needs <= backend.capabilities for backend in serving):
         return None
-    missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
+    missing = sorted(need for need in request.needs if not any(need in backend.capabilities for backend in serving))
     what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
     return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
 
@@ -61,12 +61,12 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
     """
     if all(reason != "fits_context" for _, reason in decision.dropped):
         return None
-    asked = [one for one in view.backends if request.pools is None or one.pool in request.pools]
-    reached = {one.pool for one in asked if one.models}
-    able = [one for one in asked if request.model in one.models and request.needs <= one.capabilities]
-    if any(one.pool not in reached for one in asked) or any(may_fit(request, one) for one in able):
+    asked = [backend for backend in view.backends if request.pools is None or backend.pool in request.pools]
+    reached = {backend.pool for backend in asked if backend.models}
+    able = [backend for backend in asked if request.model in backend.models and request.needs <= backend.capabilities]
+    if any(backend.pool not in reached for backend in asked) or any(may_fit(request, backend) for backend in able):
         return None
-    longest = max(one.context_tokens or 0 for one in able)
+    longest = max(backend.context_tokens or 0 for backend in able)
     at_least = "" if request.least_prompt_tokens is None else "at least "
     return ContextExceeded(
         f"{at_least}{request.surely_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit"
@@ -75,7 +75,7 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
     )
 
 
-def _nobody(
+def _no_backend(
     decision: Decision, backends: Sequence[BackendView], trouble: Callable[[str], Trouble | None]
 ) -> NoBackend | Overloaded:
     def shown(name: str, reason: str) -> str:

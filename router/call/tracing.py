@@ -1,4 +1,4 @@
-"""What a trace is told of a call on its way. Where nobody traces, it costs some hundred nanoseconds a request.
+"""What a call reports to its trace. Without tracing this costs some hundred nanoseconds a request.
 
 A call has one CallTrace, each of its prompts a PromptTrace, each backend that a prompt is sent to an AttemptTrace.
 `router/operate/telemetry/spans.py` makes spans of what they hear.
@@ -126,7 +126,7 @@ class Tracing(Protocol):
 
 
 class Untraced:
-    """A call, a prompt and an attempt that nobody traces: the context in `headers` goes on as it came."""
+    """A call, a prompt and an attempt without a trace: the context in `headers` is passed on unchanged."""
 
     __slots__ = ("headers",)
 
@@ -136,18 +136,18 @@ class Untraced:
         self.headers = headers
 
     def prompt(self) -> Untraced:
-        """Nobody traces it either."""
+        """Untraced too."""
         return self
 
     def queue(self) -> Untraced:
-        """Nobody hears it."""
+        """Not recorded."""
         return self
 
     def decided(self, request: Request, view: ClusterView, decision: Decision, *, began_at: float) -> None:
-        """Nobody hears it."""
+        """Not recorded."""
 
     def sent(self, placed: Placed, target: Target) -> Untraced:  # noqa: ARG002
-        """Nobody hears it."""
+        """Not recorded."""
         return self
 
     def stamped(self, prompt: Prompt) -> Prompt:
@@ -155,10 +155,10 @@ class Untraced:
         return prompt
 
     def finished(self, reason: str) -> None:
-        """Nobody hears it."""
+        """Not recorded."""
 
     def end(self, what: Answered) -> None:
-        """Nobody hears it."""
+        """Not recorded."""
 
     def __enter__(self) -> Self:
         return self

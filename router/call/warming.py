@@ -1,4 +1,4 @@
-"""Computing a prefix on a backend: a call like any other, but that nobody reads its answer."""
+"""Computing a prefix on a backend: a call like any other, without a reader of its answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GatewayWarmer:
 
     async def measure(self, ask: Ask, tenant: Tenant) -> Measure:
         """See Warmer. Raises InvalidRequest for a prompt of less than a block, a body that is mostly something else, or
-        pins that nobody can hold."""
+        pins that no backend can hold."""
         gateway = self._gateway()
         model = find_model(ask.model, tenant, gateway)
         (tokens,) = await tokenize(ask, model, tenant, gateway)
@@ -61,11 +61,15 @@ class GatewayWarmer:
     def _require_pins(self, model: str, tenant: Tenant) -> None:
         """Raise InvalidRequest unless a backend of `model` can pin, with the pools that could if it were theirs."""
         gateway = self._gateway()
-        able = [one for one in gateway.cluster.view(gateway.clock()).backends if Capability.PINS in one.capabilities]
-        if any(model in one.models for one in able):
+        able = [
+            backend
+            for backend in gateway.cluster.view(gateway.clock()).backends
+            if Capability.PINS in backend.capabilities
+        ]
+        if any(model in backend.models for backend in able):
             return
         allowed = gateway.models_for(tenant).keys()
-        pools = sorted({one.pool for one in able if one.models & allowed})
+        pools = sorted({backend.pool for backend in able if backend.models & allowed})
         which = f"these pools can: {', '.join(pools)}" if pools else "only pools of kind 'shard' can"
         raise InvalidRequest(
             f"no backend of '{model}' can pin prefixes ({which})",
@@ -94,10 +98,10 @@ class _Nobody:
         return self.ask
 
     def limited(self, standing: Standing) -> None:
-        """Nobody is told."""
+        """Not reported."""
 
     def explain(self, index: int, explanation: Explanation) -> None:
-        """Nobody asked."""
+        """Not explained."""
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
         """Remember where it goes."""
@@ -105,10 +109,10 @@ class _Nobody:
         self.placed(placement.backend)
 
     async def write(self, index: int, delta: Delta) -> None:
-        """Nobody reads."""
+        """Not passed on."""
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002 - there is one prompt
-        """Nobody has: another backend may always try."""
+        """Never: another backend may always try."""
         return False
 
 

@@ -16,7 +16,7 @@ MOST = {
     "http1": 0,
     "policies": 0,
     "proto": 0,
-    "router": 38,
+    "router": 0,
     "shards": 5,
     "simulation": 0,
 }

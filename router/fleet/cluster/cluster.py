@@ -357,7 +357,7 @@ class Cluster:
         member = self._members[server.ranks[0]]
         timeout_s = member.health.rules.probe_timeout_s
         failure: BackendFailed | None = None
-        reports = [(one, one.backend.load()) for one in self._ranks(server)]
+        reports = [(rank, rank.backend.load()) for rank in self._ranks(server)]
         if server.silent_since is None:
             server.silent_since = self._clock()
         watch = asyncio.create_task(self._watch(server), name=f"watch of {name}")
@@ -379,10 +379,10 @@ class Cluster:
             self._follow_ranks(server, member.backend.ranks())
         member.probed(failure, now=self._clock())
         self._unnoted.update(dict.fromkeys(server.ranks))
-        for one, report in reports:
-            if one.backend.load() != report:
+        for rank, report in reports:
+            if rank.backend.load() != report:
                 # a bid that waits for room may have waited for this report
-                self.changed(one.backend.name)
+                self.changed(rank.backend.name)
         return member.health.may_serve
 
     async def _probe_until_well(self, name: str) -> bool:

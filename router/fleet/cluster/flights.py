@@ -248,7 +248,7 @@ class Flights:
             self._note_beginning(flight, now)
 
     def presume(self, now: float) -> None:
-        """A flight whose first token will not be seen decodes from its predicted time on, if that is past."""
+        """Count a flight as decoding from its predicted first token on, if that is due and will not be seen."""
         while self.silent and self.silent[0][0] <= now:
             due_at, _, flight = heapq.heappop(self.silent)
             if flight in self._open and flight.is_waiting:
@@ -353,7 +353,9 @@ class Flights:
         assert self.waiting_tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
         pairs = sum(flight.work.pairs for flight in self._open if flight.is_waiting)
         assert self.waiting_pairs == pairs, f"{self!r}: waiting pairs are wrong"
-        preemptible = [one.uncached_tokens + one.drawn_tokens for one in self._open if one.request.preemptible]
+        preemptible = [
+            flight.uncached_tokens + flight.drawn_tokens for flight in self._open if flight.request.preemptible
+        ]
         assert self._look(-1)[1:] == (len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
         for rank, seen in self._seen.items():
             now = self._look(rank)
@@ -375,7 +377,9 @@ class Flights:
         if not self.waiting:
             # the usual case
             return Seen(_NO_FRONT, requests, held)
-        waiting = [one.work for one in self._open if one.is_waiting and (rank is None or one.request.rank <= rank)]
+        waiting = [
+            flight.work for flight in self._open if flight.is_waiting and (rank is None or flight.request.rank <= rank)
+        ]
         return Seen(Front(waiting), requests, held)
 
     def _count_waiting(self, flight: Flight, sign: int) -> None:

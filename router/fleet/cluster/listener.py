@@ -50,40 +50,40 @@ class Listeners(ClusterListener):
 
     def reached(self, backend: Backend) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.reached(backend)
+        for listener in self._all:
+            listener.reached(backend)
 
     def gone(self, backend: str) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.gone(backend)
+        for listener in self._all:
+            listener.gone(backend)
 
     def health(self, backend: str, healthy: bool) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.health(backend, healthy)
+        for listener in self._all:
+            listener.health(backend, healthy)
 
     def changed(self, backend: str) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.changed(backend)
+        for listener in self._all:
+            listener.changed(backend)
 
     def in_flight(self, backend: str, count: int) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.in_flight(backend, count)
+        for listener in self._all:
+            listener.in_flight(backend, count)
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.predicted(backend, predicted_s, seen_s)
+        for listener in self._all:
+            listener.predicted(backend, predicted_s, seen_s)
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.learnt(backend, latency, adaptive_limit)
+        for listener in self._all:
+            listener.learnt(backend, latency, adaptive_limit)
 
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
         """See ClusterListener."""
-        for one in self._all:
-            one.drafted(backend, tokens, accepted)
+        for listener in self._all:
+            listener.drafted(backend, tokens, accepted)

@@ -35,16 +35,18 @@ class Report(NamedTuple):
 
 def served_model(name: str, serving: Sequence[Report]) -> ServedModel:
     """The model `name` by the reports of the backends that are `serving` it."""
-    contexts = [one.description.context_tokens for one in serving if one.description.context_tokens is not None]
-    sizes = [one.description.vocabulary for one in serving if one.description.vocabulary is not None]
-    assets = (one.assets for one in serving if one.description.speaks_tokens)
+    contexts = [
+        report.description.context_tokens for report in serving if report.description.context_tokens is not None
+    ]
+    sizes = [report.description.vocabulary for report in serving if report.description.vocabulary is not None]
+    assets = (report.assets for report in serving if report.description.speaks_tokens)
     return ServedModel(
         name=name,
-        pools=frozenset(one.backend.pool for one in serving),
+        pools=frozenset(report.backend.pool for report in serving),
         backends=len(serving),
         context_tokens=max(contexts, default=None),
         vocabulary=min(sizes, default=None),
-        speaks_tokens=any(one.description.speaks_tokens for one in serving),
+        speaks_tokens=any(report.description.speaks_tokens for report in serving),
         assets=next((files for files in assets if "tokenizer.json" in files), {}),
-        root=next((root for one in serving if (root := one.description.roots.get(name))), None),
+        root=next((root for report in serving if (root := report.description.roots.get(name))), None),
     )

@@ -56,7 +56,7 @@ class Standing:
 
 
 def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
-    """The Standing of `backend` with `flights` of this router, whose revision is in `inputs`."""
+    """The Standing of `backend` with `flights` of this router; `inputs` has their revision."""
     load, description, _, others, limit, may_serve, is_kept_out = inputs
     known = description or _NOTHING
     if load.reported_at is None:
