@@ -30,11 +30,11 @@ class Decoder:
 
     def feed(self, data: bytes) -> bytes:
         """What `data` adds. Raises BadCoding, BodyTooLarge."""
-        data_out = data if self._inflate is None or not data else self._inflated(data)
-        self._size += len(data_out)
+        output = data if self._inflate is None or not data else self._inflated(data)
+        self._size += len(output)
         if self._size > self._most_bytes:
             raise BodyTooLarge(self._most_bytes)
-        return data_out
+        return output
 
     def end(self) -> None:
         """The body is over. Raises BadCoding if something is missing."""
@@ -49,13 +49,13 @@ class Decoder:
                 # without the wrapper of zlib, as some programs send it
                 self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            data_out = self._inflate.decompress(data, self._most_bytes - self._size + 1)
+            output = self._inflate.decompress(data, self._most_bytes - self._size + 1)
         except zlib.error as error:
             raise BadCoding(f"the body is no {self._coding}") from error
         if self._inflate.unused_data:
             # a second member of gzip too: many empty ones would cost a copy of the body each
             raise BadCoding(f"the body goes on after the end of its {self._coding}")
-        return data_out
+        return output
 
 
 def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:

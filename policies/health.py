@@ -26,9 +26,9 @@ class HealthRules:
     `longest_retry_s`, and a probe that passes, it gets one request on trial. If that is answered the backend is well,
     and gets its full share of requests after `slow_start_s`.
 
-    While it is not well it is probed every `retry_probe_s`. A server is suspect while a probe has waited for
-    `suspect_s` and no piece of any answer came meanwhile: it gets no requests, and those that it has not begun to
-    answer may go elsewhere.
+    After a probe that failed, and while it is not well, it is probed every `retry_probe_s`. A server is suspect while a
+    probe has waited for `suspect_s` and no piece of any answer came meanwhile: it gets no requests, and those that it
+    has not begun to answer may go elsewhere.
     """
 
     failures: int = 3

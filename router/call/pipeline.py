@@ -164,7 +164,8 @@ def until_given_up(flight: Flight) -> Iterator[None]:
 
     def give_up() -> None:
         nonlocal is_given_up
-        is_given_up = is_given_up or task.cancel()
+        if not is_given_up:
+            is_given_up = task.cancel()
 
     flight.give_up = give_up
     try:
