@@ -62,7 +62,15 @@ SPECS: dict[tuple[str, str], Schema] = {
         "selector endpoints",
         selector=_object("matchLabels", matchLabels=TEXTS),
         namespaceSelector=_object("matchNames", matchNames=_list(TEXT)),
-        endpoints=_list(_object("port", port=TEXT, path=TEXT, interval=DURATION)),
+        endpoints=_list(
+            # a port of the service, or of its pods
+            {
+                "anyOf": [
+                    _object("port", port=TEXT, path=TEXT, interval=DURATION),
+                    _object("targetPort", targetPort=TEXT, path=TEXT, interval=DURATION),
+                ]
+            }
+        ),
     ),
     ("monitoring.coreos.com/v1", "PrometheusRule"): _object(
         "groups", groups=_list(_object("name rules", name=TEXT, rules=_list(_RULE)))

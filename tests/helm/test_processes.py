@@ -123,11 +123,12 @@ def a_shard(rendered: Rendered, port: int) -> tuple[list[str], dict[str, Any]]:
     return [sys.executable, "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
 
 
-def a_router(rendered: Rendered, configmap: Path, http: int) -> tuple[list[str], dict[str, Any]]:
+def a_router(rendered: Rendered, configmap: Path, http: int, metrics: int) -> tuple[list[str], dict[str, Any]]:
     pod = pods(rendered)["prod-pointsman-router"]
     places = {
         "0.0.0.0:8080": f"127.0.0.1:{http}",
         "0.0.0.0:8081": f"127.0.0.1:{free_port()}",
+        "0.0.0.0:9090": f"127.0.0.1:{metrics}",
         "/etc/pointsman": str(configmap),
     }
     return [sys.executable, "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
@@ -135,12 +136,12 @@ def a_router(rendered: Rendered, configmap: Path, http: int) -> tuple[list[str],
 
 async def test_router_and_shard_start_answer_reload_and_end_as_pods_do(tmp_path: Path) -> None:
     rendered = render(VALUES)
-    link, http = free_port(), free_port()
+    link, http, metrics = free_port(), free_port(), free_port()
     (tmp_path / "sla.yaml").write_text(rendered.get("ConfigMap", "-sla")["data"]["sla.yaml"])
     # the second shard never comes up: a pool that scales has addresses without a server
     environment = {**rendered.get("Secret", "-router")["stringData"], "SHARDS_OWN": f"127.0.0.1:{link},127.0.0.1:1"}
     shard_command, shard_pod = a_shard(rendered, link)
-    router_command, router_pod = a_router(rendered, tmp_path, http)
+    router_command, router_pod = a_router(rendered, tmp_path, http, metrics)
     base = f"http://127.0.0.1:{http}"
 
     async with (
@@ -160,8 +161,8 @@ async def test_router_and_shard_start_answer_reload_and_end_as_pods_do(tmp_path:
                 assert (await reply.json())["usage"]["completion_tokens"] == 2
 
             async def reloaded() -> bool:
-                async with session.get("/metrics") as metrics:
-                    return 'pointsman_config_reloads_total{result="accepted"} 1.0' in await metrics.text()
+                async with session.get(f"http://127.0.0.1:{metrics}/metrics") as reply:
+                    return 'pointsman_config_reloads_total{result="accepted"} 1.0' in await reply.text()
 
             (tmp_path / "new").write_text(SLA.replace("first", "second"))
             (tmp_path / "new").replace(tmp_path / "sla.yaml")

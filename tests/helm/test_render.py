@@ -92,6 +92,15 @@ CHANGES: dict[str, list[str]] = {
         NEW_FILE,
         ROUTER + "metadata.annotations, spec.containers, spec.terminationGracePeriodSeconds",
     ],
+    "tls everywhere": [
+        *REDIS,
+        "+ ServiceMonitor prod-pointsman-router",
+        NEW_FILE,
+        ROUTER + "metadata.annotations, spec.containers, spec.volumes",
+        OWN + "spec.containers, spec.volumes",
+        EGRESS + ", spec.ingress",
+        "~ Service prod-pointsman-router: spec.ports",
+    ],
     "bare": [
         *(f"+ {kind} gate-{part}" for kind, part in [("ConfigMap", "sla"), ("Deployment", "router")]),
         *(f"+ Service gate-{part}" for part in ("router", "shard-own")),

@@ -22,6 +22,8 @@ def environment_of(rendered: Rendered) -> dict[str, str]:
     variables = {
         variable["name"]: variable.get("value", "given") for variable in container(pods(rendered)[name]).get("env", ())
     }
+    urls = [secret["stringData"]["url"] for secret in rendered.all("Secret", "-redis")]
+    variables |= {"REDIS_URL": urls[0]} if urls else {}
     own = [secret["stringData"] for secret in rendered.all("Secret", "-router")]
     return {"LABS_KEY": "given", **variables, **(own[0] if own else {})}
 

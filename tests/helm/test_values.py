@@ -45,6 +45,7 @@ WRONG: dict[str, Values] = {
     "redis.url": {"redis": {"url": "http://elsewhere:6379"}},
     "redis.password": {"redis": {"enabled": True, "password": "two words"}},
     "redis.memory": {"redis": {"memory": "1.5Gi"}},
+    "tls.shards": {"tls": {"shards": "Not_A_Name"}},
     "podDisruptionBudget.maxUnavailable": {"podDisruptionBudget": {"maxUnavailable": 0}},
     "topologySpread[0]": {"topologySpread": [{"key": "zone"}]},
     "monitoring.rules.availability": {"monitoring": {"rules": {"availability": 99.9}}},
@@ -92,7 +93,7 @@ def test_no_mapping_of_ours_takes_a_key_that_it_does_not_know() -> None:
 def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> None:
     known = schema()["properties"]
     assert set(known) - {"global"} == set(defaults())
-    for name in ("router", "redis", "secrets", "image", "monitoring", "networkPolicy", "shardDefaults"):
+    for name in ("router", "redis", "tls", "secrets", "image", "monitoring", "networkPolicy", "shardDefaults"):
         assert set(known[name]["properties"]) == set(defaults()[name]), name
     entry = known["shards"]["items"]["properties"]
     assert set(entry) == {"name", *defaults()["shardDefaults"]}
@@ -101,7 +102,9 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
 def test_options_of_shards_are_those_of_the_command() -> None:
     ours = {"model", "listen", "name", "device", "grace-s", "supervised"}
     # the chart knows its shards by name: they need not announce themselves
-    ours |= {"register", "register-key", "advertise", "pool"}
+    ours |= {"register", "register-key", "register-ca", "advertise", "pool"}
+    # it names the files of its own Secret
+    ours |= {"tls-cert", "tls-key", "tls-client-ca"}
     command = typer.main.get_command(shard_app)
     known = {option.opts[0].removeprefix("--") for option in command.params} - {"help"}
     assert set(schema()["definitions"]["shardOptions"]["properties"]) == known - ours

@@ -27,6 +27,17 @@ OWN = {"name": "own", "replicas": 2}
 RULES = {"rules": {"enabled": True}}
 ELSEWHERE = "pools: {vllm: {kind: openai_compatible, at: 'http://vllm:8000', model: llama-8b}}\n"
 
+TLS_SLA = """
+pools:
+  own: {at: "${env:SHARDS_OWN}", tls: {ca: /run/tls/ca.crt, cert: /run/tls/tls.crt, key: /run/tls/tls.key}}
+store:
+  redis: "${env:REDIS_URL}"
+  tls: {ca: /run/tls/ca.crt, cert: /run/tls/tls.crt, key: /run/tls/tls.key}
+server:
+  tls: {cert: /run/tls/tls.crt, key: /run/tls/tls.key}
+"""
+"""All connections in the release with certificates of cert-manager; clients need none."""
+
 VALUE_SETS: dict[str, Values] = {
     "defaults": {},
     "production file": {"sla": SLA, "shards": [OWN, LARGE], "secrets": {"envFrom": ["tenant-keys"]}},
@@ -74,6 +85,13 @@ VALUE_SETS: dict[str, Values] = {
             "rules": {"enabled": True, "labels": {"release": "prometheus"}, "runbook": "https://example.com/alerts"},
             "dashboards": {"enabled": True},
         },
+    },
+    "tls everywhere": {
+        "sla": TLS_SLA,
+        "tls": {"router": "router-tls", "shards": "shard-tls", "redis": "redis-tls"},
+        "redis": {"enabled": True},
+        "picker": {"enabled": True},
+        "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "bare": {
         "fullnameOverride": "gate",

@@ -49,3 +49,12 @@ SHARDS_{{ .name | upper | replace "-" "_" }}
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* A probe of a shard. It listens once its model is loaded; a kubelet has no certificate for more than to connect. */}}
+{{- define "pointsman.shardProbe" -}}
+{{- if .Values.tls.shards -}}
+tcpSocket: {port: link}
+{{- else -}}
+grpc: {port: 7001}
+{{- end -}}
+{{- end -}}

@@ -20,9 +20,50 @@
 {{- include "pointsman.seconds" (default "30s" (get $server "drain")) | float64 | ceil -}}
 {{- end -}}
 
+{{/* How the SLA file secures one of the router's ports: nothing, `server` for TLS, `mutual` if clients need a certificate. Takes (list $ port). */}}
+{{- define "pointsman.portTls" -}}
+{{- $server := default dict (get (include "pointsman.sla" (index . 0) | fromJson) "server") -}}
+{{- $tls := get $server "tls" -}}
+{{- if $tls -}}
+{{- $ports := default dict (get $tls "ports") -}}
+{{- $own := get $ports (index . 1) -}}
+{{- if or (not (hasKey $ports (index . 1))) (kindIs "map" $own) -}}
+{{- $own = default dict $own -}}
+{{- ternary "mutual" "server" (or (hasKey $own "client_ca") (hasKey $tls "client_ca")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A probe of the router's HTTP port at a path. A kubelet has no certificate: where clients need one it only connects. Takes (list $ path). */}}
+{{- define "pointsman.routerProbe" -}}
+{{- $tls := include "pointsman.portTls" (list (index . 0) "http") -}}
+{{- if eq $tls "mutual" -}}
+tcpSocket: {port: http}
+{{- else if $tls -}}
+httpGet: {path: {{ index . 1 }}, port: http, scheme: HTTPS}
+{{- else -}}
+httpGet: {path: {{ index . 1 }}, port: http}
+{{- end -}}
+{{- end -}}
+
+{{/* The application protocol of a gRPC port in a Service: HTTP/2, with TLS or without. Takes (list $ port). */}}
+{{- define "pointsman.grpcProtocol" -}}
+{{- ternary "https" "kubernetes.io/h2c" (ne "" (include "pointsman.portTls" .)) -}}
+{{- end -}}
+
+{{/* The volume of a Secret with certificates, and its mount. Take the Secret's name. */}}
+{{- define "pointsman.tlsVolume" -}}
+- name: tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end -}}
+
+{{- define "pointsman.tlsMount" -}}
+- {name: tls, mountPath: /run/tls, readOnly: true}
+{{- end -}}
+
 {{/* A checksum of the settings that the router reads only at its start: a change of these, and no other, replaces pods. */}}
 {{- define "pointsman.fixedChecksum" -}}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
-{{- dict "pools" (get $file "pools") "store" (get $file "store") "server" (pick $server "http" "grpc" "admin" "picker" "keys_file" "max_body" "decision_log") | toJson | sha256sum -}}
+{{- dict "pools" (get $file "pools") "store" (get $file "store") "server" (pick $server "http" "grpc" "admin" "picker" "metrics" "keys_file" "max_body" "decision_log" "tls") | toJson | sha256sum -}}
 {{- end -}}

@@ -1,0 +1,1 @@
+"""TLS of every port and connection: certificates that are read again when they change, pins, and clear refusals."""
