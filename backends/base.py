@@ -45,7 +45,8 @@ class Load:
     None means that the backend does not report it. `reported_at` is in seconds of the clock that the backend was given.
     `pinnable_tokens` more prompt tokens may be pinned. `draining`: it is about to stop and takes no new requests. Since
     its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
-    adapters with requests, by clients' names; `adapter_slots` is the number of slots.
+    adapters with requests, by clients' names; `adapter_slots` is the number of slots. `worked_at` is when it last
+    reported a step of its engine, on the clock of `reported_at`: until shortly before then no request hangs there.
     """
 
     running: int | None = None
@@ -62,6 +63,7 @@ class Load:
     accepted_tokens: int | None = None
     active_adapters: frozenset[str] | None = None
     adapter_slots: int | None = None
+    worked_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

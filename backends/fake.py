@@ -113,7 +113,8 @@ class FakeBackend:
         try:
             if not self.is_well:
                 raise Unreached(f"{self.name} cannot be reached")
-            for at, text in enumerate(answer.texts):
+            begun = 0 if prompt.beginning is None else prompt.beginning.tokens
+            for at, text in enumerate(answer.texts[begun:], start=begun):
                 await self._stumble(answer, at)
                 yield Delta(text=text)
             await self._stumble(answer, len(answer.texts))

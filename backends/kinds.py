@@ -37,13 +37,14 @@ from backends.tgi.backend import TGI
 from backends.triton.backend import TritonServer
 from backends.vllm import VLLM
 from policies.errors import ConfigError
+from tls.certificates import Certificates
 
 T = TypeVar("T")
 
 GROUP = "pointsman.backends"
 """Entry points of other distributions: a kind's name, and a Kind or a class of HttpBackend."""
 
-_IN_CODE_ONLY = ("credentials", "error")
+_IN_CODE_ONLY = ("tls", "error")
 """Options that are objects and cannot stand in a file."""
 
 
@@ -63,7 +64,8 @@ class Place:
 class Surroundings:
     """Parts of the router that all its backends share. `on_load` gets the name of a backend that reported its load.
 
-    `listener` hears large snapshots of caches in pieces, in `turns`.
+    `listener` hears large snapshots of caches in pieces, in `turns`. `tls` has certificates for backends, by the
+    name of their pool.
     """
 
     router: str = "router"
@@ -72,6 +74,7 @@ class Surroundings:
     turns: Turns = field(default_factory=Turns)
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
+    tls: Mapping[str, Certificates] = field(default_factory=dict)
 
 
 Maker = Callable[[Place, Surroundings], Backend]
@@ -157,7 +160,7 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
         listener=surroundings.listener,
         on_load=surroundings.on_load,
         turns=surroundings.turns,
-        options=read_options(place, LinkOptions, router=surroundings.router),
+        options=read_options(place, LinkOptions, router=surroundings.router, tls=surroundings.tls.get(place.pool)),
         clock=surroundings.clock,
         rng=surroundings.rng,
     )
@@ -167,7 +170,8 @@ def over_http(backend: type[HttpBackend]) -> Kind:
     """The kind of `backend`; its options are the fields of its `options_type`."""
 
     def make_one(place: Place, surroundings: Surroundings) -> Backend:
-        read = read_options(place, backend.options_type, key=place.key, models=place.models)
+        certificates = surroundings.tls.get(place.pool)
+        read = read_options(place, backend.options_type, key=place.key, models=place.models, tls=certificates)
         return backend(place.name, place.address, pool=place.pool, options=read, clock=surroundings.clock)
 
     return Kind(make_one, _known(backend.options_type, {"key", "models"}))

@@ -34,9 +34,12 @@ def decode_json(text: bytes | str, kind: Any = Any) -> Any:
     """
     try:
         # each level needs a bracket, and most bodies have fewer than the limit
-        if _brackets(text) > MOST_LEVELS and is_deep(msgspec.json.decode(text)):
+        if _brackets(text) <= MOST_LEVELS:
+            return msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text)
+        if is_deep(value):
             raise TooDeep
-        return msgspec.json.decode(text, type=kind)
+        return value if kind is Any else msgspec.json.decode(text, type=kind)
     except RecursionError:
         raise TooDeep from None
 

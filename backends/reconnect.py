@@ -15,11 +15,14 @@ class Backoff:
     def __repr__(self) -> str:
         return f"<Backoff after {self._failures} failures>"
 
-    def next_s(self) -> float:
-        """Seconds to wait after one more failure, between half and all of the current step."""
+    def next_s(self, spent_s: float = 0.0) -> float:
+        """Seconds to wait after one more failure, between half and all of the current step.
+
+        The attempt itself took `spent_s`, which is part of the step; a pause of the first step is left at least.
+        """
         step_s = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
-        return step_s * self._rng.uniform(0.5, 1.0)
+        return max(self._first_s, step_s - spent_s) * self._rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """The backend was reached: begin again at `first_s`."""

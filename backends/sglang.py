@@ -56,7 +56,7 @@ class SGLang(OpenAICompatible):
 
     kind = "sglang"
     # without a template for completions, which it does not report, it ignores a suffix
-    capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX}
+    capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX} | {Capability.CONTINUES_TEXT}
     options_type = SGLangOptions
     # without it a cancelled request is aborted by closing its connection alone
     _dispensable = frozenset({"rid"})

@@ -29,7 +29,7 @@ from backends.http.client import decoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed
-from policies.nouns import Request
+from policies.nouns import Capability, Request
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -72,6 +72,7 @@ class VLLM(OpenAICompatible):
     """A vLLM server at `url`."""
 
     kind = "vllm"
+    capabilities = OpenAICompatible.capabilities | {Capability.CONTINUES_TEXT}
     options_type = VLLMOptions
     # whether an older version's /v1/messages uses a salt is unknown before the server was asked
     own_paths = OpenAICompatible.own_paths | {"/v1/responses"}

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from http1.deadline import Deadline
 from http1.errors import BodyTimeout, ClientGone, HttpError
+from http1.greeting import Abortable
 from http1.headers import Headers, header_lines
 from http1.incoming import Incoming
 from http1.limits import ServerLimits
 from http1.request import Handler, Request, Response, Stream
 from http1.requests import Requests
+from http1.waiting import group_of
 
 log = logging.getLogger("pointsman.http")
 
@@ -36,6 +38,14 @@ class Owner(Protocol):
         """A client has connected; may it stay?"""
         ...
 
+    def wait(self, connection: ClientConnection) -> None:
+        """No handler runs for the client: it may be closed if there are too many."""
+        ...
+
+    def serve(self, connection: ClientConnection) -> None:
+        """A handler runs for the client."""
+        ...
+
     def discard(self, connection: ClientConnection) -> None:
         """The client has gone, and its handler has ended."""
         ...
@@ -45,7 +55,7 @@ class Owner(Protocol):
         ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Abortable):
     """What a client sends goes through the parser at once; requests wait in order for the one that is handled.
 
     Where the client cannot be understood any more, it is answered what it had asked before, then refused.
@@ -64,6 +74,8 @@ class ClientConnection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._unsent_bytes = 0
         self._is_paused = self._is_half_closed = self._is_lost = False
+        self._rest: asyncio.TimerHandle | None = None
+        self.address, self.is_known = "", False
 
     def __repr__(self) -> str:
         return f"<ClientConnection of {self._current!r}, {self._requests!r}>"
@@ -80,15 +92,18 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, which cancels its handler."""
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     # what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport, self._peer = transport, transport.get_extra_info("peername")
+        self.address = group_of(self._peer)
         if self._owner.add(self):
             self._reading.within(self._limits.head_s)
+            self._owner.wait(self)
         else:
             self._requests.refuse(HttpError(503, "there are too many connections"))
             self._proceed()
@@ -102,9 +117,9 @@ class ClientConnection(asyncio.Protocol):
         requests.feed(data)
         if requests.incoming is not None:
             self._reading.within(self._limits.body_s)
-        elif not requests.is_in_head:
+        elif not self._is_idle and not requests.is_in_head:
             self._reading.clear()
-        elif not was_in_head:
+        elif requests.is_in_head and not was_in_head:
             self._reading.within(self._limits.head_s)
         self._proceed()
 
@@ -125,6 +140,8 @@ class ClientConnection(asyncio.Protocol):
         self._requests.stop()
         self._requests.waiting.clear()
         self._reading.cancel()
+        if self._rest is not None:
+            self._rest.cancel()
         self.resume_writing()
         self._writing.cancel()
         if self._task is not None:
@@ -169,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _proceed(self) -> None:
         """Begin with what waits, and read on, or not, according to what is unread."""
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._rest is not None:
             return
         if self._current is None and self._requests.waiting:
             next_one = self._requests.waiting.popleft()
@@ -178,17 +195,22 @@ class ClientConnection(asyncio.Protocol):
                 self._close(lingers=True)
                 return
             self._current = next_one
+            self._owner.serve(self)
             self._task = self._loop.create_task(self._serve(next_one))
         requests, incoming = self._requests, self._requests.incoming
         pauses = not requests.is_deaf and (bool(requests.waiting) or (incoming is not None and incoming.is_full))
         if pauses and not self._is_paused:
-            self._is_paused = True
             self._reading.clear()
-            self._transport.pause_reading()
+            self._pause_reading()
         elif self._is_paused and not pauses:
             self._resume_reading()
             if incoming is not None:
                 self._reading.within(self._limits.body_s)
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self._is_paused and not self._transport.is_closing():
@@ -223,9 +245,11 @@ class ClientConnection(asyncio.Protocol):
             log.exception("an answer could not be sent")
         finally:
             self._task, self._current, self._has_begun = None, None, False
+            self.is_known = self.is_known or request.is_known
             if self._is_lost:
                 self._owner.discard(self)
             elif is_whole:
+                self._owner.wait(self)
                 self._finish(request)
             else:
                 # a client must not take what it has for the whole
@@ -251,7 +275,16 @@ class ClientConnection(asyncio.Protocol):
         else:
             if is_idle:
                 self._reading.within(self._limits.idle_s)
+            if request.rest_s:
+                self._pause_reading()
+                self._rest = self._loop.call_later(request.rest_s, self._wake)
             self._proceed()
+
+    def _wake(self) -> None:
+        self._rest = None
+        if self._is_idle:
+            self._reading.within(self._limits.idle_s)
+        self._proceed()
 
     def _start(self, request: Request, status: int, headers: Mapping[str, str]) -> Stream:
         if request.stream is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+_BESIDE_BYTES = 48
+"""What a piece takes beside its bytes: a client may send them one by one, in chunks of their own."""
+
 
 class Incoming:
     """Filled by `put`, then `end` or `fail`; emptied by one reader.
@@ -34,7 +37,7 @@ class Incoming:
     def put(self, data: bytes) -> None:
         """`data` came."""
         self._pieces.append(data)
-        self._size += len(data)
+        self._size += len(data) + _BESIDE_BYTES
         self.is_full = self._size > self._most_bytes
         if self._waiter is not None:
             self._wake()

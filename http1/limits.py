@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Of each connection of a client, and of how many there are.
+
+    Strangers are clients before a handler has vouched for one of their requests. `strangers` is how many of their
+    connections may wait at one address (None: any number); those at an address that `is_exempt` are not counted, such
+    as the address of a load balancer. Above a limit, the connection that has waited longest is closed.
 
     `waiting` is how many requests a client may send ahead on one connection; `unread_bytes` is how much of a body may
     wait for its handler. `head_s` is for a whole head; the other times are for silences: `body_s` within a body,
@@ -17,6 +22,8 @@ class ServerLimits:
     """
 
     connections: int = 16_384
+    strangers: int | None = 512
+    is_exempt: Callable[[str], bool] = lambda _: False
     head_bytes: int = 64 << 10
     headers: int = 128
     body_bytes: int = 64 << 20

@@ -67,8 +67,9 @@ class Request:
     """One request of a client.
 
     `target` is what its first line names; `path` is that without its query and decoded, `query` is as it came. Headers
-    in `answer_headers` are added to its answer, whichever that is; `hang_up` closes the connection after it. `peer` is
-    the client's address.
+    in `answer_headers` are added to its answer, whichever that is; `hang_up` closes the connection after it, or nothing
+    is read from it for `rest_s` seconds. `peer` is the client's address; a handler that knows the client sets
+    `is_known`.
     """
 
     __slots__ = (
@@ -81,9 +82,11 @@ class Request:
         "headers",
         "incoming",
         "is_http_10",
+        "is_known",
         "keeps_alive",
         "method",
         "peer",
+        "rest_s",
         "stream",
         "target",
         "waits_for_continue",
@@ -105,7 +108,8 @@ class Request:
         self.content_length: int | None = None
         self.peer: object = None
         self.stream: Stream | None = None
-        self.hang_up = self.is_http_10 = self.waits_for_continue = False
+        self.hang_up = self.is_http_10 = self.is_known = self.waits_for_continue = False
+        self.rest_s = 0.0
         self.keeps_alive = True
 
     def __repr__(self) -> str:

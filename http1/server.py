@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
+import logging
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 
 from http1.client_connection import ClientConnection, refusal
 from http1.errors import HttpError
+from http1.greeting import Greeting
 from http1.limits import ServerLimits
+from http1.listening import Acceptor, bound_sockets
 from http1.request import Handler, Response
+from http1.seldom import Seldom
+from http1.waiting import WaitingClients, group_of
+
+LIMITS = ("connections", "connections_of_address", "descriptors")
+"""What `on_limit` is called with."""
+
+_SENTENCES = {
+    "connections": "closed %d connections without a request, the last of %s: there are too many",
+    "connections_of_address": "closed %d connections without a known key, the last of %s: its address has too many",
+    "descriptors": "closed %d connections without a request, the last of %s: few file descriptors are left (ulimit -n)",
+}
+
+_LOG_EVERY_S = 10.0
+
+_FLOOD = 64
+"""An address is not taken for a flood before so many of its connections were closed in a second."""
+
+log = logging.getLogger("pointsman.http")
 
 
 class HttpServer:
     """Answers requests with `handler`. `limits` may be replaced while it runs, for connections that begin afterwards.
-    `refuse` gives the answer to a request that HTTP itself does not allow.
+    `refuse` gives the answer to a request that HTTP itself does not allow. `accepted` counts connections. `on_limit` is
+    called with one of LIMITS for each connection that is closed or refused because of it.
 
     `clock` is Unix time in seconds, for the date of answers.
     """
@@ -27,14 +51,19 @@ class HttpServer:
         limits: ServerLimits | None = None,
         *,
         refuse: Callable[[HttpError], Response] = refusal,
+        on_limit: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.handler, self.refuse, self.limits = handler, refuse, limits or ServerLimits()
-        self.is_draining = False
-        self._clock = clock
+        self.is_draining, self.accepted = False, 0
+        self._clock, self._on_limit = clock, on_limit
         self._dated_at, self._date = -1, b""
         self._connections: set[ClientConnection] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._greetings: dict[ClientConnection, Greeting] = {}
+        self._waiting = WaitingClients[ClientConnection]()
+        self._listeners: list[Acceptor] = []
+        self._logged = Seldom(_LOG_EVERY_S, clock)
+        self._second, self._closed_of = 0, Counter[str]()
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -43,34 +72,35 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """How many clients are connected."""
-        return len(self._connections)
+        return len(self._connections) + len(self._greetings)
 
-    async def listen(
-        self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None, shares_port: bool = False
-    ) -> int:
+    @property
+    def waiting(self) -> int:
+        """On how many connections no handler runs."""
+        return len(self._waiting)
+
+    def connection(self) -> ClientConnection:
+        """The protocol of one connection, for a listener that accepts it in place of `listen`."""
+        return ClientConnection(self, asyncio.get_running_loop())
+
+    async def listen(self, host: str, port: int, *, shares_port: bool = False) -> int:
         """Listen at `host`; the port that it really has. Raises OSError. Several addresses may be listened at."""
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: ClientConnection(self, loop),
-            host,
-            port,
-            ssl=ssl_context,
-            reuse_address=True,
-            reuse_port=shares_port or None,
-            backlog=1024,
-        )
-        self._listeners.append(listener)
-        return int(listener.sockets[0].getsockname()[1])
+        sockets = await bound_sockets(host, port, shares_port=shares_port)
+        for listening in sockets:
+            self._listeners.append(Acceptor(listening, self._greet, partial(self._make_room, "descriptors")))
+        return int(sockets[0].getsockname()[1])
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Listen no more, close idle connections, and let requests end: those that take longer than `grace_s` are
         cancelled. Returns when no handler runs any more.
         """
         self.is_draining = True
-        for listener in self._listeners:
-            listener.close()
+        while self._listeners:
+            self._listeners.pop().close()
         for connection in tuple(self._connections):
             connection.retire()
+        for greeting in tuple(self._greetings.values()):
+            greeting.abort()
         if not await self._is_emptied(grace_s):
             for connection in tuple(self._connections):
                 connection.abort()
@@ -79,7 +109,7 @@ class HttpServer:
     async def _is_emptied(self, within_s: float | None) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                while self._connections:
+                while self.connections:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -88,13 +118,75 @@ class HttpServer:
 
     def add(self, connection: ClientConnection) -> bool:
         """A client has connected; may it stay?"""
+        self._greeted(connection)
         self._connections.add(connection)
-        return len(self._connections) <= self.limits.connections and not self.is_draining
+        has_room = self.connections <= self.limits.connections or self._make_room("connections")
+        return has_room and not self.is_draining
+
+    def wait(self, connection: ClientConnection) -> None:
+        """No handler runs for this client. If too many strangers at its address wait, the oldest is closed."""
+        self._waiting.add(connection)
+        address, most = connection.address, self.limits.strangers
+        if connection.is_known or most is None or self._waiting.strangers_at(address) <= most:
+            return
+        if not self.limits.is_exempt(address):
+            self._shut(self._waiting.oldest_at(address), "connections_of_address")
+
+    def serve(self, connection: ClientConnection) -> None:
+        """A handler runs for this client."""
+        self._waiting.discard(connection)
 
     def discard(self, connection: ClientConnection) -> None:
         """A client has gone, and its handler has ended."""
+        self._waiting.discard(connection)
         self._connections.discard(connection)
         self._changed.set()
+
+    def _greet(self, connected: socket.socket) -> None:
+        """Serve a client that has just connected; at once close what an address sends too many of."""
+        self.accepted += 1
+        try:
+            address = group_of(connected.getpeername())
+        except OSError:
+            # it has gone already
+            connected.close()
+            return
+        if self._is_flood(address):
+            connected.close()
+            self._limited("connections_of_address", address)
+            return
+        connection = self.connection()
+        self._greetings[connection] = Greeting(connected, connection, on_end=lambda: self._greeted(connection))
+
+    def _greeted(self, connection: ClientConnection) -> None:
+        if self._greetings.pop(connection, None) is not None:
+            self._changed.set()
+
+    def _is_flood(self, address: str) -> bool:
+        """Whether so many connections of `address` were closed in this second that a new one is not worth a look."""
+        if (second := int(self._clock())) != self._second:
+            self._second = second
+            self._closed_of.clear()
+        return self.limits.strangers is not None and self._closed_of[address] >= max(_FLOOD, self.limits.strangers)
+
+    def _make_room(self, limit: str) -> bool:
+        """Close the connection that is missed least; whether there was one."""
+        oldest = self._waiting.oldest()
+        if oldest is not None:
+            self._shut(oldest, limit)
+        return oldest is not None
+
+    def _shut(self, connection: ClientConnection, limit: str) -> None:
+        self._waiting.discard(connection)
+        if limit == "connections_of_address":
+            self._closed_of[connection.address] += 1
+        connection.abort()
+        self._limited(limit, connection.address)
+
+    def _limited(self, limit: str, address: str) -> None:
+        self._on_limit(limit)
+        if (count := self._logged.count(limit)) is not None:
+            log.warning(_SENTENCES[limit], count, address)
 
     def date(self) -> bytes:
         """The header line that dates an answer."""

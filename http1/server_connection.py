@@ -141,7 +141,9 @@ class ServerConnection(asyncio.Protocol):
         self._pool.discard(self)
         if self._incoming is not None and self._ends_with_connection and self._is_eof:
             self._incoming.end()
-        self._fail(Disconnected(f"the connection ended too early{f': {exc}' if exc else ''}"))
+        failure = Disconnected(f"the connection ended too early{f': {exc}' if exc else ''}")
+        failure.__cause__ = exc
+        self._fail(failure)
 
     def pause_writing(self) -> None:
         """The server reads slower than the request is sent."""

@@ -45,15 +45,16 @@ class Skipped:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A backend that passed every filter. `scores` has a value per score, None if unknown. `adapter` is the
-    readiness of the requested LoRA adapter, if the request names one."""
+    readiness of the requested LoRA adapter, if the request names one. Tenants see no `running`, `waiting`, `scores` and
+    `total`, which other tenants' requests change."""
 
     backend: str
     pool: str
-    running: int
-    waiting: int
+    running: int | None
+    waiting: int | None
     held_tokens: int | None
     scores: Mapping[str, float | None]
-    total: float
+    total: float | None
     adapter: str | None = None
 
 
@@ -102,9 +103,10 @@ def explain(
     request: Request, facts: Facts, ruling: Ruling, *, config: Explained, view: ClusterView, decision: Decision
 ) -> Explanation:
     """The Explanation of `decision` on `view`, after `ruling` on `facts`; candidates are best first."""
-    candidates = sorted(_candidates(view, decision), key=lambda candidate: -candidate.total)
+    totals = dict(decision.scores)
+    candidates = sorted(_candidates(view, decision), key=lambda candidate: -totals[candidate.backend])
     weights = {part.name: part.weight for part in config.policies[ruling.policy].scores}
-    best = next((each.total for each in candidates if each.backend == decision.chosen), None)
+    best = None if decision.chosen is None else totals.get(decision.chosen)
     return Explanation(
         request=request.id,
         config_version=config.version,
@@ -127,7 +129,7 @@ def explain(
         counted=tuple(name for name in weights if all(each.scores.get(name) is not None for each in candidates)),
         dropped=dict(decision.dropped),
         candidates=tuple(candidates),
-        equals=tuple(each.backend for each in candidates if best is not None and are_equal(each.total, best)),
+        equals=tuple(each.backend for each in candidates if best is not None and are_equal(totals[each.backend], best)),
         chosen=decision.chosen,
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
@@ -158,7 +160,8 @@ def _targets(given: ServiceClass) -> Iterator[tuple[str, float]]:
 
 def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) -> Explanation:
     """`explanation` for the tenant itself: without the rules' conditions on other tenants' names, headers and metadata,
-    and with the backend names that `shown_name` gives."""
+    without the load that other tenants cause, and with the backend names that `shown_name` gives. The order of the
+    candidates and the predicted time to first token stay: they are about this request."""
     skipped = tuple(
         replace(skipped, mismatches=tuple(_without_wanted(mismatch) for mismatch in skipped.mismatches))
         for skipped in explanation.skipped
@@ -167,7 +170,10 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
         explanation,
         skipped=skipped,
         dropped={shown_name(backend): reason for backend, reason in explanation.dropped.items()},
-        candidates=tuple(replace(each, backend=shown_name(each.backend)) for each in explanation.candidates),
+        candidates=tuple(
+            replace(each, backend=shown_name(each.backend), running=None, waiting=None, scores={}, total=None)
+            for each in explanation.candidates
+        ),
         equals=tuple(map(shown_name, explanation.equals)),
         chosen=explanation.chosen and shown_name(explanation.chosen),
     )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from policies.timeouts import USUAL, Timeouts
 
 _SLICES = 10
 """Number of slices of the window of requests; a slice is forgotten as a whole."""
 
 _MOST_TENANTS = 64
 """Tenants that are remembered as served."""
+
+_MOST_IN_ROW = 64
+"""Failures in a row that are remembered, unless more of them are needed to make a backend ill."""
 
 _LEAST_SHARE = 0.1
 """The share at which a slow start begins."""
@@ -26,9 +31,9 @@ class HealthRules:
     `longest_retry_s`, and a probe that passes, it gets one request on trial. If that is answered the backend is well,
     and gets its full share of requests after `slow_start_s`.
 
-    After a probe that failed, and while it is not well, it is probed every `retry_probe_s`. A server is suspect while a
-    probe has waited for `suspect_s` and no piece of any answer came meanwhile: it gets no requests, and those that it
-    has not begun to answer may go elsewhere.
+    After a probe that failed, and while it is not well, it is probed every `retry_probe_s`. A server is suspect once it
+    has answered no probe for `suspect_s` and sent no piece of any answer for as long: it gets no requests, and those
+    that it has not begun to answer may go elsewhere. `timeouts` bound how long one request waits for it.
     """
 
     failures: int = 3
@@ -42,6 +47,7 @@ class HealthRules:
     probe_timeout_s: float = 5.0
     retry_probe_s: float = 0.5
     suspect_s: float = 3.0
+    timeouts: Timeouts = USUAL
     first_probe_every_s: float = 0.1
     """Interval of probes until it is first reached, so that a router is ready as soon as its backends are."""
 
@@ -52,6 +58,15 @@ class Trouble(NamedTuple):
     reason: str
     since_s: float
     was_well: bool
+
+
+@dataclass(slots=True)
+class _Slice:
+    """One slice of the window: its number, its requests, and tenant and id of those that failed."""
+
+    number: int
+    requests: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Health:
@@ -74,11 +89,13 @@ class Health:
         """Whether it has ever been well."""
         self.probes_failed = 0
         """In a row."""
-        self._requests_failed = self._openings = 0
+        self._openings = 0
+        # tenant and id of the requests that failed since one ended well
+        self._in_row: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, rules.failures))
         self._retry_at: float | None = None
         self._warm_from: float | None = None
-        # (number of the slice of time, requests, failures), oldest first
-        self._window: deque[tuple[int, int, int]] = deque(maxlen=_SLICES)
+        # oldest first
+        self._window: deque[_Slice] = deque(maxlen=_SLICES)
         # tenant -> when its last request ended well, oldest first
         self._served: dict[str, float] = {}
 
@@ -146,27 +163,35 @@ class Health:
             del self._served[next(iter(self._served))]
         if self.is_on_trial:
             self.answered(now)
-        self._requests_failed = 0
-        self._count(now, failed=0)
+        self._in_row.clear()
+        self._slice(now).requests += 1
 
-    def request_failed(self, now: float, reason: str, tenant: str = "", *, may_be_request: bool = False) -> None:
-        """Record that a request, on trial the trial request, failed by its fault. Overload is no such failure.
+    def request_failed(
+        self, now: float, reason: str, tenant: str = "", request: str = "", *, may_be_request: bool = False
+    ) -> None:
+        """Record that `request` (its id), on trial the trial request, failed by its fault. Overload is no such failure.
 
         A failure that the request may have caused says nothing while other tenants than `tenant` are served.
         """
         if may_be_request and self.serves_others(tenant, now):
             return
-        self._requests_failed += 1
-        self._count(now, failed=1)
+        self._in_row.append((tenant, request))
+        newest = self._slice(now)
+        newest.requests += 1
+        newest.failed.append((tenant, request))
         if self.is_on_trial or (self.is_well and self._fails_too_often()):
             self._open(reason, now=now, retry_at=now + self._pause_s())
 
-    def acquit(self) -> None:
-        """Take back the last failure of a request: the request was to blame."""
-        if self._requests_failed:
-            self._requests_failed -= 1
-            number, requests, failures = self._window[-1]
-            self._window[-1] = (number, max(0, requests - 1), max(0, failures - 1))
+    def acquit(self, tenant: str, request: str) -> None:
+        """Take back the last failure of `request` (its id), if it was counted: the request was to blame."""
+        failure = (tenant, request)
+        if failure in self._in_row:
+            self._in_row.remove(failure)
+        for part in reversed(self._window):
+            if failure in part.failed:
+                part.failed.remove(failure)
+                part.requests -= 1
+                return
 
     def serves_others(self, tenant: str, now: float) -> bool:
         """Did a request of another tenant than `tenant` end well within the window?"""
@@ -183,20 +208,22 @@ class Health:
         assert not (self.is_well and self.is_on_trial), f"{self!r} is well and on trial"
         assert not self.is_well or self.was_well, f"{self!r} was never made well"
         assert len(self._window) <= _SLICES, f"{self!r} remembers too much"
+        assert all(len(part.failed) <= part.requests for part in self._window), f"{self!r} lost count"
 
     def _fails_too_often(self) -> bool:
-        requests, failures = (sum(slice_[at] for slice_ in self._window) for at in (1, 2))
+        requests = sum(part.requests for part in self._window)
+        failures = sum(len(part.failed) for part in self._window)
         many = requests >= self.rules.least_requests and failures >= self.rules.failure_share * requests
-        return many or self._requests_failed >= self.rules.failures
+        return many or len(self._in_row) >= self.rules.failures
 
-    def _count(self, now: float, *, failed: int) -> None:
+    def _slice(self, now: float) -> _Slice:
+        """The slice of `now`; older ones than the window are forgotten."""
         number = int(now / self.rules.window_s * _SLICES)
-        while self._window and self._window[0][0] <= number - _SLICES:
+        while self._window and self._window[0].number <= number - _SLICES:
             self._window.popleft()
-        requests = failures = 0
-        if self._window and self._window[-1][0] == number:
-            _, requests, failures = self._window.pop()
-        self._window.append((number, requests + 1, failures + failed))
+        if not self._window or self._window[-1].number != number:
+            self._window.append(_Slice(number))
+        return self._window[-1]
 
     def _pause_s(self) -> float:
         """Between half and all of a time that doubles, at random, so that routers do not return in step."""
@@ -213,7 +240,8 @@ class Health:
 
     def _close(self, now: float, *, slowly: bool) -> None:
         self.is_well, self.is_on_trial, self.was_well = True, False, True
-        self._requests_failed = self.probes_failed = 0
+        self.probes_failed = 0
+        self._in_row.clear()
         self._window.clear()
         self._retry_at = self.ill_since = None
         self._warm_from = now if slowly and self.rules.slow_start_s > 0 else None

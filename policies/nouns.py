@@ -61,6 +61,12 @@ class Capability(enum.StrEnum):
     PINS = "pins"
     """Prefixes that are pinned in the cache for a time, and cache domains that can be cleared."""
 
+    CONTINUES_TOKENS = "continues_tokens"
+    """The rest of an answer that another backend began, of which the tokens are known."""
+
+    CONTINUES_TEXT = "continues_text"
+    """The rest of an answer that another backend began, of which only the text is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
@@ -226,6 +232,22 @@ class Native(msgspec.Struct, frozen=True):
     raw: bytes = b""
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """The beginning of an answer, which its client has already: `tokens` of them, with this `text`.
+
+    `token_ids` are little-endian uint32; empty if they are unknown.
+    """
+
+    tokens: int
+    text: str = ""
+    token_ids: bytes = b""
+
+    @property
+    def needs(self) -> Capability:
+        """What a backend must be able to do to continue it."""
+        return Capability.CONTINUES_TOKENS if self.token_ids else Capability.CONTINUES_TEXT
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """The input that a backend continues.
 
@@ -242,6 +264,8 @@ class Prompt(msgspec.Struct, frozen=True):
     native: Native | None = None
     """The client's own request, for backends that speak its dialect; `body` is then an equivalent OpenAI chat or text.
     None if it came over gRPC."""
+    beginning: Beginning | None = None
+    """The part of the answer that the client has: only the rest is wanted, and usage of the whole answer."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -274,10 +298,12 @@ class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     `body` is a whole reply in JSON as the backend wrote it, and comes once.
     `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
 
-    `raw` are bytes of the answer itself, if the client speaks the backend's dialect: they are passed on unchanged, and
-    text and message are not parsed from them. `tokens` is the number of drawn tokens, if neither text nor ids give it.
+    `raw` are bytes of the answer itself, if the client speaks the backend's dialect: they are passed on unchanged.
+    Of OpenAI's dialect `text` repeats their text, and `message` is empty if they hold more than text; of others neither
+    is parsed. `tokens` is the number of drawn tokens, if neither text nor ids give it.
     `is_whole`: it is a complete answer, so its arrival is not the time of the first token. The `tokens`
     of the first such Delta are those of all choices, 0 if the backend does not report them.
+    `is_repeat`: it repeats the beginning of an answer that is continued, for parsers; the client has it.
     """
 
     text: str = ""
@@ -294,6 +320,11 @@ class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     raw: bytes | None = None
     tokens: int = 0
     is_whole: bool = False
+    is_repeat: bool = False
+
+
+ACCEPTED = Delta(computed_tokens=0)
+"""The backend has begun to answer, and nothing of the answer is there yet: an HTTP server has sent its head."""
 
 
 class BackendView(msgspec.Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from policies.rules import Range
 from policies.shapes import Scalar
+from policies.timeouts import Bounds
 
 MOST_PER_TOKEN = 10**6
 """The highest price of a token, in thousandths of a unit."""
@@ -24,6 +25,7 @@ _SHARE = re.compile(rf"({_NUMBER})\s*(%?)", re.ASCII)
 _COMPARISON = re.compile(r"(<=|>=|<|>)\s*(.+)")
 _SPAN = re.compile(r"(.+?)\s*\.\.\s*(.+)")
 _STATUSES = (429, 503)
+_DURATION = rf"{_NUMBER}\s*({'|'.join(_SECONDS)})"
 _AMOUNT = rf"{_NUMBER}\s*[kKMG]?"
 
 
@@ -135,6 +137,16 @@ def read_range(text: str) -> Range:
             raise ValueError(f"is empty: {quoted(text)} is from the first number to below the second")
         return Range(least, end - 1)
     raise ValueError(f'must be a comparison like ">= 16k", "< 4k" or "4k..16k", not {quoted(text)}')
+
+
+@_scalar({"type": "string", "pattern": rf"^\s*{_DURATION}(\s*\.\.\s*{_DURATION})?\s*$"})
+def read_bounds(text: str) -> Bounds:
+    """Floor and ceiling of a timeout: "5s..10m"; "30s" is both."""
+    span = _SPAN.fullmatch(text)
+    least_s, most_s = (read_seconds(span[1]), read_seconds(span[2])) if span else (read_seconds(text),) * 2
+    if least_s > most_s:
+        raise ValueError(f"has a floor above its ceiling: {quoted(text)}")
+    return Bounds(least_s, most_s)
 
 
 def written_seconds(seconds: float) -> str:

@@ -19,6 +19,9 @@ import typer
 from shards.bundled import NAME, weights
 from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
+from tls.certificates import Certificates
+from tls.errors import TlsError
+from tls.settings import GRPC_ALPN, HTTP_ALPN, TlsSettings, read_pin
 
 if TYPE_CHECKING:
     from shards.engine import EngineOptions
@@ -31,6 +34,7 @@ KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 RunAhead = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "off"]
+TlsVersion = Literal["1.2", "1.3"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -107,6 +111,32 @@ def traces_of(name: str) -> ShardTraces | None:
     return ShardTraces(provider)
 
 
+def certificates_of(shard: str, own: TlsSettings) -> Certificates | None:
+    """The certificates of the shard's port; None for plain text. Raises ValueError for settings that cannot be used."""
+    if own == TlsSettings():
+        return None
+    settings = replace(own, pins=frozenset(map(read_pin, own.pins)))
+    return _certificates(settings, is_server=True, what=f"shard {shard}")
+
+
+def router_certificates(own: TlsSettings, authority: str | None) -> Certificates | None:
+    """The certificates for https:// URLs of routers; None if nothing but the system's authorities is needed.
+
+    Raises ValueError for files that cannot be used.
+    """
+    if authority is None and own.cert is None:
+        return None
+    settings = TlsSettings(own.cert, own.key, authority, min_version=own.min_version)
+    return _certificates(settings, is_server=False, what="announcements")
+
+
+def _certificates(settings: TlsSettings, *, is_server: bool, what: str) -> Certificates:
+    try:
+        return Certificates(settings, is_server=is_server, what=what, alpn=GRPC_ALPN if is_server else HTTP_ALPN)
+    except TlsError as error:
+        raise ValueError(str(error)) from error
+
+
 def end_with_stdin() -> None:
     """End this process when standard input closes, which means that its supervisor is gone."""
 
@@ -172,6 +202,24 @@ def shard(
     register_key: Annotated[
         str | None, typer.Option(envvar="POINTSMAN_REGISTER_KEY", help="An operator's key, with --register.")
     ] = None,
+    register_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="CAs of the routers at https:// URLs, with --register; default: the system's."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificate of this shard, in PEM; default: plain text.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its private key, in PEM.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="CAs of the routers' certificates; default: routers need none.")
+    ] = None,
+    tls_pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="sha256:HEX", help="A public key that routers may have; may be repeated."),
+    ] = None,
+    tls_min_version: Annotated[TlsVersion, typer.Option(help="Lowest version of TLS.")] = "1.2",
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve one replica of a model to routers.
@@ -183,6 +231,9 @@ def shard(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if supervised:
         end_with_stdin()
+    own = TlsSettings(tls_cert, tls_key, tls_client_ca, frozenset(tls_pin or ()), tls_min_version)
+    with exit_on_error():
+        port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
     loaded = load_model(model, served_name, dtype, kv_dtype, device, supervised=supervised)
 
     from shards.announce import Announcement, Announcer, reachable_address
@@ -216,10 +267,17 @@ def shard(
 
     def announcer(address: str) -> Announcer:
         reachable = advertise or reachable_address(address, next(iter(routers), ""))
-        return Announcer(Announcement(routers, pool, reachable, register_key))
+        return Announcer(Announcement(routers, pool, reachable, register_key, routers_tls))
 
     served = serve(
-        engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening, traces=traces, announcer=announcer
+        engine,
+        listen,
+        shard=name,
+        grace_s=grace_s,
+        on_listening=on_listening,
+        tls=port_tls,
+        traces=traces,
+        announcer=announcer,
     )
     try:
         with exit_on_error():

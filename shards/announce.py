@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from tls.certificates import Certificates
+from tls.errors import sentence_of
+
 TTL_S = 30.0
 """A router forgets a shard that has not been announced for this long."""
 
@@ -24,12 +27,15 @@ _log = logging.getLogger("pointsman.announce")
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The operators' ports of `routers` (http://host:port) with their `key`, and the announced `address` in `pool`."""
+    """The operators' ports of `routers` (a URL each) with their `key`, and the announced `address` in `pool`. `tls` is
+    for https:// URLs; None: the system's authorities.
+    """
 
     routers: Sequence[str]
     pool: str
     address: str
     key: str | None = field(default=None, repr=False)
+    tls: Certificates | None = None
 
 
 class Announcer:
@@ -46,7 +52,11 @@ class Announcer:
     async def start(self) -> None:
         """Start announcing."""
         key = {"authorization": f"Bearer {self._what.key}"} if self._what.key else {}
-        self._http = aiohttp.ClientSession(headers=key, timeout=aiohttp.ClientTimeout(total=_CALL_S))
+        self._http = aiohttp.ClientSession(
+            headers=key,
+            timeout=aiohttp.ClientTimeout(total=_CALL_S),
+            connector=None if self._what.tls is None else aiohttp.TCPConnector(ssl=self._what.tls.live()),
+        )
         self._tasks = [
             asyncio.create_task(self._keep_telling(router), name=f"announcing to {router}")
             for router in self._what.routers
@@ -79,6 +89,8 @@ class Announcer:
         try:
             async with self._http.post(f"{router.rstrip('/')}/backends/{what}", json=body) as reply:
                 return None if reply.status == 200 else f"{reply.status}: {(await reply.text())[:300]}"
+        except aiohttp.ClientSSLError as error:
+            return sentence_of(error.os_error)
         except (aiohttp.ClientError, TimeoutError) as error:
             return str(error) or type(error).__name__
 

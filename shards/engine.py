@@ -165,6 +165,8 @@ class Engine:
             self._end(request, FinishReason.FAILED, message=message)
         else:
             request.prompt += token_ids
+            if request.is_whole and request.submission.answered_tokens:
+                self._resume(request)
 
     def pace(
         self,
@@ -267,7 +269,13 @@ class Engine:
         submission = request.submission
         sampling = submission.sampling
         stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self.model.eos_token_ids)
-        sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
+        sampler = Sampler(
+            sampling,
+            seed=seed,
+            stop_token_ids=stop_ids,
+            vocabulary=self._limits.vocabulary,
+            drawn=submission.answered_tokens,
+        )
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
         unit_tokens, lag = self.options.unit_tokens, int(self._runs_ahead)
         may_draft = self._speculates and not sampler.remembers
@@ -277,6 +285,13 @@ class Engine:
         self._arrivals += 1
         self._writers[sequence.arrival] = Writer(submission, sampler, self.model.tokenizer)
         self._roster.enter(sequence)
+
+    def _resume(self, request: Request) -> None:
+        """Let the writers of `request`, which has arrived completely, go on behind the tokens drawn elsewhere."""
+        prompt_tokens = request.submission.prompt_tokens
+        answered = request.token_ids(prompt_tokens - request.submission.answered_tokens, prompt_tokens).tolist()
+        for sequence in self._roster.sequences_of(request):
+            self._writers[sequence.arrival].resume(answered)
 
     def _shape(self, key: Hashable, outcome: Outcome) -> None:
         """Let the request `key` begin with its compiled grammar, or reject it if the grammar cannot be compiled."""

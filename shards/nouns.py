@@ -72,6 +72,9 @@ class Submission:
     Its prompt (`prompt_tokens` in total) arrives by `Engine.extend`. `deadline_s` is a time of the engine's clock.
     `choices` sequences are drawn from the one prompt. A `preemptible` request may lose its place to a better rank, and
     continues later with the same result.
+
+    The last `answered_tokens` of the prompt are the beginning of the answer, drawn elsewhere: the next draw depends on
+    them as if they had been drawn here. `max_new_tokens` more are drawn.
     """
 
     key: Hashable
@@ -84,6 +87,7 @@ class Submission:
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
     preemptible: bool = True
+    answered_tokens: int = 0
 
     @property
     def ends(self) -> int:

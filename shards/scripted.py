@@ -24,7 +24,7 @@ from shards.nouns import (
 )
 
 Answer = Callable[[Submission, bytes, int], tuple[int, ...]]
-"""Submission, its prompt's token ids and a choice -> the tokens that this choice will draw."""
+"""Submission, the token ids of its prompt without the beginning of an answer, and a choice -> the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class _Sequence:
 def count_up(submission: Submission, prompt: bytes, choice: int) -> tuple[int, ...]:
     """`max_new_tokens` tokens that count up from the prompt's last token plus the choice."""
     last = int.from_bytes(prompt[-TOKEN_BYTES:], "little")
-    return tuple((last + choice + step) % 1000 for step in range(1, submission.max_new_tokens + 1))
+    tokens = submission.answered_tokens + submission.max_new_tokens
+    return tuple((last + choice + step) % 1000 for step in range(1, tokens + 1))
 
 
 class ScriptedEngine:
@@ -243,7 +244,7 @@ class ScriptedEngine:
         sequence.drawn += 1
         drawn, lengths = [], []
         for choice in range(submission.choices):
-            answer = self._answer(submission, bytes(sequence.prompt), choice)[: submission.max_new_tokens]
+            answer = self._rest(sequence, choice)
             lengths.append(len(answer))
             if at < len(answer):
                 logprobs = _logprobs(answer[at], submission.sampling.top_logprobs)
@@ -258,9 +259,15 @@ class ScriptedEngine:
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
         # choices with a shorter answer have ended already; in most scripts all answers have the same length
         for choice in range(sequence.submission.choices):
-            answer = self._answer(sequence.submission, bytes(sequence.prompt), choice) if sequence.drawn else ()
-            if not sequence.drawn or sequence.drawn < len(answer[: sequence.submission.max_new_tokens]):
+            answer = self._rest(sequence, choice) if sequence.drawn else ()
+            if not sequence.drawn or sequence.drawn < len(answer):
                 self._ended.append(self._finished(sequence, choice, reason, sequence.drawn))
+
+    def _rest(self, sequence: _Sequence, choice: int) -> tuple[int, ...]:
+        """What is to be drawn here."""
+        submission, answered = sequence.submission, sequence.submission.answered_tokens
+        prompt = bytes(sequence.prompt[: len(sequence.prompt) - answered * TOKEN_BYTES])
+        return self._answer(submission, prompt, choice)[answered : answered + submission.max_new_tokens]
 
     @staticmethod
     def _finished(sequence: _Sequence, choice: int, reason: FinishReason, output_tokens: int) -> Finished:

@@ -23,6 +23,8 @@ from shards.wire import limits
 from shards.wire.facts import ShardFacts
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
+from tls.certificates import Certificates
+from tls.grpc_port import GrpcPort
 
 if TYPE_CHECKING:
     from shards.tracing import ShardTraces
@@ -107,16 +109,18 @@ class ServedEngine(Engine, Protocol):
 class ServerOptions:
     """Options of a shard's server.
 
-    Without `credentials` the port speaks plain text. `load_s` is the largest age of the load that a router has seen.
+    Without `tls` the port speaks plain text. `load_s` is the largest age of the load that a router has seen,
+    `heartbeat_s` the longest time without any report to it.
     `outbox_bytes` may wait for one router before its stream is ended. `device` is shown to routers. `traces` make spans
     of the requests that are traced.
     """
 
     shard: str = "shard"
     device: str = "cpu"
-    credentials: grpc.ServerCredentials | None = None
+    tls: Certificates | None = None
     grace_s: float = 10.0
     load_s: float = 0.1
+    heartbeat_s: float = limits.HEARTBEAT_S
     outbox_bytes: int = 16 << 20
     traces: ShardTraces | None = None
 
@@ -145,11 +149,12 @@ class ShardServer:
         )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)
+        self._port = GrpcPort(self._server, self._options.tls)
         shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            self.address = self._bind()
+            self.address = await self._bind()
         except OSError:
             await self.loop.stop()
             raise
@@ -171,6 +176,7 @@ class ShardServer:
         """End every stream and the engine's thread."""
         self.service.end_all(grpc.StatusCode.UNAVAILABLE, "this shard has stopped")
         await self._server.stop(grace=0.5)
+        await self._port.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -181,22 +187,21 @@ class ShardServer:
         self.service.check()
         await self.loop.check()
 
-    def _bind(self) -> str:
+    async def _bind(self) -> str:
         host, _, _ = self._listen.rpartition(":")
         try:
-            if self._options.credentials is None:
-                port = self._server.add_insecure_port(self._listen)
-            else:
-                port = self._server.add_secure_port(self._listen, self._options.credentials)
-        except RuntimeError as error:
+            port = await self._port.open(self._listen)
+        except (OSError, RuntimeError) as error:
             # grpc does not say which of the reasons applies
             because = "it must be host:port of this machine, with a port that no other process has"
             raise OSError(f"cannot listen on {self._listen}: {because}") from error
         return f"{host}:{port}"
 
     async def _keep_fresh(self) -> None:
+        options = self._options
+        pause_s = min(options.load_s, options.heartbeat_s / 2 or options.load_s)
         while True:
-            await asyncio.sleep(self._options.load_s)
+            await asyncio.sleep(pause_s)
             self.service.refresh(self._options.load_s)
 
     async def _mourn(self) -> None:
@@ -229,6 +234,7 @@ def facts_of(engine: ServedEngine, options: ServerOptions) -> ShardFacts:
         device=options.device,
         dtype=engine.model.dtype,
         shapes_answers=engine.shapes_answers,
+        heartbeat_s=options.heartbeat_s,
     )
 
 
@@ -239,7 +245,7 @@ async def serve(
     shard: str = "shard",
     grace_s: float = 10.0,
     on_listening: Callable[[str], None] = lambda _: None,
-    credentials: grpc.ServerCredentials | None = None,
+    tls: Certificates | None = None,
     traces: ShardTraces | None = None,
     announcer: Callable[[str], Announcer] | None = None,
 ) -> None:
@@ -248,7 +254,7 @@ async def serve(
     Running requests then have `grace_s` to end. `announcer` makes the object that announces the actual address to
     routers. Raises EngineError if the engine fails, OSError if it cannot listen.
     """
-    options = ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials, traces=traces)
+    options = ServerOptions(shard=shard, grace_s=grace_s, tls=tls, traces=traces)
     server = ShardServer(engine, listen, options)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -62,6 +62,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._attachments: dict[int, Attachment] = {}
         self._streams = itertools.count()
         self._newest: Report | None = None
+        self._refreshed_at = clock()
         self._traces = traces
         loop.subscribe(self.hear)
 
@@ -120,11 +121,22 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             )
 
     def refresh(self, interval_s: float) -> None:
-        """Send the newest load to routers that have received nothing for `interval_s`."""
-        if self._newest is not None:
-            for attachment in tuple(self._attachments.values()):
-                load = self._seen(self._newest.load)
-                attachment.refresh(step=self._newest.step, load=load, interval_s=interval_s)
+        """Send the newest load to routers that have received none for `interval_s`, and heartbeats to those that have
+        received nothing for that of the facts. End the streams of routers that sent nothing for too long.
+        """
+        now, newest = self._clock(), self._newest
+        if now - self._refreshed_at > 2 * interval_s + self.facts.heartbeat_s:
+            # this process had no CPU: what routers sent meanwhile was not read yet
+            for attachment in self._attachments.values():
+                attachment.heard_at = now
+        self._refreshed_at = now
+        for attachment in tuple(self._attachments.values()):
+            if newest is not None:
+                attachment.refresh(step=newest.step, load=self._seen(newest.load), interval_s=interval_s)
+            if self.facts.heartbeat_s:
+                attachment.beat(step=newest.step if newest else 0, interval_s=self.facts.heartbeat_s)
+            if attachment.is_silent(now):
+                attachment.end(grpc.StatusCode.UNAVAILABLE, "this router sent no heartbeat")
 
     def end_all(self, code: grpc.StatusCode, message: str) -> None:
         """End every stream."""
@@ -157,10 +169,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _obey(self, attachment: Attachment, command: wire.Command) -> None:
         kind = command.WhichOneof("command")
+        attachment.heard_at = self._clock()
         if kind == "hello":
             await self._greet(attachment, command.hello)
         elif not attachment.router:
             raise ProtocolViolation("the first command must be a Hello")
+        elif kind == "heartbeat":
+            return
         elif kind == "submit":
             await self._submit(attachment, command.submit)
         elif kind == "prompt":
@@ -184,6 +199,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         if attachment.router:
             raise ProtocolViolation("a second Hello")
         attachment.router = hello.router or "unnamed"
+        attachment.heartbeat_s = hello.heartbeat_ms / 1000
         welcomed = asyncio.Event()
 
         # Runs between the reports of two steps, so that no cache event is lost between the snapshot and later events.

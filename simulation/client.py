@@ -9,6 +9,7 @@ from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Sampling, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.observer import Account
 from simulation.arrivals import Arrival
@@ -70,7 +71,7 @@ class SimulatedCaller:
     trace: Mapping[str, str] = field(default_factory=dict)
     seen: bool = False
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:  # noqa: ARG002 - there is no body
         """The Ask of the arrival."""
         arrival = self.call.arrival
         token_ids = arrival.token_ids()

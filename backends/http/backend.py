@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -20,6 +22,8 @@ from policies.nouns import Capability, Delta, Prompt, Request
 RANK_HEADER = "X-data-parallel-rank"
 """Which data-parallel rank is to serve a request. Source: vLLM since 0.11 and SGLang since 0.5.10."""
 
+_INLINE_BYTES = 256 * 2**10
+"""Requests up to this size are made on the event loop: 2 ms."""
 
 _NO_REPORT = Load()
 
@@ -257,8 +261,18 @@ class HttpBackend(ABC):
 
         Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
         """
+        if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
+            return self._generate_large(request, prompt)
         headers = {**prompt.headers, **self._rank_headers()}
         return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
+
+    async def _generate_large(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        """The same, with a request that is made in a thread: to change members of 16 MB takes 50 to 130 ms."""
+        exchange = await asyncio.to_thread(self.exchange, request, prompt)
+        headers = {**prompt.headers, **self._rank_headers()}
+        async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     def _clients_names(self, names: Collection[str]) -> frozenset[str]:
         """The clients' names of the models that the server calls by `names`."""

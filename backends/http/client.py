@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from http1.client import HttpClient as Http1Client
 from http1.errors import AnswerError, Unconnected
 from http1.limits import ClientLimits
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
-from policies.nouns import Delta
+from policies.nouns import ACCEPTED, Delta
+from tls.certificates import Certificates
+from tls.errors import sentence_of
 
 MOST_ERROR_BYTES = 64 << 10
 MOST_PAGE_BYTES = 8 << 20
@@ -31,7 +34,7 @@ class HttpOptions:
 
     `models` maps clients' names of models to the server's; `served` are the names that it serves, if it should not be
     asked. `max_requests` and `context_tokens` stand in for what the server does not report. `idle_s` is the
-    longest silence in an answer.
+    longest silence in an answer. `tls` has certificates for an https:// address; None: the system's authorities.
     """
 
     key: str | None = field(default=None, repr=False)
@@ -43,6 +46,7 @@ class HttpOptions:
     connect_s: float = 5.0
     idle_s: float = 600.0
     probe_s: float = 5.0
+    tls: Certificates | None = None
 
 
 class Post(NamedTuple):
@@ -167,7 +171,7 @@ class HttpClient:
     async def stream(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
     ) -> AsyncGenerator[Delta]:
-        """The Deltas of `exchange`; closing the iterator closes the connection.
+        """ACCEPTED, then the Deltas of `exchange`; closing the iterator closes the connection.
 
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
         the error that `exchange` defines.
@@ -189,6 +193,7 @@ class HttpClient:
                 if reply.status != 200:
                     body = await _read_at_most(reply, MOST_ERROR_BYTES)
                     raise exchange.error_of(self.name, reply.status, body, reply.headers)
+                yield ACCEPTED
                 while data := await reply.read():
                     for delta in answer.feed(data):
                         yield delta
@@ -240,7 +245,9 @@ class HttpClient:
             self.require_open()
             # The router bounds running requests by tenant and by backend; a limit here would hide a queue from it.
             try:
-                self._http = Http1Client(self.url, ClientLimits(connect_s=self._options.connect_s))
+                context = None if self._options.tls is None else self._options.tls.live()
+                limits = ClientLimits(connect_s=self._options.connect_s)
+                self._http = Http1Client(self.url, limits, ssl_context=context)
             except ValueError as error:
                 raise Unreached(f"{self.name} cannot be reached: {error}", hint="correct its address") from error
         return self._http
@@ -264,7 +271,12 @@ class HttpClient:
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
         kind = Unreached if isinstance(error, Unconnected) else BackendFailed
-        return kind(f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?")
+        reason = str(error) or type(error).__name__
+        if isinstance(cause := error.__cause__, ssl.SSLError):
+            if self._options.tls is not None:
+                self._options.tls.refusals.refuse(self.url, cause)
+            reason = sentence_of(cause)
+        return kind(f"{self.name} cannot be reached: {reason}", hint=f"is {self.url} up?")
 
 
 def decoded(page: Page, name: str, what: str) -> Any:

@@ -12,13 +12,33 @@ from policies.nouns import Usage
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
 """Exceptions from reading JSON of an unexpected shape."""
 
+_NAMES = (
+    *("id", "object", "type", "model", "created", "choices", "index", "delta", "message", "text", "finish_reason"),
+    *("usage", "error", "detail", "content", "stop_reason", "output", "status", "response", "done", "data"),
+)
+"""Fields of the engines' answers, which an error may list."""
+
 MOST_TOKENS = 2**40
 """No call has more."""
 
 
 def nonsense(backend: str, data: bytes) -> BackendFailed:
-    """The error for `data` that cannot be read."""
-    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
+    """The error for `data` that cannot be read. It does not quote them: they may be a part of an answer, and errors are
+    logged.
+    """
+    try:
+        decoded = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BackendFailed(f"{backend} answered nonsense: {len(data)} bytes that are no JSON")
+    shape = f"an object with {_names(decoded)}" if isinstance(decoded, dict) else f"a {type(decoded).__name__}"
+    return BackendFailed(f"{backend} answered nonsense: {shape}, in {len(data)} bytes of JSON")
+
+
+def _names(decoded: dict[str, Any]) -> str:
+    """The names that any API has; others may be text of an answer."""
+    known = [name for name in _NAMES if name in decoded]
+    others = len(decoded) - len(known)
+    return ", ".join((*known, *([f"{others} other fields"] if others else []))) or "no fields"
 
 
 def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from backends.http.sse import SseBlocks, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
+
+_MORE_THAN_TEXT: Mapping[str, Any] = MappingProxyType({})
 
 MOST_HELD_BYTES = 64 << 10
 """Bytes that may wait for the first event with content: comments, and events that only name a role."""
@@ -28,6 +31,7 @@ class PassedBlocks(ABC):
         self._backend, self._blocks = backend, SseBlocks()
         self._held = list[bytes]()
         self._pieces, self._may_go, self._is_out = 0, False, False
+        self._text: str | None = ""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._backend}: {'over' if self.is_over else 'open'}>"
@@ -64,17 +68,20 @@ class PassedBlocks(ABC):
         Sets `is_over` at the last. Raises as `feed` does.
         """
 
-    def _hold(self, block: bytes, pieces: int = 0) -> None:
-        """Hold `block`, which adds `pieces` to the answer."""
+    def _hold(self, block: bytes, pieces: int = 0, text: str | None = "") -> None:
+        """Hold `block`, which adds `pieces` to the answer, with this `text` if it is parsed; None: more than text."""
         self._held.append(block)
         if pieces:
             self._pieces += pieces
             self._may_go = True
+            self._text = None if self._text is None or text is None else self._text + text
 
     def _let_go(self, choice: int = 0, finish: str | None = None) -> Delta:
         """All that is held, as one Delta."""
         raw = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        tokens, self._pieces = self._pieces, 0
+        tokens, text = self._pieces, self._text
+        self._pieces, self._text = 0, ""
         self._held.clear()
         self._may_go = self._is_out = True
-        return Delta(choice=choice, finish_reason=finish, raw=raw, tokens=tokens)
+        beside = _MORE_THAN_TEXT if text is None else None
+        return Delta(text or "", choice, finish_reason=finish, message=beside, raw=raw, tokens=tokens)

@@ -12,8 +12,9 @@ from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
 from backends.http.nonsense import not_asked_for
 from backends.openai.chunks import deltas_of
+from backends.openai.continued import trailing_space, whole_usage
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Delta, Request, Usage
+from policies.nouns import Beginning, Delta, Request, Usage
 
 DONE = b"[DONE]"
 BROKEN = ("abort", "error")
@@ -26,6 +27,7 @@ class OpenAIAnswer(EventAnswer):
     Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
     the request has them, one for each Delta with text or a message. `error_of` says what an error in the body means.
     `most_choices` is for answers to several prompts at once; else there are as many as the request asks for.
+    Of an answer with a `beginning` from elsewhere, usage covers that too.
     """
 
     last_word = "[DONE]"
@@ -39,6 +41,7 @@ class OpenAIAnswer(EventAnswer):
         limit_bytes: int = 64 << 20,
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
         most_choices: int | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
         super().__init__(backend)
         self._error_of = error_of
@@ -47,6 +50,9 @@ class OpenAIAnswer(EventAnswer):
         self._usage: Usage | None = None
         self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._choices = range(most_choices or request.sampling.choices)
+        self._beginning, self._request = beginning, request
+        # white space at the end of the beginning is not in the prompt, and is drawn a second time
+        self._repeated = "" if beginning is None else trailing_space(beginning.text)
 
     def __repr__(self) -> str:
         return f"<OpenAIAnswer of {self._backend}: {self._pieces} pieces, {'over' if self.is_over else 'open'}>"
@@ -86,11 +92,20 @@ class OpenAIAnswer(EventAnswer):
             if delta.choice not in self._choices:
                 raise not_asked_for(self._backend, delta.choice, len(self._choices))
             self._pieces += bool(delta.text or delta.message)
-            yield delta
+            yield self._unrepeated(delta) if self._repeated else delta
 
     def _close(self) -> Iterator[Delta]:
         self.is_over = True
-        yield Delta(usage=self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True))
+        usage = self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True)
+        yield Delta(usage=usage if self._beginning is None else whole_usage(usage, self._beginning, self._request))
+
+    def _unrepeated(self, delta: Delta) -> Delta:
+        """`delta` without the white space that the client has already."""
+        text = delta.text
+        while self._repeated and text and text[0] == self._repeated[0]:
+            text, self._repeated = text[1:], self._repeated[1:]
+        self._repeated = "" if text else self._repeated
+        return replace(delta, text=text)
 
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from backends.http.errors import error_of
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.openai.answer import OpenAIAnswer
+from backends.openai.continued import rest_of
 from backends.openai.endpoints import PATH as OPENAPI_PATH
 from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
@@ -47,7 +48,9 @@ class OpenAICompatible(HttpBackend):
     options_type = OpenAIOptions
     _options: OpenAIOptions
     # such a server rejects unsupported requests itself
-    capabilities = frozenset(Capability) - {Capability.PINS}
+    capabilities = frozenset(Capability) - {
+        *(Capability.PINS, Capability.CONTINUES_TOKENS, Capability.CONTINUES_TEXT),
+    }
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
     """Its answers have the form that clients of the dialect expect, and may be passed on unchanged."""
@@ -84,6 +87,9 @@ class OpenAICompatible(HttpBackend):
             )
         if (native := self._passed_on(prompt, own)) is not None:
             return self._native_exchange(request, native, own)
+        beginning = prompt.beginning
+        if beginning is not None:
+            request, prompt = rest_of(request, prompt)
         is_streamed = request.stream or bool((prompt.body or {}).get("stream")) or self._always_streams
         post = post_of(
             request,
@@ -93,7 +99,7 @@ class OpenAICompatible(HttpBackend):
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
-        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed)
+        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
         return Exchange(post, answer, self._error_of, quiet_s=_quiet_s(request, is_streamed=is_streamed))
 
     def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
@@ -124,7 +130,7 @@ class OpenAICompatible(HttpBackend):
         all that the router has to say.
         """
         native = prompt.native
-        if native is None or not self._passes_on:
+        if native is None or not self._passes_on or prompt.beginning is not None:
             return None
         if native.path in _TEXT_PATHS:
             # if the server does not repeat the prompt itself, the router does

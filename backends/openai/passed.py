@@ -39,14 +39,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def adds(self) -> bool:
-        """Does it add text, or anything beside it, to its choice?"""
+    def adds(self) -> str | None:
+        """The text that it adds to its choice; None if it adds anything beside text."""
         if self.text is not msgspec.UNSET:
-            return bool(self.text)
+            return self.text or ""
         piece = self.delta or self.message or {}
-        if piece.get("content"):
-            return True
-        return any(value is not None for name, value in piece.items() if name not in ("role", "content"))
+        if any(value is not None for name, value in piece.items() if name not in ("role", "content")):
+            return None
+        return str(piece.get("content") or "")
 
 
 class Chunk(msgspec.Struct):
@@ -60,6 +60,8 @@ class Chunk(msgspec.Struct):
     # set by Ear; a server may write anything under these names
     pieces: Any = 0
     """Number of choices that it adds to."""
+    text: Any = ""
+    """The text that it adds; None if it adds anything beside text."""
     ends: Any = None
     """The (choice, reason) pairs of choices that end in it."""
 
@@ -101,7 +103,7 @@ class Ear:
                 self._usage = usage_of(chunk.usage)
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
-        chunk.pieces, chunk.ends = 0, []
+        chunk.pieces, chunk.text, chunk.ends = 0, "", []
         for choice in chunk.choices or ():
             if not 0 <= choice.index < self.choices:
                 raise not_asked_for(self.backend, choice.index, self.choices)
@@ -109,7 +111,9 @@ class Ear:
                 if reason in BROKEN:
                     raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
                 chunk.ends.append((choice.index, FINISHES.get(reason, reason)))
-            chunk.pieces += choice.adds
+            if (added := choice.adds) != "":
+                chunk.pieces += 1
+                chunk.text = None if added is None or chunk.text is None else chunk.text + added
         self._pieces += chunk.pieces
         return chunk
 
@@ -157,6 +161,8 @@ class PassedStream(PassedBlocks):
             chunk = self._ear.hear(content)
         except ExpectedError:
             self._hold_last()
+            # after its end an answer cannot be continued
+            self._text = None if self._last is not None else self._text
             raise
         changes = self._ear.shown(chunk)
         hides = chunk.usage is not None and not self._shows_usage
@@ -170,14 +176,14 @@ class PassedStream(PassedBlocks):
         ends = chunk.ends
         self._left -= len(ends)
         if ends and not self._left and not self._shows_usage:
-            self._last = _Last(shown, chunk.pieces, ends)
+            self._last = _Last(shown, chunk.pieces, chunk.text, ends)
             return last
-        self._hold(shown, chunk.pieces)
+        self._hold(shown, chunk.pieces, chunk.text)
         return [*last, *(self._let_go(choice, finish) for choice, finish in ends)] if ends or last else ()
 
     def _hold_last(self) -> None:
         if self._last is not None:
-            self._hold(self._last.block, self._last.pieces)
+            self._hold(self._last.block, self._last.pieces, self._last.text)
 
     def _let_last_go(self, hidden: bytes = b"") -> list[Delta]:
         """The chunk that ended the answer, with other members of the `hidden` chunk of usage."""
@@ -194,10 +200,11 @@ class PassedStream(PassedBlocks):
 
 
 class _Last(NamedTuple):
-    """The chunk in which the last choice ended: its event, the number of its choices, and their finish reasons."""
+    """The chunk in which the last choice ended: its event, the number of its choices, its text, and the ends."""
 
     block: bytes
     pieces: int
+    text: str | None
     ends: Sequence[tuple[int, str]]
 
 

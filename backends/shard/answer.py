@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from backends.detokenize import StopCutter, TokenText, tool_marks
 from backends.shard.inbox import News, Piece
 from backends.shard.messages import error_of
-from policies.nouns import Delta, Sampling, TokenLogprob, Usage
+from policies.nouns import Beginning, Delta, Sampling, TokenLogprob, Usage
 from shards.nouns import TokenLogprobs
+from shards.wire.translate import unpack_ids
 from shards.wire.v1 import shard_pb2 as wire
 
 _FINISH_REASONS = {wire.Finished.STOP: "stop", wire.Finished.LENGTH: "length"}
@@ -51,6 +53,7 @@ class ShardAnswer:
     ) -> None:
         self._tokenizer, self._backend, self._grammar = tokenizer, backend, sampling.grammar
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
+        self._resumed_tokens = 0
         shown = tool_marks(tokenizer) if tokenizer and shows_tool_marks else {}
         self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
 
@@ -61,6 +64,12 @@ class ShardAnswer:
     def is_done(self) -> bool:
         """Whether every choice has ended."""
         return all(choice.is_done for choice in self._choices)
+
+    def resume(self, beginning: Beginning) -> Delta:
+        """Go on behind `beginning`, drawn elsewhere, as if it had come from this shard; the Delta that repeats it."""
+        piece = Piece(0, list(unpack_ids(beginning.token_ids)))
+        self._resumed_tokens = len(piece.token_ids)
+        return replace(self._delta(piece), is_repeat=True)
 
     def deltas(self, news: News) -> Iterator[Delta]:
         """The Deltas of `news`. Raises the error of a shard's refusal or failure."""
@@ -80,8 +89,9 @@ class ShardAnswer:
         text = choice.push(piece)
         if piece.end is not None:
             text += choice.flush()
-            choice.output_tokens = piece.end.output_tokens
-            self._cached_tokens = piece.end.cached_tokens
+            choice.output_tokens = self._resumed_tokens + piece.end.output_tokens
+            # the shard counts the beginning as prompt
+            self._cached_tokens = min(piece.end.cached_tokens, self._prompt_tokens)
         choice.is_done = piece.end is not None or choice.cutter.found is not None
         return Delta(
             text=text,

@@ -107,9 +107,13 @@ class ShardBackend:
 
         Raises BackendFailed, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
         """
-        if request.sampling.grammar is not None and not self._shapes_answers:
+        if request.sampling.grammar is not None and not self._can(Capability.STRUCTURED_OUTPUT):
             raise Unreached(f"{self.name} is another shard than before, and cannot shape its answers")
-        number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids)
+        beginning = prompt.beginning
+        if beginning is not None and not self._can(Capability.CONTINUES_TOKENS):
+            raise Unreached(f"{self.name} is another shard than before, and cannot continue an answer")
+        answered = b"" if beginning is None else beginning.token_ids
+        number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids + answered)
         tokenizer = self._link.shard.tokenizer if self._link.shard else None
         prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
         answer = ShardAnswer(
@@ -120,6 +124,8 @@ class ShardBackend:
             shows_tool_marks=bool(prompt.body and prompt.body.get("tools")),
         )
         try:
+            if beginning is not None:
+                yield answer.resume(beginning)
             while not answer.is_done:
                 for delta in answer.deltas(await inbox.take()):
                     yield delta
@@ -156,11 +162,10 @@ class ShardBackend:
         """Raise AssertionError if the books of the link are wrong."""
         self._link.check()
 
-    @property
-    def _shapes_answers(self) -> bool:
-        # a shard without this field would ignore it
+    def _can(self, capability: Capability) -> bool:
+        # a shard without the field would ignore it
         described = self.describe()
-        return described is None or Capability.STRUCTURED_OUTPUT in described.capabilities
+        return described is None or capability in described.capabilities
 
     def _description(self, welcome: wire.Welcome) -> Description:
         aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
@@ -176,5 +181,9 @@ class ShardBackend:
 
 
 def _capabilities(welcome: wire.Welcome) -> frozenset[Capability]:
-    reported = {Capability.PINS: welcome.keeps_cache, Capability.STRUCTURED_OUTPUT: welcome.shapes_answers}
+    reported = {
+        Capability.PINS: welcome.keeps_cache,
+        Capability.STRUCTURED_OUTPUT: welcome.shapes_answers,
+        Capability.CONTINUES_TOKENS: welcome.continues_answers,
+    }
     return _ALWAYS | {capability for capability, is_there in reported.items() if is_there}

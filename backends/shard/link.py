@@ -25,6 +25,9 @@ from shards.wire import limits
 from shards.wire.translate import drawn_of, unpack_keys
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
+from tls.certificates import Certificates
+from tls.errors import TlsError
+from tls.grpc_client import open_channel
 
 _log = logging.getLogger(__name__)
 
@@ -38,17 +41,19 @@ _KEYS_AT_ONCE = 1000
 class LinkOptions:
     """How a router attaches: its name, TLS if any, and its timeouts.
 
-    `attach_s` bounds connecting, greeting and fetching the model's files; `probe_s` one health check, `answer_s` the
-    answer to one command on the cache.
+    `connect_s` bounds connecting, `attach_s` greeting and fetching the model's files; `probe_s` one health check,
+    `answer_s` the answer to one command on the cache. `heartbeat_s` is the longest time without any command.
     """
 
     router: str = "router"
-    credentials: grpc.ChannelCredentials | None = None
+    tls: Certificates | None = None
+    connect_s: float = 5.0
     attach_s: float = 30.0
     probe_s: float = 2.0
     answer_s: float = 10.0
+    heartbeat_s: float = limits.HEARTBEAT_S
     first_backoff_s: float = 0.1
-    longest_backoff_s: float = 10.0
+    longest_backoff_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,19 @@ class Shard:
 
 @dataclass(slots=True)
 class _Session:
-    """One attachment, from Welcome to the end of its stream."""
+    """One attachment, from Welcome to the end of its stream: the newest reported `step`, and when it came first.
+
+    The shard promised a report every `heartbeat_s`, 0 if it did not; the newest came at `heard_at`. `is_hearing`: it is
+    processed now.
+    """
 
     channel: grpc.aio.Channel
     outgoing: Outgoing
+    heartbeat_s: float
+    heard_at: float
+    is_hearing: bool = False
+    step: int = 0
+    worked_at: float | None = None
     spoken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -75,6 +89,7 @@ class ShardLink:
 
     `shard` is the last Welcome, `load` the newest report; both outlive the stream. Whenever a stream is lost, the
     inboxes of all its requests fail at once; when a new one is there, `listener` gets `clear`, then the snapshot.
+    An idle stream is also lost if the shard promised heartbeats and sent none for a while (limits.SILENT_BEATS).
     `on_load` gets the name after each report of load, when the rest of the report was processed too.
 
     A large snapshot is processed in pieces that each take one of the `turns`, which many links may share. The
@@ -207,26 +222,30 @@ class ShardLink:
 
     async def _keep_attached(self) -> None:
         while True:
+            began_at = self._clock()
             try:
                 await self._attach()
             except grpc.aio.AioRpcError as error:
                 self._lose(_reason_of(error))
             except TimeoutError:
                 self._lose(f"it did not welcome us within {self._options.attach_s:g} s")
-            except BackendFailed as error:
+            except (BackendFailed, TlsError) as error:
                 self._lose(error.message)
             except Exception as error:  # noqa: BLE001 - the supervisor: a link that ends for good would be silent
                 _log.exception("the link to %s failed and is made anew", self.name)
                 self._lose(f"{type(error).__name__}: {error}")
-            await self._sleep(self._backoff.next_s())
+            await self._sleep(self._backoff.next_s(self._clock() - began_at))
 
     async def _attach(self) -> None:
         """Attach and listen until the stream ends, which raises."""
-        async with self._open_channel() as channel:
+        async with await open_channel(self.address, self._options.tls, limits.CLIENT_OPTIONS) as channel:
+            await self._connect(channel)
             stub: Any = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Attach()
             async with asyncio.timeout(self._options.attach_s):
-                await call.write(wire.Command(hello=wire.Hello(router=self._options.router)))
+                heartbeat_ms = round(self._options.heartbeat_s * 1000)
+                hello = wire.Hello(router=self._options.router, heartbeat_ms=heartbeat_ms)
+                await call.write(wire.Command(hello=hello))
                 first = await call.read()
                 if first is grpc.aio.EOF or not first.HasField("welcome"):
                     raise BackendFailed("it did not welcome us")
@@ -235,22 +254,59 @@ class ShardLink:
                 self._listener.clear(self.name)
             # a shard that drained and is back drains no longer
             self.load = replace(self.load, draining=False)
-            session = self._session = _Session(channel, Outgoing(first.welcome.window_tokens))
+            outgoing = Outgoing(first.welcome.window_tokens)
+            session = _Session(channel, outgoing, first.welcome.heartbeat_ms / 1000, self._clock())
+            self._session = session
             self._backoff.reset()
             self._settled.set()
-            speaker = asyncio.create_task(_speak(call, session))
+            # a shard that promises no heartbeats does not know the router's either
+            heartbeat_s = (self._options.heartbeat_s or None) if session.heartbeat_s else None
+            beside = [asyncio.create_task(_speak(call, session, heartbeat_s))]
             try:
-                while (report := await call.read()) is not grpc.aio.EOF:
-                    await self._hear(report, session)
+                async with asyncio.timeout(None) as silence:
+                    if session.heartbeat_s:
+                        beside.append(asyncio.create_task(self._watch(session, silence)))
+                    while (report := await call.read()) is not grpc.aio.EOF:
+                        session.is_hearing = True
+                        await self._hear(report, session)
+                        session.heard_at, session.is_hearing = self._clock(), False
+            except TimeoutError as error:
+                raise BackendFailed(f"it sent nothing for {limits.SILENT_BEATS * session.heartbeat_s:g} s") from error
             finally:
-                speaker.cancel()
-                await asyncio.gather(speaker, return_exceptions=True)
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
             raise BackendFailed("it ended the stream")
 
-    def _open_channel(self) -> grpc.aio.Channel:
-        if self._options.credentials is None:
-            return grpc.aio.insecure_channel(self.address, options=limits.CLIENT_OPTIONS)
-        return grpc.aio.secure_channel(self.address, self._options.credentials, options=limits.CLIENT_OPTIONS)
+    async def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Return once the channel is connected or has failed, which its first call then tells. Raises BackendFailed."""
+        state = channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(self._options.connect_s):
+                while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state()
+        except TimeoutError as error:
+            # a host that is back is reached by a new connection at once, and by an old one when that tries again
+            raise BackendFailed(f"no connection in {self._options.connect_s:g} s") from error
+
+    async def _watch(self, session: _Session, silence: asyncio.Timeout) -> None:
+        """End the stream once nothing came for too long while the link is idle.
+
+        Requests keep it: their shard may be paused for a moment, and the router gives up each one in its own time.
+        """
+        limit_s = limits.SILENT_BEATS * session.heartbeat_s
+        while True:
+            before = self._clock()
+            left_s = session.heard_at + limit_s - before
+            if left_s <= 0 and not (session.is_hearing or self._inboxes or self._answers):
+                silence.reschedule(asyncio.get_running_loop().time())
+                return
+            pause_s = left_s if left_s > 0 else limit_s / 10
+            await asyncio.sleep(pause_s)
+            if self._clock() - before > 1.5 * pause_s + 0.1:
+                # a router that had no CPU itself has not read yet what came
+                session.heard_at = self._clock()
 
     async def _meet(self, stub: Any, first: wire.StepReport) -> Shard:
         """The shard that welcomed us, with its files; they are fetched once per epoch."""
@@ -267,8 +323,10 @@ class ShardLink:
         return Shard(first.epoch, first.welcome, files, tokenizer)
 
     async def _hear(self, report: wire.StepReport, session: _Session) -> None:
+        if report.step > session.step:
+            session.step, session.worked_at = report.step, self._clock()
         if report.HasField("load"):
-            self.load = self._load_of(report.load)
+            self.load = self._load_of(report.load, session)
         if self._listener is not None:
             await self._hear_cache(report.cache, self._listener)
         for progress in report.progress:
@@ -315,7 +373,7 @@ class ShardLink:
                     room -= len(piece)
                     tell(self.name, piece, event.tier)
 
-    def _load_of(self, load: wire.Load) -> Load:
+    def _load_of(self, load: wire.Load, session: _Session) -> Load:
         welcome = self.shard.welcome if self.shard else wire.Welcome()
         return Load(
             running=load.running,
@@ -330,6 +388,7 @@ class ShardLink:
             pinnable_tokens=load.blocks_pinnable * welcome.block_tokens if welcome.keeps_cache else None,
             drafted_tokens=load.drafted_tokens,
             accepted_tokens=load.accepted_tokens,
+            worked_at=session.worked_at,
         )
 
     def _lose(self, trouble: str) -> None:
@@ -344,14 +403,20 @@ class ShardLink:
                 answer.set_exception(BackendFailed(f"{self.name} was lost: {trouble}"))
 
 
-async def _speak(call: Any, session: _Session) -> None:
-    """Send outgoing messages whenever there are any; a stream that takes no more is ended."""
+async def _speak(call: Any, session: _Session, heartbeat_s: float | None) -> None:
+    """Send outgoing messages whenever there are any, and a heartbeat after `heartbeat_s` without one; a stream that
+    takes no more is ended.
+    """
     try:
         while True:
             session.spoken.clear()
             while (command := session.outgoing.next()) is not None:
                 await call.write(command)
-            await session.spoken.wait()
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    await session.spoken.wait()
+            except TimeoutError:
+                await call.write(wire.Command(heartbeat=wire.Heartbeat()))
     finally:
         call.cancel()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from xxhash import xxh3_64_intdigest
+
 from policies.errors import (
     BackendFailed,
     ContextExceeded,
@@ -36,16 +38,18 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
         raise InvalidRequest("the prompt is empty" if not prompt.token_ids else "the token ids are not whole uint32s")
     if request.deadline_s is not None and request.deadline_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was sent to a shard")
+    answered_tokens = 0 if prompt.beginning is None else prompt.beginning.tokens
     try:
         return wire.Submit(
-            prompt_tokens=len(prompt.token_ids) // TOKEN_BYTES,
-            max_new_tokens=request.max_new_tokens,
+            prompt_tokens=len(prompt.token_ids) // TOKEN_BYTES + answered_tokens,
+            answered_tokens=answered_tokens,
+            max_new_tokens=request.max_new_tokens - answered_tokens,
             domain=request.domain,
             rank=request.rank,
             deadline_ms=math.ceil(request.deadline_s * 1000) if request.deadline_s else 0,
             prefill_slice=request.prefill_slice_tokens or 0,
             choices=request.sampling.choices,
-            sampling=sampling_of(request.sampling),
+            sampling=sampling_of(request.sampling, request.id),
             trace=prompt.headers.get("traceparent", ""),
             preemptible=request.preemptible,
         )
@@ -53,11 +57,15 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
         raise InvalidRequest(f"a number is out of range: {error}") from error
 
 
-def sampling_of(sampling: Sampling) -> wire.Sampling:
-    """`sampling` for the wire. A seed may be any integer; its lowest 64 bits count."""
+def sampling_of(sampling: Sampling, request_id: str) -> wire.Sampling:
+    """`sampling` for the wire. A seed may be any integer; its lowest 64 bits count.
+
+    Without one the seed is made of `request_id`, so that any shard can continue the answer.
+    """
+    seed = xxh3_64_intdigest(request_id.encode()) if sampling.seed is None else sampling.seed % 2**64
     return wire.Sampling(
         **{name: getattr(sampling, name) for name in DIALS},
-        seed=None if sampling.seed is None else sampling.seed % 2**64,
+        seed=seed,
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,

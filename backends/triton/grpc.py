@@ -16,8 +16,10 @@ from backends.kserve import inference_pb2 as kserve
 from backends.kserve import inference_pb2_grpc
 from backends.triton.answer import TritonText, heard_of, is_final, triton_error
 from backends.triton.inputs import Signature
-from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded
+from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded, Unreached
 from policies.nouns import Delta, Request
+from tls.errors import TlsError
+from tls.grpc_client import open_channel
 
 _CONTENTS = {
     "BYTES": "bytes_contents",
@@ -41,6 +43,7 @@ class TritonStreams:
         self._options: HttpOptions = options
         self._is_cumulative, self._is_secure = bool(options.cumulative), is_secure
         self._channel: grpc.aio.Channel | None = None
+        self._opening = asyncio.Lock()
         self._calls: set[Any] = set()
 
     def __repr__(self) -> str:
@@ -62,7 +65,7 @@ class TritonStreams:
         Raises BackendFailed, BackendRefused, DeadlineExceeded, and the error in an error message.
         """
         text = TritonText(request, is_cumulative=self._is_cumulative)
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(self._connected())  # type: ignore[no-untyped-call]
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(await self._connected())  # type: ignore[no-untyped-call]
         self.open_requests += 1
         call = stub.ModelStreamInfer(metadata=self._metadata(), timeout=request.deadline_s)
         self._calls.add(call)
@@ -95,14 +98,21 @@ class TritonStreams:
             self._calls.discard(call)
             self.open_requests -= 1
 
-    def _connected(self) -> grpc.aio.Channel:
-        if self._channel is None:
-            sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", 64 << 20)]
-            if self._is_secure:
-                self._channel = grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(), options=sizes)
-            else:
-                self._channel = grpc.aio.insecure_channel(self.address, options=sizes)
-        return self._channel
+    async def _connected(self) -> grpc.aio.Channel:
+        async with self._opening:
+            if self._channel is None:
+                sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", 64 << 20)]
+                if self._is_secure and self._options.tls is None:
+                    credentials = grpc.ssl_channel_credentials()
+                    self._channel = grpc.aio.secure_channel(self.address, credentials, options=sizes)
+                else:
+                    try:
+                        self._channel = await open_channel(
+                            self.address, self._options.tls if self._is_secure else None, sizes
+                        )
+                    except TlsError as error:
+                        raise Unreached(f"{self.name} cannot be reached: {error}") from error
+            return self._channel
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         key = (("authorization", f"Bearer {self._options.key}"),) if self._options.key else ()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from policies.learning.least_squares import Prior, RecursiveFit
+from policies.learning.slow import SlowTime, p99_factor
 
 _GUESSED_SPREAD, _REPORTED_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
 """Standard deviations of logs: of a speed that was never measured, of a speed that the backend reports of itself, of
@@ -23,6 +24,9 @@ _LEVELLED = 0.002
 """The share of a pace's deviation from its first value that moves to the shared coefficients with each observation.
 When one backend does most of the work, a slow fleet and a slow backend look the same, and without this the shared
 coefficients would drift with the noise."""
+
+_UNSEEN_SCATTER = p99_factor(0.25)
+"""The P99 of the time to a first token, in predicted ones, before enough predictions could be compared."""
 
 _ERROR_SHARE = 0.1
 _MOST_ERROR = 10.0
@@ -162,6 +166,7 @@ class LatencyModel:
         self._reported: float | None = None
         self._snapshot: Latency | None = None
         self._learnt = 0
+        self._scatter = SlowTime()
         self.error = 0.0
         self.bias = 0.0
 
@@ -199,6 +204,19 @@ class LatencyModel:
         off = max(-_MOST_ERROR, min(_MOST_ERROR, (predicted_s - seen_s) / seen_s))
         self.error += _ERROR_SHARE * (abs(off) - self.error)
         self.bias += _ERROR_SHARE * (off - self.bias)
+        if predicted_s > 0.0:
+            self._scatter.observe(seen_s / predicted_s)
+
+    def slow_ttft_s(self, work: Work, ahead: Ahead) -> float:
+        """Seconds within which the first token of a prompt of this `work`, with the prefill `ahead` of it, comes in 99
+        of 100 cases: long while little is known of the backend and its peers.
+        """
+        scatter = self._scatter.p99
+        return _slow_s(self._first_token(work, ahead)) * max(1.0, _UNSEEN_SCATTER if scatter is None else scatter)
+
+    def slow_step_s(self, batch: float, context_tokens: float) -> float:
+        """The same of one decode step of `batch` sequences with contexts of `context_tokens` in total."""
+        return _slow_s(self._steps(1.0, batch, context_tokens))
 
     def observe_ttft(self, work: Work, ahead: Ahead, seconds: float) -> None:
         """Learn that a prompt of this `work`, sent with the prefill `ahead` of it, took `seconds` to its first token.
@@ -286,6 +304,13 @@ class _Part(NamedTuple):
     pace: RecursiveFit
     on: tuple[float, ...]
     usual_s: float
+
+
+def _slow_s(part: _Part) -> float:
+    usual_s = part.usual_s * part.pace.values[0]
+    _, variance = part.common.spread([seconds / part.usual_s for seconds in part.on])
+    _, pace_variance = part.pace.spread((1.0,))
+    return usual_s * p99_factor(variance + pace_variance)
 
 
 def _pace(factor: float, spread: float) -> Prior:

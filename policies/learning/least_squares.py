@@ -87,8 +87,8 @@ class RecursiveFit:
         spread: tuple[list[float], float],
         error: float,
         *,
-        beside: float = 0.0,
-        weight: float = 1.0,
+        beside: float,
+        weight: float,
     ) -> None:
         """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.
 

@@ -14,9 +14,11 @@ FIXED_SERVER = {
     "grpc": "grpc",
     "admin": "admin",
     "picker": "picker",
+    "metrics": "metrics",
     "keys_file": "keys_file",
     "max_body": "max_body_bytes",
     "decision_log": "decision_log",
+    "tls": "tls",
 }
 """Keys of `server` that are built into the running servers, and the corresponding settings."""
 

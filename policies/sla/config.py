@@ -11,6 +11,7 @@ from policies.nouns import Prices, ServiceClass, Tenant
 from policies.on_miss import Step
 from policies.rules import Rule
 from policies.sla.sources import SourceName
+from tls.settings import TlsSettings
 
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})
 """Kinds with addresses of the form host:port; the others have a URL."""
@@ -30,7 +31,8 @@ class PoolSpec:
     router, with `model`: a checkpoint's path or "bundled". Otherwise `model` is the name that clients and
     backend both use, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
     go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
-    both replace those of the backends.
+    both replace those of the backends. `tls` is for connections to its backends: None is plain text for shards, and for
+    others what their URL says.
     """
 
     name: str
@@ -46,6 +48,7 @@ class PoolSpec:
     tokenizer: str | None = None
     chat_template: str | None = None
     health: HealthRules = field(default_factory=HealthRules)
+    tls: TlsSettings | None = None
 
     @property
     def is_found(self) -> bool:
@@ -54,7 +57,9 @@ class PoolSpec:
 
     def reachable(self, address: str) -> str:
         """`address` in the form of its kind: sources return host:port, and most kinds have a URL."""
-        return address if self.kind in AT_HOST_AND_PORT or "://" in address else f"http://{address}"
+        if self.kind in AT_HOST_AND_PORT or "://" in address:
+            return address
+        return f"http://{address}" if self.tls is None else f"https://{address}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,12 @@ class ServerSettings:
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
     `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
+    `tls` has the settings of each port with TLS, by `http`, `grpc`, `admin` and `picker`.
     `media_hosts` are those that engines may fetch images and the like from; None: all but this machine.
+    `metrics` is an address that serves them without a key, or "open": the HTTP address does. Strangers are clients
+    without a known key: `strangers` of their connections may wait at one address, which may send `stranger_requests`
+    in a second (None: any number); `trusted_proxies` are networks of load balancers, which are no such address.
+    The bodies of all requests may take `memory_bytes` together.
     """
 
     http: str = "127.0.0.1:8080"
@@ -73,12 +83,18 @@ class ServerSettings:
     admin_key_hashes: frozenset[str] = frozenset()
     keys_file: str | None = None
     max_body_bytes: int = 16 * 2**20
+    memory_bytes: int = 2**30
     max_concurrent: int = 4096
     max_queued: int = 4096
     drain_s: float = 30.0
     decision_log: str | None = None
     cors_origins: frozenset[str] = frozenset()
     media_hosts: frozenset[str] | None = None
+    tls: Mapping[str, TlsSettings] = field(default_factory=dict)
+    metrics: str | None = None
+    strangers: int | None = 512
+    stranger_requests: int | None = 50
+    trusted_proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +102,14 @@ class StoreSettings:
     """State that several routers share: the address of a Redis (None: nothing is shared), and the number of `replicas`.
 
     `strict` rejects limited requests while the store is away, instead of using each router's share. The names
-    of all keys there begin with `namespace`.
+    of all keys there begin with `namespace`. `tls` is for connections to it.
     """
 
     redis: str | None = field(default=None, repr=False)
     replicas: int = 1
     strict: bool = False
     namespace: str = "pointsman"
+    tls: TlsSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,11 @@ class Section:
     def __contains__(self, key: str) -> bool:
         return key in self.entries
 
+    @property
+    def known(self) -> Collection[str]:
+        """The keys that it may have."""
+        return self._keys
+
     def get(self, key: str) -> Field | None:
         """The field `key`, if it exists."""
         return self.entries.get(key)

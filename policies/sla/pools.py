@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from policies.health import HealthRules
-from policies.quantities import quoted, read_count, read_seconds, read_share, read_whole, read_yes
+from policies.quantities import quoted, read_bounds, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
 from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, Option, PoolSpec
 from policies.sla.fields import Field, Section
@@ -16,6 +16,8 @@ from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.server import ADDRESS_PATTERN, read_address
 from policies.sla.sources import PATTERN as SOURCE_PATTERN
 from policies.sla.sources import SourceName, is_source, read_source
+from policies.sla.tls import CLIENT_TLS, read_client
+from policies.timeouts import Timeouts, timeouts_of
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 _URL = re.compile(_URL_PATTERN)
@@ -35,6 +37,9 @@ HEALTH = Table(
             read_seconds,
             "time without a sign of life, after which requests go elsewhere; default 3s",
         ),
+        "first_byte": Key(read_bounds, "timeout until a backend begins to answer, floor..ceiling; default 5s..10m"),
+        "first_token": Key(read_bounds, "timeout until the first token, floor..ceiling; default 5s..10m"),
+        "between_tokens": Key(read_bounds, "timeout between two tokens, floor..ceiling; default 20s..10m"),
         "retry": Key(read_seconds, "time without requests after failures; doubles up to a minute; default 1s"),
         "slow_start": Key(read_seconds, "time in which its share of requests grows after recovery; default 10s"),
     }
@@ -56,6 +61,9 @@ def pool_table(kinds: Collection[str]) -> Table:
             "model": Key(TEXT, "local shards: a checkpoint's directory, or bundled; others: the model's name"),
             "models": Key(Named(TEXT, free=True), "clients' model names: the backend's names"),
             "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
+            "tls": Key(
+                CLIENT_TLS, "certificates for connections to its backends; default: https:// alone, without ours"
+            ),
             "health": Key(HEALTH, "when a backend counts as ill, and how it recovers"),
             "options": Key(
                 Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"
@@ -106,6 +114,7 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
     key = section.get("key")
     local: int = section.read("local", 0)
     _check_place(field, section, kind, local)
+    _check_tls(section, kind, local, places)
     return PoolSpec(
         name,
         kind=kind,
@@ -119,7 +128,8 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
         options=_read_options(section.get("options"), partial(outside.check_option, kind, local > 0)),
         tokenizer=_read_tokenizer(section.get("tokenizer"), outside),
         chat_template=_read_template(section.get("chat_template"), outside),
-        health=_read_health(section.section("health")),
+        health=_read_health(section.section("health"), timeouts_of(kind)),
+        tls=read_client(section.get("tls")),
     )
 
 
@@ -151,7 +161,18 @@ def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
         field.complain("has no backends (write at: with addresses, or local: with a number of shards)")
 
 
-def _read_health(section: Section) -> HealthRules:
+def _check_tls(section: Section, kind: str, local: int, places: Collection[str | SourceName]) -> None:
+    field = section.get("tls")
+    if field is None:
+        return
+    if local or kind == "fake":
+        field.complain("is for backends on other machines, and these are inside this one")
+    plain = [place for place in places if isinstance(place, str) and place.startswith("http://")]
+    if plain:
+        field.complain(f"is not used at {plain[0]} (write https://)")
+
+
+def _read_health(section: Section, timeouts: Timeouts) -> HealthRules:
     usual = HealthRules()
     return replace(
         usual,
@@ -160,6 +181,11 @@ def _read_health(section: Section) -> HealthRules:
         probe_every_s=section.read("probe_every", usual.probe_every_s),
         probe_timeout_s=section.read("probe_timeout", usual.probe_timeout_s),
         suspect_s=section.read("suspect_after", usual.suspect_s),
+        timeouts=Timeouts(
+            section.read("first_byte", timeouts.first_byte),
+            section.read("first_token", timeouts.first_token),
+            section.read("between_tokens", timeouts.between_tokens),
+        ),
         retry_s=section.read("retry", usual.retry_s),
         slow_start_s=section.read("slow_start", usual.slow_start_s),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
@@ -9,11 +10,17 @@ from policies.shapes import TEXT, Either, Key, Many, Scalar, Table, word
 from policies.sla.config import ServerSettings
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import API_KEY, Outside
+from policies.sla.tls import SERVER_TLS, read_ports
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
 
+OPEN = "open"
+
 _LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
+
+_OF_A_BODY = 32
+"""A request may take a sixth of the memory, and a text of `max_body` bytes takes four to nine times as much."""
 
 USUAL_AGEING_S = 30.0
 USUAL_OUTAGE_S = 10.0
@@ -59,15 +66,44 @@ HOST = Scalar(read_host, {"type": "string", "pattern": rf"^\s*{HOST_PATTERN}\s*$
 
 ADDRESS = Scalar(read_address, {"type": "string", "pattern": rf"^\s*{ADDRESS_PATTERN}\s*$"})
 
+
+def read_network(text: str) -> str:
+    """A network of IP addresses, or one address. Raises ValueError with a sentence."""
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise ValueError(f"must be a network such as 10.0.0.0/8, or an address, not {quoted(text)}") from None
+
+
+NETWORK = Scalar(read_network, {"type": "string", "pattern": r"^\s*[0-9A-Fa-f:.]+(/[0-9]{1,3})?\s*$"})
+
+STRANGERS = Table(
+    {
+        "connections": Key(read_count, "connections of one address that may wait; default 512"),
+        "requests_per_second": Key(read_count, "requests of one address; default 50"),
+    }
+)
+
 SERVER = Table(
     {
         "http": Key(ADDRESS, "HTTP address; default 127.0.0.1:8080"),
         "grpc": Key(Either((word("off"), ADDRESS)), "gRPC address, or off; default 127.0.0.1:8081"),
         "admin": Key(ADDRESS, "address for operators; default none"),
         "picker": Key(ADDRESS, "address where gateways ask for an endpoint (Envoy's ext_proc); default none"),
+        "metrics": Key(
+            Either((word("open"), ADDRESS)),
+            "address for GET /metrics without a key, or open: the HTTP address; default operators' keys only",
+        ),
+        "strangers": Key(
+            Either((word("off"), STRANGERS)), "limits of each address for clients without a known key, or off"
+        ),
+        "trusted_proxies": Key(Many(NETWORK), "load balancers: their X-Forwarded-For names the client; default none"),
         "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
         "keys_file": Key(TEXT, "file for the hashes of issued keys; store.redis replaces it"),
         "max_body": Key(read_bytes, "the largest request body; default 16MiB"),
+        "memory": Key(
+            read_bytes, "memory for the bodies of all requests of a router process; default 1GiB, or 64 times max_body"
+        ),
         "max_concurrent": Key(read_count, "requests that may be at backends at once; default 4096"),
         "decision_log": Key(TEXT, "file for the log of decisions, - is standard output; default none"),
         "drain": Key(read_seconds, "time that running requests get after SIGTERM; default 30s"),
@@ -75,6 +111,7 @@ SERVER = Table(
             Either((word("none"), Many(HOST))),
             "hosts that engines may fetch images and the like from, or none; default all but this machine",
         ),
+        "tls": Key(SERVER_TLS, "certificates of the ports; default: plain text"),
         "cors": Key(CORS, "web pages that may call over HTTP; default none"),
     }
 )
@@ -94,22 +131,30 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
     """The router's addresses and limits, with a default for each."""
     section = field.section(SERVER) if field else Section({}, SERVER.keys)
     usual = ServerSettings()
+    strangers, stranger_requests = _read_strangers(section.get("strangers"), usual)
     _require_guarded(section)
+    max_body_bytes = section.read("max_body", usual.max_body_bytes)
     return ServerSettings(
         http=section.read("http", usual.http),
         grpc=_read_grpc(section.get("grpc"), usual.grpc),
         admin=section.read("admin", usual.admin),
         picker=section.read("picker", usual.picker),
+        metrics=_read_metrics(section.get("metrics")),
+        strangers=strangers,
+        stranger_requests=stranger_requests,
+        trusted_proxies=tuple(item.read(read_network) or "" for item in section.items("trusted_proxies")),
         admin_key_hashes=frozenset(
             digest for item in section.items("admin_keys") if (digest := item.read(outside.key_hash))
         ),
         keys_file=section.read("keys_file", usual.keys_file),
-        max_body_bytes=section.read("max_body", usual.max_body_bytes),
+        max_body_bytes=max_body_bytes,
+        memory_bytes=_read_memory(section, max_body_bytes),
         max_concurrent=section.read("max_concurrent", usual.max_concurrent),
         max_queued=queue.read("most", usual.max_queued),
         drain_s=section.read("drain", usual.drain_s),
         decision_log=section.read("decision_log", usual.decision_log),
         media_hosts=_read_media_hosts(section),
+        tls=read_ports(section),
         cors_origins=frozenset(section.section("cors").read_many("origins")),
     )
 
@@ -118,6 +163,31 @@ def _require_guarded(section: Section) -> None:
     admin = section.get("admin")
     if admin and not str(admin.node.value).startswith(_LOOPBACK) and section.get("admin_keys") is None:
         admin.complain("can be reached from other machines but has no keys (write admin_keys, or use 127.0.0.1)")
+
+
+def _read_memory(section: Section, max_body_bytes: int) -> int:
+    usual, least = max(ServerSettings().memory_bytes, 2 * _OF_A_BODY * max_body_bytes), _OF_A_BODY * max_body_bytes
+    memory = section.read("memory", usual)
+    field = section.get("memory")
+    if field is not None and memory < least:
+        field.complain(f"is too little for requests of max_body (at least {_OF_A_BODY} times as much)")
+    return memory
+
+
+def _read_metrics(field: Field | None) -> str | None:
+    if field is None or field.node.value == OPEN:
+        return None if field is None else OPEN
+    return field.read(read_address)
+
+
+def _read_strangers(field: Field | None, usual: ServerSettings) -> tuple[int | None, int | None]:
+    """Connections, and requests in a second, of one address; None for any number."""
+    if field is None:
+        return usual.strangers, usual.stranger_requests
+    if field.node.value == "off":
+        return None, None
+    limits = field.section(STRANGERS)
+    return limits.read("connections", usual.strangers), limits.read("requests_per_second", usual.stranger_requests)
 
 
 def _read_media_hosts(section: Section) -> frozenset[str] | None:

@@ -10,6 +10,7 @@ from policies.shapes import NAME_PATTERN, Key, Scalar, Table
 from policies.sla.config import StoreSettings
 from policies.sla.fields import Field
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
+from policies.sla.tls import CLIENT_TLS, read_client
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
@@ -20,7 +21,10 @@ NAMESPACE = Scalar(str, {"type": "string", "pattern": rf"^\s*{NAME_PATTERN}\s*$"
 STORE = Table(
     {
         "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} if it has a password"),
-        "replicas": Key(read_count, "number of routers that share it; sets their parts while it is away; default 1"),
+        "replicas": Key(
+            read_count, "least number of routers that share it, which sets their parts while it is away; default 1"
+        ),
+        "tls": Key(CLIENT_TLS, "certificates for rediss://; default: the system's CAs, and none of ours"),
         "strict": Key(read_yes, "true: while it is away, reject limited requests rather than admit too many"),
         "namespace": Key(
             NAMESPACE, "prefix of all keys there, so that two deployments can use one Redis; default pointsman"
@@ -39,11 +43,15 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
     url = given.read(lambda text: _url(text, outside)) if given else None
     if given is None:
         field.complain("has no redis: write the address of the server that the routers share")
+    tls = read_client(section.get("tls"))
+    if tls is not None and url is not None and not url.startswith("rediss://"):
+        section.entries["tls"].complain("is for rediss:// addresses alone (write rediss://, or leave tls out)")
     return StoreSettings(
         redis=url,
         replicas=section.read("replicas", usual.replicas),
         strict=section.read("strict", usual.strict),
         namespace=named.read(_namespace) or usual.namespace if named else usual.namespace,
+        tls=tls,
     )
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, Overloaded, Unreached
 from policies.fairness.ticket import Ticket
-from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, ServiceClass
+from policies.nouns import BackendView, Beginning, ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.predict import cost_s, fastest_decode_s, promised_ttft_s
 from policies.waiting import is_outage
+from router.call.so_far import SoFar
 from router.fleet.cluster.flights import Flight
 from router.text.tool_calls import ToolSyntax
 
@@ -63,6 +65,8 @@ class Bid:
     from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first token is promised
     (None: at any time), and `cost_s`, the predicted backend time. `way` tells which backends its carrier can reach.
 
+    `so_far` records the answer, where another backend may continue it.
+
     The state of its retries is changed here alone: `tries` counts the backends that had it and failed, `failed` are the
     backends that did not answer it, the first of them at `failed_at`, and `avoiding` are those that may not get it.
     """
@@ -78,6 +82,7 @@ class Bid:
     ended: Callable[[Flight, BackendView], None]
     echo: str = ""
     tools: ToolSyntax | None = None
+    so_far: SoFar | None = None
     way: Hashable = None
     due_at: float | None = None
     cost_s: float | None = None
@@ -116,6 +121,28 @@ class Bid:
         self.failed_at = now if self.failed_at is None else self.failed_at
         self.tries += not isinstance(failure, Unreached)
         return self.tries < MOST_TRIES
+
+    def start_over(self) -> None:
+        """Forget what came of the answer: its client has seen nothing."""
+        self.so_far = None if self.so_far is None else SoFar()
+
+    def beginning(self) -> Beginning | None:
+        """What its client has of the answer, if another backend can continue it."""
+        return None if self.so_far is None else self.so_far.beginning(self.request, self.prompt.body)
+
+    def resume(self) -> bool:
+        """Ask for the rest of the answer, of which the client has the beginning, from now on; can another backend?
+
+        A backend that added to the answer does not count as a try.
+        """
+        beginning = self.beginning()
+        if beginning is None:
+            return False
+        if self.prompt.beginning is None or self.prompt.beginning.tokens < beginning.tokens:
+            self.tries = 0
+        self.prompt = replace(self.prompt, beginning=beginning)
+        self.request = replace(self.request, needs=self.request.needs | {beginning.needs})
+        return True
 
     def forgive(self, is_ill: Callable[[str], bool]) -> bool:
         """Allow the backends again that failed it and are ill or on trial now, once they are well; is there one?"""

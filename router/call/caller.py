@@ -8,9 +8,10 @@ from typing import Protocol
 import msgspec
 
 from policies.explain import Explanation
-from policies.nouns import Delta, Request
+from policies.nouns import Beginning, Delta, Request
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.call.bodies import Held
 
 
 class CallerGone(Exception):
@@ -18,11 +19,15 @@ class CallerGone(Exception):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where one prompt of a call went: what response headers and gRPC's Placement tell the client."""
+    """Where one prompt of a call went: what response headers and gRPC's Placement tell the client.
+
+    `beginning`: the part of the answer that the client has from another backend, which this one continues.
+    """
 
     request: Request
     pool: str
     backend: str
+    beginning: Beginning | None = None
 
 
 class Caller(Protocol):
@@ -36,8 +41,11 @@ class Caller(Protocol):
         """`traceparent` and `tracestate`, as far as the client sent them."""
         ...
 
-    async def read(self) -> Ask:
-        """What the client asks for. Raises InvalidRequest, RequestTooLarge, CallerGone."""
+    async def read(self, held: Held) -> Ask:
+        """What the client asks for, in memory that is `held` until the call ends.
+
+        Raises InvalidRequest, RequestTooLarge, Overloaded, CallerGone.
+        """
         ...
 
     def limited(self, standing: Standing) -> None:
@@ -49,7 +57,9 @@ class Caller(Protocol):
         ...
 
     async def place(self, index: int, placement: Placement) -> None:
-        """Prompt number `index` goes there; forget what came of it before. Called again when another backend tries."""
+        """Prompt number `index` goes there. Called again when another backend tries: unless that continues the answer,
+        forget what came before.
+        """
         ...
 
     async def write(self, index: int, delta: Delta) -> None:

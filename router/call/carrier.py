@@ -12,7 +12,12 @@ from router.text.tool_calls import heard
 
 
 class Carrier(Protocol):
-    """Takes prompts to backends. `way` is equal for those that can reach the same backends."""
+    """Takes prompts to backends. `way` is equal for those that can reach the same backends.
+
+    `continues`: it can take an answer that one backend began to another one.
+    """
+
+    continues: bool
 
     @property
     def way(self) -> Hashable:
@@ -32,6 +37,7 @@ class Ourselves:
     """The router itself sends the prompt and passes the answer on. It reaches every backend."""
 
     way = None
+    continues = True
 
     def seen(self, view: ClusterView) -> ClusterView:
         """All of it."""

@@ -19,6 +19,7 @@ from policies.learning.drain_rate import DrainRate
 from policies.nouns import ClusterView, Decision
 from policies.predict import uncached_tokens
 from policies.sla.config import Config
+from policies.timeouts import patience_s
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.call.bid import Bid, Found, Placed
 from router.fleet.cluster.cluster import Cluster
@@ -316,7 +317,13 @@ class Dispatcher:
     def _placed(self, bid: Bid, found: Found) -> Placed:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
         uncached, is_first_try = uncached_tokens(bid.request, chosen), not (bid.avoiding or bid.failed)
-        flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
+        flight = self._cluster.begin(
+            chosen.name,
+            bid.request,
+            uncached,
+            is_first_try=is_first_try,
+            patience_s=patience_s(bid.service_class),
+        )
         bid.sent(chosen.name)
         return Placed(bid, found, chosen, flight)
 

@@ -14,6 +14,7 @@ from policies.nouns import Tenant
 from policies.poison import PoisonRequests
 from policies.sla.config import Config
 from router.call.admission import Admission
+from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.observer import Observer
@@ -44,6 +45,7 @@ class Gateway:
     config: Config
     cluster: Cluster
     beliefs: Beliefs
+    bodies: Bodies
     tokenizers: Tokenizers
     sources: Sources
     engine_text: EngineText
@@ -98,7 +100,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in (*parts, self.prefixes, self.engine_text, self.text_lengths, self.poison):
+        for part in (*parts, self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.poison):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

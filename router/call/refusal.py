@@ -25,6 +25,8 @@ WANTED = {
     Capability.SUFFIX: ("write what stands before a suffix", "suffix", "put the whole text into `prompt`"),
     Capability.PROMPT_LOGPROBS: ("tell log-probabilities of a prompt", "echo", "leave `echo` or `logprobs` out"),
     Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
+    Capability.CONTINUES_TOKENS: ("continue an answer of another backend", "stream", "ask again"),
+    Capability.CONTINUES_TEXT: ("continue an answer of another backend", "stream", "ask again"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""

@@ -13,6 +13,7 @@ from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Sampling, Tenant
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -93,7 +94,7 @@ class _Nobody:
         """It is part of no trace."""
         return {}
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:  # noqa: ARG002 - its body was read when it was asked for
         """What is to be warmed."""
         return self.ask
 

@@ -25,6 +25,13 @@ class Stream(Protocol):
         """A prompt of `prompt_tokens` goes to a backend; called again if another one is tried."""
         ...
 
+    def resume(self, raw: bytes, characters: int) -> None:
+        """Another backend continues the answer, of which the client has so many `characters`.
+
+        `raw` are the newest of the first backend's own events; empty if all events were rendered here.
+        """
+        ...
+
     def progress(self, comment: str) -> bytes:
         """Bytes that keep the connection alive during prefill. Another backend may still be tried after them."""
         ...

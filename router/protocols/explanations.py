@@ -65,8 +65,11 @@ def _record(explanation: Explanation) -> dict[str, Any]:
         del record["left_out"]
     record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
-        if candidate["adapter"] is None:
-            del candidate["adapter"]
+        for name in ("adapter", "running", "waiting", "total"):
+            if candidate[name] is None:
+                del candidate[name]
+        if not candidate["scores"]:
+            del candidate["scores"]
     return record
 
 
@@ -77,8 +80,10 @@ def _skipped_record(skipped: Skipped) -> dict[str, Any]:
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:
     for candidate in record["candidates"]:
-        candidate["total"] = round(candidate["total"], 4)
-        candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
+        if "total" in candidate:
+            candidate["total"] = round(candidate["total"], 4)
+        if "scores" in candidate:
+            candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
     record["predicted_ttft_s"] = _milliseconds(record["predicted_ttft_s"])
     return record
 
@@ -181,8 +186,12 @@ def _heading(explanation: Explanation) -> list[str]:
 def _row(explanation: Explanation, candidate: Candidate) -> list[str]:
     held = "?" if candidate.held_tokens is None else f"{candidate.held_tokens:,}"
     scores = (_score(candidate.scores.get(name)) for name in explanation.weights)
-    counts = (str(candidate.running), str(candidate.waiting), held)
-    return [candidate.backend, candidate.pool, *counts, *scores, f"{candidate.total:.3f}"]
+    counts = (_count(candidate.running), _count(candidate.waiting), held)
+    return [candidate.backend, candidate.pool, *counts, *scores, _score(candidate.total)]
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _score(value: float | None) -> str:

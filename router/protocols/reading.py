@@ -13,9 +13,6 @@ from policies.errors import InvalidRequest
 
 _Fields = TypeVar("_Fields")
 
-INLINE_BYTES = 64 * 2**10
-"""Larger bodies are parsed in a thread."""
-
 
 def decode(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`. Raises InvalidRequest."""

@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Unpack
 
-from aiohttp import web
-
+from http1.client_connection import refusal
+from http1.errors import HttpError
 from http1.limits import ServerLimits
+from http1.request import Handler, Response
 from http1.server import HttpServer
 from policies.sla.config import Config
-from router.operate.admin.server import admin_app
-from router.operate.telemetry.logs import HttpServerLog
+from policies.sla.server import OPEN
+from router.operate.admin.server import AdminEndpoints, MetricsEndpoint
 from router.protocols.grpc.server import GrpcServer
 from router.protocols.http.endpoints import HttpEndpoints
+from router.protocols.http.strangers import is_in
 from router.protocols.picker.server import PickerServer
-from router.protocols.registration.announcements import announcements
+from router.protocols.registration.announcements import add_announcements
 from router.protocols.registration.fastchat_controller import FastChatController, FastChatPools
 from router.protocols.registration.fastchat_workers import Workers
 from router.start.address import Address, cannot_listen
 from router.start.build import Parts, build
 from router.start.preflight import require_guarded
 from router.start.reload import Reloader, as_shadow
+from router.start.tls import port_certificates
 from router.supervise import supervise
 from router.text.sources import LOOK_EVERY_S
+from tls.listener import TlsListener
 
 _LIMITS = ServerLimits(body_bytes=2**62)
 """The endpoints limit bodies themselves, by the SLA file in effect when they arrive."""
@@ -50,7 +55,10 @@ class Router:
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
         self.picker = None if config.server.picker is None else Address.parse(config.server.picker)
+        self._tls = port_certificates(config, self.telemetry.event)
+        self.metrics = None if config.server.metrics in (None, OPEN) else Address.parse(config.server.metrics)
         self._servers: list[GrpcServer | PickerServer] = []
+        self._http_servers: list[HttpServer] = []
         self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
@@ -60,7 +68,20 @@ class Router:
     @property
     def http_url(self) -> str:
         """Base URL for HTTP clients."""
-        return f"http://{self.http}"
+        return f"{self.scheme('http')}://{self.http}"
+
+    def scheme(self, port: str) -> str:
+        """`https` if the port of this name has TLS, else `http`."""
+        return "https" if port in self._tls else "http"
+
+    @property
+    def metrics_url(self) -> str | None:
+        """The URL of the metrics; None if only an operator's key opens them at the HTTP address."""
+        is_open = self.gateway.config.server.metrics == OPEN
+        port, where = ("http", self.http) if is_open else ("admin", self.admin)
+        if self.metrics is not None:
+            port, where = "metrics", self.metrics
+        return None if where is None else f"{self.scheme(port)}://{where}/metrics"
 
     @property
     def grpc_address(self) -> str | None:
@@ -97,6 +118,7 @@ class Router:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
+            stack.callback(self.gateway.bodies.close)
             stack.push_async_callback(self.gateway.sources.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
@@ -119,12 +141,17 @@ class Router:
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
             self.http = await self._listen_http(stack, self.http)
+            self._own(stack, "connections", lambda: _every(1.0, self._look_at_connections))
+            if self.metrics is not None:
+                self.metrics = await self._serve_http(
+                    stack, "metrics", self.metrics, MetricsEndpoint(self.telemetry).answer
+                )
             if self.admin is not None:
                 self.admin = await self._listen_admin(stack, self.admin)
             if self.grpc is not None:
-                self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer)
+                self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer, "grpc")
             if self.picker is not None:
-                self.picker = await self._listen_grpc(stack, self.picker, PickerServer)
+                self.picker = await self._listen_grpc(stack, self.picker, PickerServer, "picker")
             # the stack leaves this first: requests end before anything that they need is closed
             stack.push_async_callback(self._drain)
             self._stack = stack.pop_all()
@@ -166,40 +193,71 @@ class Router:
 
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""
-        endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition)
-        server = HttpServer(endpoints.answer, _LIMITS, refuse=endpoints.refuse)
+        endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self.telemetry.limited)
+        return await self._serve_http(
+            stack, "http", address, endpoints.answer, endpoints.refuse, shares_port=self._shares_ports
+        )
+
+    async def _serve_http(
+        self,
+        stack: AsyncExitStack,
+        port: str,
+        address: Address,
+        handler: Handler,
+        refuse: Callable[[HttpError], Response] = refusal,
+        *,
+        shares_port: bool = False,
+    ) -> Address:
+        """Serve `handler` at `address` until the stack is left, with the certificates of `port` if any; returns the
+        address with its real port."""
+        server = HttpServer(handler, self._limits(), refuse=refuse, on_limit=self.telemetry.limited)
+        self._http_servers.append(server)
         stack.push_async_callback(server.close, _LEFTOVERS_S)
-        with _naming(address):
-            port = await server.listen(address.host, address.port, shares_port=self._shares_ports)
-        return Address(address.host, port)
+        return await self._open(stack, server, port, address, shares_port=shares_port)
+
+    def _limits(self) -> ServerLimits:
+        settings = self.gateway.config.server
+        proxies = settings.trusted_proxies
+        return replace(_LIMITS, strangers=settings.strangers, is_exempt=lambda address: is_in(address, proxies))
+
+    async def _look_at_connections(self) -> None:
+        """Report the connections to telemetry, and give new ones the limits of the file in effect."""
+        for server in self._http_servers:
+            server.limits = self._limits()
+        waiting = sum(server.waiting for server in self._http_servers)
+        self.telemetry.connected(
+            waiting=waiting, served=sum(server.connections for server in self._http_servers) - waiting
+        )
 
     async def _listen_admin(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve operators at `address` until the stack is left; returns the address with its real port."""
-        runner = web.AppRunner(
-            self._admin_app(address),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=_LEFTOVERS_S,
-            logger=HttpServerLog(),
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        with _naming(address):
-            await web.TCPSite(runner, address.host, address.port, reuse_address=True).start()
-        return Address(address.host, runner.addresses[0][1])
-
-    def _admin_app(self, address: Address) -> web.Application:
         require_guarded(address, self.gateway.config)
-        app = admin_app(self.operations, None if self.reloader is None else self.reloader.reload)
-        app.add_routes(announcements(self.gateway))
-        FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
-        return app
+        endpoints = AdminEndpoints(self.operations, None if self.reloader is None else self.reloader.reload)
+        add_announcements(endpoints.routes, self.gateway)
+        workers = Workers(FastChatPools(self.gateway), self.gateway.clock)
+        controller = await stack.enter_async_context(FastChatController(workers))
+        controller.add_to(endpoints.routes)
+        return await self._serve_http(stack, "admin", address, endpoints.answer, endpoints.refuse)
+
+    async def _open(
+        self, stack: AsyncExitStack, server: HttpServer, port: str, address: Address, *, shares_port: bool = False
+    ) -> Address:
+        """Let `server` listen at `address`, with the certificates of `port` if any; returns the real address."""
+        certificates = self._tls.get(port)
+        with _naming(address):
+            if certificates is None:
+                number = await server.listen(address.host, address.port, shares_port=shares_port)
+            else:
+                listener = TlsListener(server.connection, certificates)
+                stack.push_async_callback(listener.close)
+                number = await listener.listen(address.host, address.port, shares_port=shares_port)
+        return Address(address.host, number)
 
     async def _listen_grpc(
-        self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer]
+        self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer], port: str
     ) -> Address:
         """Serve gRPC at `address` until the stack is left; returns the address with its real port."""
-        server = kind(self.gateway, str(address), shared=self._shares_ports)
+        server = kind(self.gateway, str(address), shared=self._shares_ports, certificates=self._tls.get(port))
         self._servers.append(server)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):

@@ -17,6 +17,7 @@ from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
 from policies.sla.config import Config
 from router.call.admission import Admission
+from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
@@ -27,6 +28,7 @@ from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.folding import FoldingSink
+from router.fleet.feeds.relay import Relay
 from router.fleet.pools import finding, named_backends
 from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
@@ -38,9 +40,11 @@ from router.shared.prefixes.warmer import Warmer
 from router.shared.store.base import QuotaStore
 from router.start.config_file import Contents
 from router.start.shared import key_store, quota_store, relay, replicas
+from router.start.tls import pool_certificates, store_certificates
 from router.text.engine_text import EngineText
 from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
+from tls.certificates import Certificates
 
 
 class Parts(TypedDict, total=False):
@@ -65,26 +69,36 @@ class Parts(TypedDict, total=False):
 
 def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     """The parts of a router for `config`, built and not started."""
-    base = _base(config, parts)
+    base, store_tls = _base(config, parts), store_certificates(config)
     cluster = _cluster(base, parts)
     beliefs = Beliefs(cluster.reports_cache, base.clock, cluster.__contains__)
     # settings of all backends, including those found later
-    around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
+    around = Surroundings(
+        listener=beliefs.index,
+        on_load=cluster.changed,
+        clock=base.clock,
+        rng=base.rng,
+        tls=pool_certificates(config),
+    )
     cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
 
     def in_force() -> Config:
         return gateway.config
+
+    def routers() -> int:
+        return 1 if gateway.replicas is None else gateway.replicas.routers
 
     tokenizers = Tokenizers()
     gateway = Gateway(
         config=config,
         cluster=cluster,
         beliefs=beliefs,
+        bodies=Bodies(lambda: in_force().server.memory_bytes),
         tokenizers=tokenizers,
         sources=Sources(tokenizers, config.pools),
         engine_text=EngineText(tokenizers.cache, base.clock),
-        admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
-        keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
+        admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls)),
+        keys=KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event),
         observer=base.telemetry,
         doors=Doors(),
         dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
@@ -102,7 +116,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
             observer=base.telemetry.backends,
             on_failure=base.task_failed,
         ),
-        feeds=_feeds(base, cluster, beliefs, in_force),
+        feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
         poison=PoisonRequests(),
     )
     board = Board(
@@ -111,7 +125,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
     operations = Operations(gateway, base.telemetry, board)
-    _introduce(operations)
+    _introduce(operations, store_tls)
     return operations
 
 
@@ -151,7 +165,9 @@ def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -
     return Prefixes(cluster, beliefs.index, warmer, by=by, now=base.unix_time, on_failure=base.task_failed)
 
 
-def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[], Config]) -> Feeds:
+def _feeds(
+    base: _Base, cluster: Cluster, beliefs: Beliefs, relay: Relay | None, in_force: Callable[[], Config]
+) -> Feeds:
     return Feeds(
         base.config.pools.values(),
         FoldingSink(
@@ -160,22 +176,22 @@ def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[
             lambda salt: any(tenant.domain == salt for tenant in in_force().tenants.values()),
             lambda name: isinstance(backend := cluster.backend(name), CacheSalter) and backend.sends_salts,
         ),
-        relay=relay(base.config.store),
+        relay=relay,
         clock=base.clock,
         rng=base.rng,
         on_failure=base.task_failed,
     )
 
 
-def _introduce(operations: Operations) -> None:
+def _introduce(operations: Operations, store_tls: Certificates | None) -> None:
     """Connect the parts that listen to each other."""
     gateway, telemetry = operations.gateway, operations.telemetry
     telemetry.listen(operations.board)
     gateway.beliefs.parity.listener = telemetry
     gateway.cluster.listen(telemetry.backends)
     gateway.cluster.listen(_Membership(gateway, telemetry))
-    if gateway.config.store.redis is not None:
-        gateway.replicas = replicas(gateway.config.store.redis, gateway.config.store.namespace, gateway, telemetry)
+    if (store := gateway.config.store).redis is not None:
+        gateway.replicas = replicas(store.redis, store.namespace, gateway, telemetry, store_tls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ Http = Annotated[str | None, _address("HTTP address")]
 Grpc = Annotated[str | None, _address("gRPC address, or off")]
 Admin = Annotated[str | None, _address("Address for operators and the dashboard, or off")]
 Picker = Annotated[str | None, _address("Address where gateways ask for an endpoint")]
+MetricsAt = Annotated[str | None, _address("Address that serves /metrics without a key, or open: the HTTP address")]
 
 
 def show_version(asked: bool) -> None:
@@ -118,6 +119,7 @@ def serve(
     ] = 1,
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
     picker: Picker = None,
+    metrics: MetricsAt = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
@@ -136,7 +138,7 @@ def serve(
     from router.start.commands.up import Files, run, run_many
 
     contents = started_with(file)
-    config = logging_decisions(listening(contents.config, http, grpc, admin, picker), decisions)
+    config = logging_decisions(listening(contents.config, http, grpc, admin, picker, metrics), decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -354,6 +356,11 @@ def top(
         str, typer.Option(metavar="HOST:PORT", help="The router's address for operators; or a URL.")
     ] = "127.0.0.1:8082",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="CAs of the router at an https:// URL; default: the system's.")
+    ] = None,
+    cert: Annotated[str | None, typer.Option(metavar="FILE", help="Our certificate, if the port wants one.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key.")] = None,
 ) -> None:
     """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
 
@@ -363,10 +370,12 @@ def top(
     Examples:
       pointsman top
       pointsman top --admin 10.0.0.7:8082
+      pointsman top --admin https://10.0.0.7:8082 --ca ca.crt --cert tls.crt --key tls.key
     """
     from router.operate.dashboard.top import run
+    from tls.settings import TlsSettings
 
-    run(admin, once=once)
+    run(admin, once=once, tls=TlsSettings(cert, key, ca))
 
 
 def started_with(file: Path) -> Contents:

@@ -13,6 +13,7 @@ from policies.errors import ConfigError
 from policies.sla.config import Config
 from policies.sla.parse import examine
 from policies.sla.secrets import Outside
+from router.regular_file import read_regular
 from router.start.pool_options import check_option
 from router.text.checkpoint import check_template, doubt_about
 
@@ -61,14 +62,14 @@ class ConfigFile:
         """The present contents. Raises ConfigError with every mistake, or if it cannot be read."""
         stamp = self.stamp()
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_regular(self.path).decode()
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"cannot read {self.path}: {error}", hint="the file must be text in UTF-8") from error
         outside = Outside(
             self.environment,
-            lambda name: Path(name).read_text(),
+            lambda name: read_regular(Path(name)).decode(),
             doubt_tokenizer=doubt_about,
             check_template=check_template,
             check_option=check_option,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from policies.errors import ConfigError
 from policies.sla.config import BUNDLED, Config
+from policies.sla.server import OPEN
 from router.start.address import Address, cannot_listen
 
 
@@ -56,7 +57,8 @@ def _require_checkpoint(pool: str, path: Path) -> None:
 def _require_free(config: Config) -> None:
     server = config.server
     with ExitStack() as held:  # all at once: two of ours may be the same
-        for text in (server.http, server.grpc, server.admin, server.picker):
+        metrics = None if server.metrics == OPEN else server.metrics
+        for text in (server.http, server.grpc, server.admin, server.picker, metrics):
             if text is not None:
                 _hold(held, Address.parse(text))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from policies.sla.config import Config, StoreSettings
@@ -14,13 +15,16 @@ from router.shared.keys.base import KeyStore
 from router.shared.keys.file import FileKeys
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
+from tls.certificates import Certificates
 
 if TYPE_CHECKING:
     from router.shared.replicas.replicas import Replicas
 
 
-def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
-    """Where quotas are counted: in Redis, or in memory for this router alone."""
+def quota_store(
+    config: Config, telemetry: Telemetry, routers: Callable[[], int], certificates: Certificates | None = None
+) -> MemoryStore | GuardedStore:
+    """Where quotas are counted: in Redis, or in memory for this router alone. `routers` counts those that are known."""
     shared = config.store
     if shared.redis is None:
         return MemoryStore(time.time)
@@ -29,30 +33,36 @@ def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedSt
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     return GuardedStore(
-        RedisStore(shared.redis, prefix=shared.namespace), clock=time.time, options=options, on_event=telemetry.event
+        RedisStore(shared.redis, prefix=shared.namespace, certificates=certificates),
+        clock=time.time,
+        options=options,
+        on_event=telemetry.event,
+        routers=routers,
     )
 
 
-def relay(shared: StoreSettings) -> Relay | None:
+def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Relay | None:
     """Relays cache events that an engine gives to one reader only; None for a router that shares nothing."""
     if shared.redis is None:
         return None
     from router.shared.replicas.feed_relay import RedisRelay
 
-    return RedisRelay.at(shared.redis, prefix=f"{shared.namespace}:feeds:")
+    return RedisRelay.at(shared.redis, prefix=f"{shared.namespace}:feeds:", certificates=certificates)
 
 
-def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
+def key_store(config: Config, telemetry: Telemetry, certificates: Certificates | None = None) -> KeyStore | None:
     """Where issued keys are kept: in Redis, or in a file; None if none can be issued."""
     shared = config.store
     if shared.redis is None:
         return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
     from router.shared.keys.redis import RedisKeys
 
-    return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event)
+    return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event, certificates=certificates)
 
 
-def replicas(url: str, namespace: str, gateway: Gateway, telemetry: Telemetry) -> Replicas:
+def replicas(
+    url: str, namespace: str, gateway: Gateway, telemetry: Telemetry, certificates: Certificates | None = None
+) -> Replicas:
     """The exchange of `gateway` with other routers; not started."""
     from router.shared.replicas.replicas import Replicas
     from router.shared.replicas.shelf import RedisShelf
@@ -61,8 +71,8 @@ def replicas(url: str, namespace: str, gateway: Gateway, telemetry: Telemetry) -
     # not from the router's rng: two routers with one seed would take each other for themselves
     by = uuid.uuid4().hex
     replicas = Replicas(
-        RedisStream(url, by, key=f"{namespace}:replicas"),
-        RedisShelf(url, key=f"{namespace}:replicas:snapshot"),
+        RedisStream(url, by, key=f"{namespace}:replicas", certificates=certificates),
+        RedisShelf(url, key=f"{namespace}:replicas:snapshot", certificates=certificates),
         by,
         beliefs=gateway.beliefs,
         cluster=gateway.cluster,

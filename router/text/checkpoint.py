@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from router.regular_file import read_regular
 from router.text.chat_template import compiled
 
 TOKENIZER = "tokenizer.json"
@@ -79,9 +80,7 @@ def read_files(directory: Path) -> Mapping[str, bytes]:
 def read_file(path: Path) -> bytes:
     """The contents of `path`. Raises NoCheckpointError if it cannot be read, or is larger than any such file."""
     try:
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise NoCheckpointError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB (is it another file?)")
-        return path.read_bytes()
+        return read_regular(path, MOST_FILE_BYTES)
     except OSError as error:
         raise NoCheckpointError(f"cannot read {path}: {error.strerror or error}") from error
 

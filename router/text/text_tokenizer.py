@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,9 +17,17 @@ from router.text.characters import most_characters_of_a_token
 from router.text.chat_template import SPECIAL_TOKENS, text_of_token
 from router.text.cuts import PLACES, SUSPECT, Piece, cut
 from router.text.token_ids import count, pack, unpack
+from router.text.turns import at_once
+from shards.kv.keys import TOKEN_BYTES
 
 BATCH_CHARACTERS = 32 * 2**10
 """Pieces that are tokenized together have about so many characters: 15 ms and 5 MB."""
+
+DECODED_TOKENS = 16 * 2**10
+"""Ids that are decoded at a time: 5 ms."""
+
+_CONTEXT_TOKENS = 8
+"""Ids before a slice that its text may depend on. A character has at most 4 bytes, each of them perhaps a token."""
 
 _PROBE = (
     "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.\n- a\n# b\n{'c': \"d\"}\n\n\ne\r\nf\n"
@@ -152,8 +161,20 @@ class TextTokenizer:
         return sum(map(count, self._around))
 
     def decode(self, token_ids: bytes) -> str:
-        """The text of `token_ids`."""
-        return str(self._tokenizer.decode(list(unpack(token_ids)), skip_special_tokens=False))
+        """The text of `token_ids`. All at once, however long it takes."""
+        return at_once(self.decoded_in_turns(token_ids))
+
+    def decoded_in_turns(self, token_ids: bytes) -> Generator[int, None, str]:
+        """The text of `token_ids`. Yields after each slice the number of its bytes."""
+        ids, texts, begin = unpack(token_ids), list[str](), 0
+        while begin < len(ids):
+            end = self._end_of_character(ids, begin + DECODED_TOKENS)
+            # with the tokens before it, because some decoders drop the space that begins a text
+            before = ids[max(0, begin - _CONTEXT_TOKENS) : begin]
+            texts.append(self._decoded(before + ids[begin:end])[len(self._decoded(before)) :])
+            yield TOKEN_BYTES * (end - begin)
+            begin = end
+        return "".join(texts)
 
     def token_of(self, token_id: int) -> str:
         """The token with this id as the vocabulary has it; empty if there is none."""
@@ -163,6 +184,18 @@ class TextTokenizer:
         """The token that is exactly `text`; None if there is none."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
+
+    def _decoded(self, ids: array[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _end_of_character(self, ids: array[int], end: int) -> int:
+        """The first place from `end` on where no character is cut; `end` itself if there is none near it."""
+        for later in range(end, end + _CONTEXT_TOKENS):
+            if later >= len(ids):
+                return len(ids)
+            if not self._decoded(ids[later - _CONTEXT_TOKENS : later]).endswith("\ufffd"):
+                return later
+        return min(end, len(ids))
 
     def _encoded(self, texts: Sequence[str], *, specials: bool = False) -> list[bytes]:
         return [pack(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=specials)]
@@ -210,15 +243,6 @@ class TextTokenizer:
     def _text_of(self, token: str) -> str:
         decoder = self._tokenizer.decoder
         return token if decoder is None else str(decoder.decode([token]))
-
-
-def at_once(turns: Generator[int, None, _Result]) -> _Result:
-    """The result of `turns`, which are all taken now."""
-    while True:
-        try:
-            next(turns)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

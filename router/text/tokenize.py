@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from policies.errors import InvalidRequest, Overloaded
+from policies.errors import InvalidRequest
 from policies.learning.text_length import Measured
 from policies.nouns import Grammar
 from router.ask import Ask, Chat, Input, Reading
 from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
 from router.text.forced_calls import grammar_of, with_tools_listed
-from router.text.text_tokenizer import ChunkCache, TextTokenizer, TooManyTokensError, at_once
+from router.text.text_tokenizer import ChunkCache, TextTokenizer, TooManyTokensError
 from router.text.token_ids import count, unpack
 from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
-from router.text.turns import Turns
+from router.text.turns import Turns, at_once, once
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys
-
-_Result = TypeVar("_Result")
 
 INLINE_CHARACTERS = 512
 """Shorter texts are tokenized on the event loop: 0.1 ms, about what the way to a thread and back costs."""
 
 TURN_CHARACTERS = 32 * 2**10
 """A thread turns to another prompt after so many characters: 15 ms."""
-
-MOST_WAITING_BYTES = 128 * 2**20
-"""Memory of the text that may wait for or be under tokenization, all calls together."""
-
-MOST_WAITING_BYTES_OF_A_TENANT = 64 * 2**20
-"""The same of the calls of one tenant. One call counts at most half of it, so that it can be let in."""
-
-_MOST_COUNTED = 64 * 2**10
-"""Up to here the size of a call is counted on the event loop, in 1 ms at most; that of a larger one in a turn."""
 
 _OTHER_SIZE = 64
 """What each number and object counts beside its texts, so that many tiny messages are not free."""
@@ -118,7 +103,9 @@ class ModelText:
         ids = yield from self._ids(given, how)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
-        text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if how.echo else ""
+        text = (
+            (given if isinstance(given, str) else (yield from self.tokenizer.decoded_in_turns(ids))) if how.echo else ""
+        )
         keys = block_keys(ids, how.root)
         if not isinstance(given, Chat) or not how.is_sent:
             return Tokens(count(ids), ids, keys, text)
@@ -163,19 +150,19 @@ def require_known_ids(token_ids: bytes, vocabulary: int) -> None:
         raise InvalidRequest(f"prompt: token id {max(ids)} is out of range", hint=hint, param="prompt")
 
 
-def size_of(given: Input, most: int | None = None, of_text: Callable[[str], int] = len) -> int:
-    """How much work `given` is: its characters (or `of_text`) wherever they stand, and _OTHER_SIZE for all that is no
-    text; 4 for each token id. Above `most`, any number that is larger.
+def size_of(given: Input, most: int | None = None) -> int:
+    """How much work `given` is: its characters wherever they stand, and _OTHER_SIZE for all that is no text; 4 for each
+    token id. Above `most`, any number that is larger.
     """
     if isinstance(given, bytes):
         return len(given)
     if isinstance(given, str):
-        return of_text(given)
+        return len(given)
     size, rest = 0, [*given.messages, *(given.tools or ()), *given.variables, *given.variables.values()]
     while rest and (most is None or size <= most):
         value: object = rest.pop()
         if isinstance(value, str):
-            size += of_text(value)
+            size += len(value)
         else:
             size += _OTHER_SIZE
             if isinstance(value, Mapping):
@@ -190,22 +177,19 @@ class Tokenizers:
     """The tokenizers of all models, and the threads that they run in."""
 
     def __init__(self, *, threads: int = 2, cache_bytes: int = 64 * 2**20) -> None:
-        self._turns = Turns(threads, TURN_CHARACTERS)
+        self._turns = Turns(threads, TURN_CHARACTERS, name="tokenize")
         self.cache = ChunkCache(cache_bytes)
         self._models: dict[str, ModelText] = {}
         self._failed: dict[str, tuple[Mapping[str, bytes], str]] = {}
         self._loading: dict[str, asyncio.Task[ModelText]] = {}
         self._loaded = 0
-        self._waiting: Counter[str] = Counter()
-        """Tenant -> bytes of its text that waits for or is under tokenization."""
 
     def __repr__(self) -> str:
-        return f"<Tokenizers of {len(self._models)} models, {self._waiting.total()} bytes wait, {self.cache!r}>"
+        return f"<Tokenizers of {len(self._models)} models, {self.cache!r}, {self._turns!r}>"
 
     def check(self) -> None:
-        """The cache is sound, and nothing waits; for an idle router."""
+        """The cache is sound."""
         self.cache.check()
-        assert not self._waiting, f"{self!r}: text is waiting"
 
     async def model(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
         """The tokenizer and template of model `name`, made anew when its files have changed.
@@ -226,7 +210,7 @@ class Tokenizers:
     async def tokens(self, ask: Ask, text: ModelText, how: How, tenant: str) -> list[Tokens]:
         """Every input of `ask`, which is a call of `tenant`, as `text` has it, in order.
 
-        Raises InvalidRequest, Overloaded, TooManyTokensError, UncuttableError.
+        Raises InvalidRequest, TooManyTokensError, UncuttableError.
         """
         for given in ask.inputs:
             if isinstance(given, str):
@@ -234,11 +218,7 @@ class Tokenizers:
         work = _all_of(ask, text, how)
         if sum(size_of(given, INLINE_CHARACTERS) for given in ask.inputs) <= INLINE_CHARACTERS:
             return at_once(work)
-        size = _bytes_of(ask, _MOST_COUNTED)
-        if size > _MOST_COUNTED:
-            size = await self._turns.run(tenant, _once(lambda: _bytes_of(ask)))
-        with self._waits(tenant, size):
-            return await self._turns.run(tenant, work)
+        return await self._turns.run(tenant, work)
 
     def forget(self, roots: Collection[int]) -> None:
         """Forget the text that was tokenized for the cache domains of `roots`."""
@@ -261,7 +241,7 @@ class Tokenizers:
             return ModelText(assets, tokenizer, ChatTemplate(assets))
 
         try:
-            text = await self._turns.run(None, _once(work))
+            text = await self._turns.run(None, once(work))
             self._models[name] = text
             return text
         except Exception as error:
@@ -271,23 +251,6 @@ class Tokenizers:
         finally:
             del self._loading[name]
 
-    @contextmanager
-    def _waits(self, tenant: str, size: int) -> Iterator[None]:
-        """`size` bytes of `tenant` wait. Raises Overloaded if that is too much beside others."""
-        # a prompt that is larger than all bounds must get in, too
-        size = min(size, MOST_WAITING_BYTES_OF_A_TENANT // 2)
-        tenants, all_of_them = self._waiting[tenant] + size, self._waiting.total() + size
-        if tenants > MOST_WAITING_BYTES_OF_A_TENANT or all_of_them > MOST_WAITING_BYTES:
-            hint = "try again in a moment"
-            raise Overloaded("too much text waits to be tokenized", hint=hint, retry_after_s=1.0)
-        self._waiting[tenant] += size
-        try:
-            yield
-        finally:
-            self._waiting[tenant] -= size
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
-
 
 def _all_of(ask: Ask, text: ModelText, how: How) -> Generator[int, None, list[Tokens]]:
     found = []
@@ -295,17 +258,6 @@ def _all_of(ask: Ask, text: ModelText, how: How) -> Generator[int, None, list[To
         tokens = yield from text.in_turns(given, how)
         found.append(tokens)
     return found
-
-
-def _once(function: Callable[[], _Result]) -> Generator[int, None, _Result]:
-    """`function()`, in one turn."""
-    yield 0
-    return function()
-
-
-def _bytes_of(ask: Ask, most: int | None = None) -> int:
-    """The memory that the inputs of `ask` take. Above `most`, any number that is larger."""
-    return sum(size_of(given, most, sys.getsizeof) for given in ask.inputs)
 
 
 def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,8 +24,8 @@ class Turns:
     Owners that wait get turns in rotation, and so does the work of each owner.
     """
 
-    def __init__(self, threads: int, turn: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+    def __init__(self, threads: int, turn: int, *, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free, self._turn = threads, turn
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -85,6 +85,21 @@ class Turns:
                 freed.set_result(None)
                 return
         self._free += 1
+
+
+def at_once(turns: Generator[int, None, _Result]) -> _Result:
+    """The result of `turns`, which are all taken now."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+
+
+def once(function: Callable[[], _Result]) -> Generator[int, None, _Result]:
+    """`function()`, in one turn."""
+    yield 0
+    return function()
 
 
 def _take_turn(work: Generator[int, None, _Result], turn: int) -> _Result | _Unfinished:

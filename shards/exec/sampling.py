@@ -41,12 +41,14 @@ class Sampler:
     """How one sequence draws: its parameters, its seed, and the tokens that it has seen and drawn so far.
 
     The n-th token depends only on (seed, n) and the row's own logits. A `guide`, set before the first draw, limits the
-    tokens that may be drawn.
+    tokens that may be drawn. The first `drawn` tokens of the answer were drawn elsewhere.
     """
 
-    def __init__(self, params: SamplingParams, *, seed: int, stop_token_ids: frozenset[int], vocabulary: int) -> None:
+    def __init__(
+        self, params: SamplingParams, *, seed: int, stop_token_ids: frozenset[int], vocabulary: int, drawn: int = 0
+    ) -> None:
         self.params = params
-        self.drawn = 0
+        self.drawn = drawn
         self.is_greedy = params.temperature < _GREEDY_BELOW
         self.is_filtered = params.top_k > 0 or params.top_p < 1
         self.repeats = params.repetition_penalty != 1
@@ -131,13 +133,20 @@ class Sampler:
         return (bits >> 40) * _UNIFORM_STEP
 
     def begin(self, prompt: npt.NDArray[np.uint32]) -> None:
-        """Record the prompt, once before the first draw: the repetition penalty covers it."""
+        """Record the prompt, once before the first draw here: the repetition penalty covers it.
+
+        Its last `drawn` tokens belong to the answer.
+        """
+        answered = prompt[len(prompt) - self.drawn :].astype(np.int64)
         # not earlier, since a table over the vocabulary for each waiting request would take much memory
         if self.repeats:
             self.seen = torch.zeros(self._vocabulary, dtype=torch.bool)
             self.seen[torch.from_numpy(prompt.astype(np.int64))] = True
         if self.counts_output:
-            self.counts = torch.zeros(self._vocabulary)
+            self.counts = torch.from_numpy(np.bincount(answered, minlength=self._vocabulary)).float()
+        if self.guide is not None:
+            for token_id in answered.tolist():
+                self.guide.note(token_id)
 
     def note(self, token_id: int) -> None:
         """Record a drawn token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -38,6 +39,12 @@ class Writer:
             return f"the grammar is too complex to go on: {guide.fault}"
         return "there is no token to draw: logits, with penalties and bias, are not finite numbers"
 
+    def resume(self, token_ids: Iterable[int]) -> None:
+        """Watch on behind `token_ids`, the beginning of the answer, which was drawn elsewhere."""
+        if self._stops is not None:
+            for token_id in token_ids:
+                self._stops.push(token_id)
+
     def note(self, token_id: int) -> End | None:
         """Take a drawn token; returns the answer's end if this is the last token, else None."""
         self.sampler.note(token_id)
@@ -48,4 +55,5 @@ class Writer:
             return End(FinishReason.STOP, stop)
         if self.sampler.guide is not None and self.sampler.guide.is_over:
             return End(FinishReason.STOP)
-        return End(FinishReason.LENGTH) if self.sampler.drawn >= self._submission.max_new_tokens else None
+        drawn_here = self.sampler.drawn - self._submission.answered_tokens
+        return End(FinishReason.LENGTH) if drawn_here >= self._submission.max_new_tokens else None

@@ -99,11 +99,16 @@ class Limits:
             yield f"max_new_tokens is {submission.max_new_tokens}; it must be at least 1"
         if not 1 <= submission.choices <= MOST_CHOICES:
             yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
-        yield from self._sampling_objections(submission.sampling, submission.max_new_tokens)
+        answered = submission.answered_tokens
+        if not 0 <= answered < max(1, submission.prompt_tokens):
+            yield f"answered_tokens is {answered}; it must be 0 or more, and below prompt_tokens"
+        if answered and submission.choices > 1:
+            yield f"choices is {submission.choices}; an answer that began elsewhere has one"
+        yield from self._sampling_objections(submission.sampling, answered + submission.max_new_tokens)
 
-    def _sampling_objections(self, sampling: SamplingParams, max_new_tokens: int) -> Iterator[str]:
+    def _sampling_objections(self, sampling: SamplingParams, answer_tokens: int) -> Iterator[str]:
         yield from _number_objections(sampling)
-        if not 0 <= sampling.min_new_tokens <= max_new_tokens:
+        if not 0 <= sampling.min_new_tokens <= answer_tokens:
             yield f"min_new_tokens is {sampling.min_new_tokens}; it must be between 0 and max_new_tokens"
         if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_TOP_LOGPROBS:
             yield f"top_logprobs is {sampling.top_logprobs}; it must be between 0 and {MOST_TOP_LOGPROBS}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from shards.nouns import CacheEvent, Finished, FinishReason, Load, Submission
-from shards.wire import translate
+from shards.wire import limits, translate
 from shards.wire.facts import Fault, ShardFacts
 from shards.wire.outbox import Outbox
 from shards.wire.v1 import shard_pb2 as wire
@@ -37,18 +37,20 @@ class Verdict:
 class Attachment:
     """One attached router: its requests, and its unsent messages. Lives on one event loop.
 
-    `verdict` is done once the shard has decided to end this stream; then nothing is queued any more.
+    `verdict` is done once the shard has decided to end this stream; then nothing is queued any more. The router sends
+    something every `heartbeat_s`, 0 if it does not promise that; its newest command came at `heard_at`.
     """
 
     def __init__(self, stream: int, epoch: int, *, limit_bytes: int, clock: Callable[[], float]) -> None:
         self.stream, self.epoch = stream, epoch
-        self.router = ""
+        self.router, self.heartbeat_s, self.heard_at = "", 0.0, clock()
         self.requests: dict[int, OpenRequest] = {}
         self.outbox: Outbox[wire.StepReport] = Outbox(limit_bytes)
         self.is_listening = self.is_writing = False
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._load_sent: tuple[float, Load] | None = None
+        self._pushed_at = clock()
 
     def __repr__(self) -> str:
         return f"<Attachment {self.stream} of {self.router!r}: {len(self.requests)} requests, {self.outbox!r}>"
@@ -88,6 +90,16 @@ class Attachment:
         self._load_sent = (now, load)
         self._push(wire.StepReport(epoch=self.epoch, step=step, load=translate.load(load)))
 
+    def beat(self, *, step: int, interval_s: float) -> None:
+        """Queue a report of nothing if none was queued for `interval_s`, and none waits."""
+        is_due = self._clock() - self._pushed_at >= interval_s and not (self.outbox.queued_bytes or self.is_writing)
+        if self.is_listening and is_due:
+            self._push(wire.StepReport(epoch=self.epoch, step=step))
+
+    def is_silent(self, now: float) -> bool:
+        """Has the router sent nothing for too long, although it promised heartbeats?"""
+        return self.heartbeat_s > 0 and now - self.heard_at > limits.MISSED_BEATS * self.heartbeat_s
+
     def refuse(self, submission: Submission, fault: Fault, *, step: int) -> None:
         """Queue the rejection of a request that was not passed to the engine."""
         rejected = Finished(submission.key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
@@ -122,6 +134,7 @@ class Attachment:
         return replace(end, reason=FinishReason.REJECTED, message=request.fault.message, cause=request.fault.cause)
 
     def _push(self, report: wire.StepReport) -> None:
+        self._pushed_at = self._clock()
         if not self.verdict.done() and not self.outbox.push(report):
             message = f"{self.outbox.limit_bytes} bytes are queued for this router and it reads too slowly"
             self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message)

@@ -23,6 +23,7 @@ class ShardFacts:
     device: str = ""
     dtype: str = ""
     shapes_answers: bool = False
+    heartbeat_s: float = 0.0
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
         """These facts for the wire; `snapshot` is the cache that will follow."""
@@ -40,6 +41,8 @@ class ShardFacts:
             snapshot_follows=bool(snapshot),
             keeps_cache=True,
             shapes_answers=self.shapes_answers,
+            heartbeat_ms=round(self.heartbeat_s * 1000),
+            continues_answers=True,
         )
 
 

@@ -29,6 +29,15 @@ TEXT_CHARACTERS = 4096
 MOST_GRAMMAR_CHARACTERS = 1 << 17
 """The longest grammar: at four bytes each, half of a message."""
 
+HEARTBEAT_S = 1.0
+"""Both ends of the link send something at least this often."""
+
+SILENT_BEATS = 3
+"""A shard that sent nothing for so many heartbeats is gone, as far as its router can tell."""
+
+MISSED_BEATS = 10
+"""A router that sent nothing for so many heartbeats is gone: more than of a shard, as its requests would end."""
+
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),

@@ -111,6 +111,7 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         choices=submit.choices or 1,
         preemptible=submit.preemptible if submit.HasField("preemptible") else True,
         sampling=sampling_params(submit.sampling),
+        answered_tokens=submit.answered_tokens,
     )
 
 

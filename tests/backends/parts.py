@@ -12,7 +12,7 @@ from typing import Any, cast
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from backends.base import Backend
-from policies.nouns import Delta, Native, Prompt, Request
+from policies.nouns import ACCEPTED, Delta, Native, Prompt, Request
 from shards.wire.translate import pack_ids
 
 END = "<end>"
@@ -56,9 +56,10 @@ def a_native_prompt(raw: bytes, path: str = "/v1/chat/completions") -> Prompt:
 
 
 async def everything(backend: Backend, request: Request | None = None, prompt: Prompt | None = None) -> list[Delta]:
+    """All Deltas of one answer without ACCEPTED, which not every backend sends."""
     deltas = backend.generate(request or a_request(), prompt or a_prompt())
     async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
-        return [delta async for delta in deltas]
+        return [delta async for delta in deltas if delta is not ACCEPTED]
 
 
 def text_of(deltas: list[Delta], choice: int = 0) -> str:

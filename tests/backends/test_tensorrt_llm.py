@@ -89,6 +89,13 @@ async def test_a_field_that_it_does_not_know_is_the_clients_mistake() -> None:
             await everything(backend, prompt=Prompt(body={"model": "m", "messages": [], "vendor": 1}))
 
 
+async def test_its_sentence_about_a_request_reaches_the_client_unchanged() -> None:
+    async with a_backend() as (backend, _):
+        with pytest.raises(InvalidRequest) as refused:
+            await everything(backend, prompt=Prompt(body={"model": "m", "messages": [], "vendor": 1}))
+    assert str(refused.value) == "[{'type': 'extra_forbidden', 'loc': ('body', 'vendor')}]"
+
+
 async def test_a_prompt_that_is_too_long_is_refused_as_such() -> None:
     async with a_backend() as (backend, server):
         server.context_tokens = 2

@@ -30,7 +30,7 @@ classes: {{chat: {{ttft_p95: 1s, tpot_p95: 100ms}}}}
 tenants: {{acme: {{anonymous: true}}}}
 pools: {{own: {{kind: openai_compatible, at: ["{backend}"], model: m}}}}
 rules: [{{class: chat}}]
-server: {{http: "127.0.0.1:0", grpc: off}}
+server: {{http: "127.0.0.1:0", grpc: off, metrics: "127.0.0.1:0"}}
 """
 
 
@@ -94,7 +94,7 @@ async def test_a_routers_metrics_are_understood_and_every_rule_can_be_evaluated(
         running(OpenAIServer()) as backend,
         Router(parse(SLA.format(backend=backend.url))) as router,
         aiohttp.ClientSession() as http,
-        a_prometheus(tmp_path, router.http_url.removeprefix("http://")) as prometheus,
+        a_prometheus(tmp_path, str(router.metrics)) as prometheus,
     ):
         assert await router.wait_until_reached(10)
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}

@@ -101,6 +101,21 @@ def test_a_client_that_sends_nothing_is_left_after_the_time_for_a_head() -> None
     run_virtually(run())
 
 
+@pytest.mark.parametrize("asked", [b"", a_request(method="GET")])
+def test_empty_lines_between_requests_keep_no_connection(asked: bytes) -> None:
+    async def run() -> None:
+        client = a_client(HttpServer(echo, LIMITS))
+        if asked:
+            client.connection.data_received(asked)
+        for _ in range(10):
+            await asyncio.sleep(1)
+            client.connection.data_received(b"\r\n")
+        await asyncio.sleep(100)
+        assert client.closed_at == (LIMITS.idle_s if asked else LIMITS.head_s)
+
+    run_virtually(run())
+
+
 def test_a_head_that_drips_is_refused_after_its_time_however_often_something_comes() -> None:
     async def run() -> None:
         client = a_client(HttpServer(echo, LIMITS))

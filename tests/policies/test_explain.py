@@ -1,3 +1,4 @@
+import json
 import random
 from typing import Any
 
@@ -5,6 +6,7 @@ from policies.explain import Explanation, explain, passed_over, without_secrets
 from policies.nouns import Tenant
 from policies.rules import Facts, Mismatch, Range, classify
 from policies.sla.parse import parse
+from router.protocols.explanations import as_header, as_text
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 CONFIG = parse(
@@ -96,6 +98,20 @@ def test_a_tenant_does_not_learn_of_others_from_an_explanation() -> None:
         (Range(1000, 1999),),
         (),
     ]
+
+
+def test_a_tenant_does_not_see_the_load_of_others() -> None:
+    busy, idle = a_backend("a", running=7, waiting=3), a_backend("b", held_tokens=800)
+    operators = the_explanation(busy, idle)
+    tenants = without_secrets(operators, str)
+    assert {each.running for each in operators.candidates} == {7, idle.running}
+    for each in tenants.candidates:
+        assert (each.running, each.waiting, each.scores, each.total) == (None, None, {}, None)
+    assert [each.backend for each in tenants.candidates] == [each.backend for each in operators.candidates]
+    assert [each.held_tokens for each in tenants.candidates] == [each.held_tokens for each in operators.candidates]
+    seen = json.loads(as_header(tenants))["candidates"]
+    assert [sorted(each) for each in seen] == [["backend", "held_tokens", "pool"]] * 2
+    assert "7" not in as_text(tenants).split("candidate")[1].split("chosen")[0]
 
 
 def test_a_tenant_reads_other_names_of_backends_wherever_they_stand() -> None:

@@ -182,19 +182,56 @@ def test_what_was_served_before_the_window_is_no_sign_of_health() -> None:
     assert not health.is_well
 
 
+def test_of_the_tenants_that_were_served_the_last_64_are_known() -> None:
+    health = a_well_one()
+    for number in range(200):
+        health.request_ended(0.01 * number, f"tenant {number}")
+    health.request_ended(3.0, "tenant 150")
+    assert list(health._served) == [f"tenant {number}" for number in (*range(136, 150), *range(151, 200), 150)]
+
+
 def test_a_failure_that_was_its_requests_fault_is_taken_back() -> None:
     health = a_well_one()
-    for _ in range(20):
-        health.request_failed(1.0, "answered 500", "acme", may_be_request=True)
-        health.acquit()
+    for number in range(20):
+        health.request_failed(1.0, "answered 500", "acme", f"r{number}", may_be_request=True)
+        health.acquit("acme", f"r{number}")
         health.check()
     assert health.is_well
-    health.acquit()
+    health.acquit("acme", "r0")
     for _ in range(2):
         health.request_failed(1.0, "x")
     assert health.is_well
     health.request_failed(1.0, "x")
     assert not health.is_well
+
+
+def test_only_what_the_request_itself_added_is_taken_back() -> None:
+    health = a_well_one()
+    health.request_ended(1.0, "good")
+    for _ in range(2):
+        health.request_failed(1.0, "the connection was reset", "good", "lost")
+    health.request_failed(1.0, "answered 500", "bad", "poison", may_be_request=True)
+    health.acquit("bad", "poison")
+    health.acquit("bad", "lost")
+    assert health.is_well, "the error of the bad request was not counted"
+    health.request_failed(1.0, "the connection was reset", "good", "lost")
+    assert not health.is_well, "three requests were lost, and none of them was taken back"
+
+
+def test_a_failure_is_taken_back_from_the_slice_of_the_window_that_counted_it() -> None:
+    rules = replace(RULES, failures=100)
+    health = a_well_one(rules)
+    health.request_failed(1.0, "answered 500", "acme", "r", may_be_request=True)
+    for _ in range(5):
+        health.request_ended(6.0, "acme")
+    for number in range(3):
+        health.request_failed(6.0, "answered 500", "acme", f"s{number}")
+    health.acquit("acme", "r")
+    health.check()
+    for number in (3, 4):
+        assert health.is_well
+        health.request_failed(11.5, "answered 500", "acme", f"s{number}")
+    assert not health.is_well, "five of the ten requests of the last ten seconds failed"
 
 
 events = st.sampled_from(["probe_passed", "probe_failed", "answered", "request_ended", "request_failed"])

@@ -21,20 +21,21 @@ BOTH = serving("a", "b")
 def test_one_backend_that_fails_shows_nothing_and_two_blame_the_request() -> None:
     poison = PoisonRequests(kept_s=60.0)
     assert not poison.has_any_of("acme")
-    assert not poison.failed("acme", b"1", "a", 0.0, BOTH)
-    assert not poison.failed("acme", b"1", "a", 1.0, BOTH), "the same backend again"
+    assert not poison.failed("acme", b"1", "r", "a", 0.0, BOTH)
+    assert not poison.failed("acme", b"1", "r", "a", 1.0, BOTH), "the same backend again"
     assert poison.has_any_of("acme")
     assert not poison.knows("acme", b"1", 1.0, BOTH)
-    assert sorted(poison.failed("acme", b"1", "b", 2.0, BOTH)) == ["a", "b"]
+    assert poison.failed("acme", b"1", "r2", "b", 2.0, BOTH) == {"a": "r", "b": "r2"}
     assert poison.knows("acme", b"1", 61.9, BOTH)
     poison.check()
 
 
 def test_backends_that_have_served_nothing_since_may_be_broken() -> None:
     poison = PoisonRequests()
-    poison.failed("acme", b"1", "a", 0.0, serving())
-    assert not poison.failed("acme", b"1", "b", 1.0, serving())
-    assert not poison.failed("acme", b"1", "c", 1.0, serving("c")), "the first ones may be broken, and the third too"
+    poison.failed("acme", b"1", "r", "a", 0.0, serving())
+    assert not poison.failed("acme", b"1", "r", "b", 1.0, serving())
+    third = poison.failed("acme", b"1", "r", "c", 1.0, serving("c"))
+    assert not third, "the first ones may be broken, and the third too"
     assert not poison.knows("acme", b"1", 2.0, serving())
     assert poison.knows("acme", b"1", 2.0, serving("a")), "it served others since it failed at this one"
 
@@ -42,7 +43,7 @@ def test_backends_that_have_served_nothing_since_may_be_broken() -> None:
 def test_other_requests_and_those_of_other_tenants_are_not_blamed() -> None:
     poison = PoisonRequests()
     for backend in ("a", "b"):
-        poison.failed("acme", b"1", backend, 0.0, BOTH)
+        poison.failed("acme", b"1", "r", backend, 0.0, BOTH)
     assert not poison.knows("acme", b"2", 0.0, BOTH)
     assert not poison.knows("other", b"1", 0.0, BOTH)
     assert not poison.has_any_of("other")
@@ -51,10 +52,10 @@ def test_other_requests_and_those_of_other_tenants_are_not_blamed() -> None:
 def test_it_is_forgotten_after_a_while() -> None:
     poison = PoisonRequests(kept_s=60.0)
     for backend in ("a", "b"):
-        poison.failed("acme", b"1", backend, 0.0, BOTH)
+        poison.failed("acme", b"1", "r", backend, 0.0, BOTH)
     assert not poison.knows("acme", b"1", 60.0, BOTH)
     assert not poison.has_any_of("acme")
-    assert not poison.failed("acme", b"1", "c", 60.0, BOTH), "it counts anew"
+    assert not poison.failed("acme", b"1", "r", "c", 60.0, BOTH), "it counts anew"
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 9), st.sampled_from("ab"), st.floats(0.0, 40.0))))
@@ -62,5 +63,5 @@ def test_memory_is_bounded_and_counts_agree_whatever_fails(failures: list[tuple[
     poison, now = PoisonRequests(kept_s=60.0, most=5), 0.0
     for tenant, number, backend, wait_s in failures:
         now += wait_s
-        poison.failed(tenant, bytes([number]), backend, now, BOTH)
+        poison.failed(tenant, bytes([number]), "r", backend, now, BOTH)
         poison.check()

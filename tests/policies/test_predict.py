@@ -37,6 +37,13 @@ def test_the_first_token_comes_after_the_queue_and_the_prefill_of_what_is_not_he
     assert predicted_ttft_s(a_request(prompt_tokens=1000), backend) == pytest.approx(expected_s)
 
 
+@pytest.mark.parametrize("held", [999, 1000, 5000])
+def test_a_prompt_that_is_held_whole_takes_the_prefill_of_one_token(held: int) -> None:
+    backend = a_backend(latency=SPEED, queue_s=2.0, held_tokens=held)
+    expected_s = 2.0 + SPEED.prefill_s(1, 999)
+    assert predicted_ttft_s(a_request(prompt_tokens=1000), backend) == pytest.approx(expected_s, rel=1e-9)
+
+
 def test_the_same_tokens_take_longer_behind_a_long_context() -> None:
     short = predicted_ttft_s(a_request(prompt_tokens=1000), a_backend(latency=SPEED))
     long = predicted_ttft_s(a_request(prompt_tokens=101_000), a_backend(latency=SPEED, held_tokens=100_000))

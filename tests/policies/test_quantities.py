@@ -9,6 +9,7 @@ from policies import quantities
 from policies.nouns import Prices, Usage
 from policies.quota.budget import charge_of
 from policies.rules import Range
+from policies.timeouts import Bounds
 
 READERS: list[Callable[[str], object]] = [
     getattr(quantities, name) for name in vars(quantities) if name.startswith("read_")
@@ -50,6 +51,16 @@ def test_comparisons_are_ranges(text: str, span: Range) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be|too large"):
         quantities.read_seconds(text)
+
+
+def test_a_timeout_has_a_floor_and_a_ceiling_or_one_value_for_both() -> None:
+    assert quantities.read_bounds("5s..10m") == Bounds(5.0, 600.0)
+    assert quantities.read_bounds("800ms .. 1.5h") == Bounds(0.8, 5400.0)
+    assert quantities.read_bounds("30s") == Bounds(30.0, 30.0)
+    with pytest.raises(ValueError, match="floor above its ceiling"):
+        quantities.read_bounds("10m..5s")
+    with pytest.raises(ValueError, match="must be a duration"):
+        quantities.read_bounds("5..10")
 
 
 @given(st.text(max_size=20), st.sampled_from(READERS))

@@ -11,6 +11,7 @@ from policies.explain import Explanation
 from policies.nouns import Delta
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -29,7 +30,7 @@ class Listener:
         self.placed: list[str] = []
         self.why: list[Explanation] = []
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:
         return self._ask
 
     def limited(self, standing: Standing) -> None:

@@ -11,6 +11,7 @@ import pytest
 from shards.loop import EngineError, EngineLoop
 from shards.nouns import FinishReason, Report, Submission
 from shards.scripted import ScriptedEngine
+from tests.still import still
 
 
 class Ear:
@@ -113,8 +114,7 @@ async def test_put_waits_while_the_queue_is_full() -> None:
         await loop.put(lambda engine: None)
         await loop.put(lambda engine: None)
         third = asyncio.create_task(loop.put(lambda engine: None))
-        await asyncio.sleep(0.01)
-        assert not third.done()
+        assert not await still(third.done)
         gate.set()
         await asyncio.wait_for(third, 5)
 

@@ -128,6 +128,40 @@ async def test_an_idle_router_keeps_a_fresh_view_of_the_load() -> None:
         await idle.until(lambda report: report.HasField("load") and report.load.running == 0)
 
 
+async def test_an_idle_router_gets_heartbeats_even_before_the_first_step() -> None:
+    async with a_shard(heartbeat_s=0.05) as server, a_channel(server) as channel:
+        router = HandRouter(channel)
+        assert (await router.hello()).heartbeat_ms == 50
+        began_at = asyncio.get_running_loop().time()
+        for _ in range(4):
+            report = await router.until(lambda report: not report.HasField("welcome"))
+            assert report.epoch == server.service.epoch
+        assert asyncio.get_running_loop().time() - began_at < 1.0
+
+
+async def test_a_router_that_promised_heartbeats_and_sends_none_loses_its_stream_and_its_requests() -> None:
+    engine = ScriptedEngine()
+    engine.is_held = True
+    async with a_shard(engine, heartbeat_s=0.05) as server, a_channel(server) as channel:
+        router = HandRouter(channel)
+        await router.say(hello=wire.Hello(router="hand", heartbeat_ms=20))
+        await router.ask(1, [1])
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            await router.say(heartbeat=wire.Heartbeat())
+        assert server.service.open_requests == 1
+        code, message = await status_of(router)
+        assert (code, message) == (grpc.StatusCode.UNAVAILABLE, "this router sent no heartbeat")
+        await eventually(lambda: len(engine.cancelled) == 1)
+
+
+async def test_a_router_that_promised_no_heartbeats_may_be_silent() -> None:
+    async with a_shard(heartbeat_s=0.02) as server, a_router(server) as router:
+        await asyncio.sleep(0.5)
+        await router.ask(1, [1])
+        assert (await router.until_finished(1)).reason == wire.Finished.LENGTH
+
+
 async def test_closing_a_stream_cancels_all_its_requests() -> None:
     engine = ScriptedEngine()
     engine.is_held = True

@@ -24,6 +24,8 @@ class OllamaServer(StandIn):
     capabilities: tuple[str, ...] = ("completion", "tools", "thinking")
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further models, each with its capabilities."""
+    listed_only: tuple[str, ...] = ()
+    """Models that were removed just after they were listed."""
     thinking: str = ""
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     breaks_off: bool = False
@@ -63,7 +65,7 @@ class OllamaServer(StandIn):
     async def show(self, request: web.Request) -> web.Response:
         body = await request.json()
         name = self._full(body.get("model") or body.get("name"))
-        if name not in self.models():
+        if name not in self.models() or name in self.listed_only:
             return self.error(404, f"model '{name}' not found")
         parameters = 'stop                           "<|eot_id|>"'
         if self.modelfile_num_ctx:

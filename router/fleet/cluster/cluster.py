@@ -14,23 +14,29 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from backends.base import Backend, Ranked
-from policies.errors import BackendFailed
+from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
 from policies.learning.turnover import Turnover
 from policies.nouns import ClusterView, Request
+from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist
+from policies.timeouts import USUAL_PATIENCE_S
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
 from router.fleet.cluster.probes import Probes
 from router.fleet.cluster.served_model import Report, ServedModel, served_model
 from router.fleet.cluster.server import Server
+from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
 
 MOST_NOTED = 16
 """Changed backends that are noted for the shortlist before one decision; the others before the next decisions."""
+
+LATE_EVERY_S = 0.5
+"""Time between two looks for backends that are late."""
 
 CLOSING_S = 5.0
 """How long a backend that is removed may take to close, and its last requests to notice."""
@@ -62,6 +68,7 @@ class Cluster:
         self._listeners = Listeners()
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
         self._is_open = False
+        self._timekeeper: asyncio.Task[None] | None = None
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
         self._reports: list[Report] = []
@@ -87,10 +94,14 @@ class Cluster:
         # a first probe may add ranks
         for member in tuple(self._members.values()):
             self._probes.begin(member.backend, member.health.rules)
+        self._timekeeper = asyncio.create_task(supervise("timeouts", self._keep_timeouts), name="timeouts")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
+        if self._timekeeper is not None:
+            self._timekeeper.cancel()
+            await asyncio.gather(self._timekeeper, return_exceptions=True)
         await self._probes.close()
         for member in self._members.values():
             await member.backend.close()
@@ -302,11 +313,11 @@ class Cluster:
         """Did a request at `name` end well after `at`?"""
         return name in self._members and self._members[name].health.served_since(at)
 
-    def acquit(self, names: Collection[str]) -> None:
-        """The last failure at each of these backends was the fault of its request."""
-        for name in names:
+    def acquit(self, tenant: str, failures: Mapping[str, str]) -> None:
+        """Backends failed at requests (ids) of `tenant` by the fault of these: take back what was counted of that."""
+        for name, request in failures.items():
             if name in self._members:
-                self._members[name].health.acquit()
+                self._members[name].health.acquit(tenant, request)
 
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""
@@ -317,13 +328,24 @@ class Cluster:
         self._health_changed.clear()
         await self._health_changed.wait()
 
-    def begin(self, name: str, request: Request, uncached_tokens: int, *, is_first_try: bool = True) -> Flight:
+    def begin(
+        self,
+        name: str,
+        request: Request,
+        uncached_tokens: int,
+        *,
+        is_first_try: bool = True,
+        patience_s: float = USUAL_PATIENCE_S,
+    ) -> Flight:
         """Count `request` as being at `name` from now on, with a prefill of `uncached_tokens`; `end` must follow.
 
-        Nothing is learnt about speed from one that was tried elsewhere before.
+        Nothing is learnt about speed from one that was tried elsewhere before. `patience_s` is the shortest timeout of
+        its class for a first token.
         """
         member = self._members[name]
-        flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
+        flight = member.begin(
+            request, uncached_tokens, now=self._clock(), is_first_try=is_first_try, patience_s=patience_s
+        )
         self._flying[flight] = member
         cache_tokens = member.backend.load().total_tokens
         self._turnover.computed(flight.uncached_tokens, cache_tokens=cache_tokens, caches=len(self._members))
@@ -394,24 +416,56 @@ class Cluster:
         """Suspect `server`, which is being probed, once it shows no sign of life for too long."""
         suspect_s = server.health.rules.suspect_s
         assert server.silent_since is not None, "it is not probed"
-        began_at = server.silent_since
-        while (left_s := began_at + suspect_s - (before := self._clock())) > 0:
+        quiet_since, ranks = server.silent_since, self._ranks(server)
+        while True:
+            before = self._clock()
+            quiet_since = max(quiet_since, *(member.flights.heard_at for member in ranks))
+            if (left_s := quiet_since + suspect_s - before) <= 0:
+                break
             await asyncio.sleep(left_s)
             if self._clock() - before > 1.5 * left_s + 0.1:
                 # a router that had no CPU itself must not suspect its backends of having none
-                began_at = self._clock()
-        ranks = self._ranks(server)
-        if any(member.flights.heard_at >= began_at for member in ranks):
-            return
+                quiet_since = self._clock()
+            ranks = self._ranks(server)
         if server.health.may_serve and not server.is_suspect:
             _log.warning("%s shows no sign of life for %.1f s", server.ranks[0], suspect_s)
             server.is_suspect = True
             self._changed_at(server)
         for member in ranks:
-            for flight in member.flights.unanswered():
-                elsewhere = any(other.may_serve(flight.request.model) for other in self._members.values())
-                if flight.give_up is not None and elsewhere:
-                    flight.give_up()
+            for flight in member.flights.movable():
+                if flight.give_up is not None and self._may_go_elsewhere(flight, server):
+                    flight.give_up(BackendFailed(f"{flight.backend} shows no sign of life"))
+
+    async def _keep_timeouts(self) -> None:
+        while True:
+            before = self._clock()
+            await asyncio.sleep(LATE_EVERY_S)
+            now = self._clock()
+            if now - before > 2 * LATE_EVERY_S + 0.1:
+                # this router had no CPU itself: what backends sent meanwhile was not read yet
+                for flight in self._flying:
+                    flight.alive_at = max(flight.alive_at, now)
+            self.end_overdue()
+
+    def end_overdue(self) -> None:
+        """Give up the requests with a backend that is late, if another one can take them or the ceiling has passed."""
+        now = self._clock()
+        for flight, member in tuple(self._flying.items()):
+            late = None if flight.give_up is None else member.overdue(flight, now)
+            if late is None or not (late.is_beyond_most or self._may_go_elsewhere(flight, member.server)):
+                continue
+            assert flight.give_up is not None, "it was looked at a moment ago"
+            # a backend that answers others meanwhile does not hang as a whole: the request may be the cause
+            kind = BackendErred if member.flights.heard_at > flight.alive_at else BackendFailed
+            flight.give_up(kind(f"{flight.backend} sent no {late.what} for {rounded_seconds(late.quiet_s)}"))
+
+    def _may_go_elsewhere(self, flight: Flight, server: Server) -> bool:
+        """Is there a backend of another server for `flight`?"""
+        pools, model = flight.request.pools, flight.request.model
+        return any(
+            other.server is not server and (pools is None or other.backend.pool in pools) and other.may_serve(model)
+            for other in self._members.values()
+        )
 
     def _note(self, member: Member) -> None:
         self._shortlist.note(member.known().view, member.server.weight)

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from policies.errors import BackendFailed
 from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
-from policies.nouns import Delta, Request, Usage
+from policies.nouns import ACCEPTED, Delta, Request, Usage
+from policies.timeouts import USUAL_PATIENCE_S
 
 
 @dataclass(eq=False, slots=True)
@@ -26,8 +28,13 @@ class Flight:
     `is_silent`: it may be answered in one piece, so that the end of its prefill is not seen. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
-    one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there as a failure, so
-    that another backend may be tried.
+    one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there with a failure, so
+    that another backend may be tried; `can_move`: that one could take it, or continue its answer. `patience_s` is the
+    shortest timeout of its class for a first token.
+
+    `alive_at` is when the backend last showed that it goes on with this request: when it was sent, a piece of its
+    prefill's progress or of its answer came, or the client had taken that piece. `accepted_at`: the first sign that the
+    backend has it.
     """
 
     backend: str
@@ -56,11 +63,18 @@ class Flight:
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
-    give_up: Callable[[], None] | None = field(default=None, repr=False)
+    give_up: Callable[[BackendFailed], None] | None = field(default=None, repr=False)
+    can_move: Callable[[], bool] = field(default=lambda: True, repr=False)
+    patience_s: float = USUAL_PATIENCE_S
+    accepted_at: float | None = None
+    alive_at: float = field(init=False)
+    is_relayed: bool = True
+    """Has the client taken the newest piece?"""
     work: Work = field(init=False)
     """The prefill that it brought, as far as is known."""
 
     def __post_init__(self) -> None:
+        self.alive_at = self.sent_at
         self.work = prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
 
     @property
@@ -79,8 +93,13 @@ class Flight:
         return max(self.drawn_tokens, reported) - self.first_tokens
 
     def heard(self, delta: Delta, now: float) -> None:
-        """A piece of its answer, or of its prefill's progress, arrived at `now`."""
-        self.book.heard_at = now
+        """A piece of its answer, or of its prefill's progress, arrived at `now`. `relayed` follows, but to ACCEPTED."""
+        if self.accepted_at is None:
+            self.accepted_at = now
+        if delta is ACCEPTED:
+            return
+        self.book.heard_at = self.alive_at = now
+        self.is_relayed = False
         if delta.computed_tokens is not None:
             return
         tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
@@ -97,6 +116,10 @@ class Flight:
             self.last_at = now
             self.drawn_tokens += tokens
             self.book.grow(self, tokens)
+
+    def relayed(self, now: float) -> None:
+        """The client has taken the piece that was heard, at `now`: its time is not the backend's."""
+        self.alive_at, self.is_relayed = now, True
 
 
 class Traffic(NamedTuple):
@@ -212,9 +235,14 @@ class Flights:
     def __len__(self) -> int:
         return len(self._open)
 
-    def unanswered(self) -> list[Flight]:
-        """Those of which no piece of an answer came."""
-        return [flight for flight in self._open if not flight.answered]
+    def movable(self) -> list[Flight]:
+        """Those that another backend can take, or continue."""
+        return [flight for flight in self._open if flight.give_up is not None and flight.can_move()]
+
+    @property
+    def decoding(self) -> tuple[float, float]:
+        """Sequences that decode, at least one, and the tokens of their contexts in total."""
+        return float(max(1, self._decoding)), float(self._context_tokens)
 
     def traffic(self) -> Traffic:
         """What others need to know of them."""

@@ -18,8 +18,18 @@ from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.learning.sample import ObservationSample
+from policies.learning.slow import SlowTime
 from policies.learning.turnover import FadingSum, Turnover
 from policies.nouns import BackendView, Request
+from policies.timeouts import (
+    USUAL_PATIENCE_S,
+    Overdue,
+    SlowTimes,
+    between_tokens_s,
+    first_byte_s,
+    first_token_s,
+    overdue,
+)
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
@@ -71,6 +81,8 @@ class Member:
     observed: ObservationSample = field(
         default_factory=lambda: ObservationSample(per_s=_OBSERVED_PER_S, burst=_OBSERVED_AT_ONCE)
     )
+    first_byte: SlowTime = field(default_factory=SlowTime)
+    """Seconds until it shows that it has a request."""
     standing: Standing | None = None
     """What was last known of it whatever the request is."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
@@ -159,7 +171,15 @@ class Member:
             self.standing = standing_of(self.backend, self.flights, Inputs(*inputs))
         return self.standing
 
-    def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
+    def begin(
+        self,
+        request: Request,
+        uncached_tokens: int,
+        *,
+        now: float,
+        is_first_try: bool,
+        patience_s: float = USUAL_PATIENCE_S,
+    ) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
         if self.flights.silent:
             self.flights.presume(now)
@@ -189,6 +209,7 @@ class Member:
             is_silent=description.may_answer_whole and not request.stream,
             readiness=readiness,
             adapter_s=adapter_s,
+            patience_s=patience_s,
         )
         self.flights.begin(flight)
         if readiness is not None:
@@ -228,6 +249,27 @@ class Member:
         # a backend that warms up has room for more each time
         self._tell(before, also=self.health.share(now) < 1.0)
 
+    def overdue(self, flight: Flight, now: float) -> Overdue | None:
+        """What the backend is late with for `flight`, if it should have come by `now`."""
+        quiet_s = now - flight.alive_at
+        if quiet_s < self.health.rules.timeouts.least_s or not flight.is_relayed:
+            return None
+        load, since = self.backend.load(), flight.alive_at
+        if load.worked_at is not None:
+            since = max(since, load.worked_at)
+        if load.waiting:
+            # it may be among those that wait there, or have been preempted, and moves up while others are answered
+            since = max(since, self.flights.heard_at)
+        bounds, slow = self.health.rules.timeouts, self._slow_times(flight)
+        if flight.drawn_tokens:
+            return overdue("token", now - since, between_tokens_s(bounds, slow), bounds.between_tokens)
+        is_first_try, patience = flight.is_first_try, flight.patience_s
+        if flight.accepted_at is None:
+            timeout_s = first_byte_s(bounds, slow, patience, is_first_try=is_first_try)
+            return overdue("byte", now - since, timeout_s, bounds.first_byte)
+        timeout_s = first_token_s(bounds, slow, patience, is_first_try=is_first_try)
+        return overdue("first token", now - since, timeout_s, bounds.first_token)
+
     def tell_learnt(self, listener: ClusterListener) -> None:
         """Tell `listener` what is known of its speed by now, if that has changed."""
         learnt = (self.model.snapshot(), self.adaptive_limit)
@@ -261,6 +303,17 @@ class Member:
             return None
         return Queue(load.reported_at, load.running, load.waiting)
 
+    def _slow_times(self, flight: Flight) -> SlowTimes:
+        flights, theirs, request = self.flights, self.known().theirs, flight.request
+        waiting = Work(flights.waiting_tokens + theirs.tokens, flights.waiting_pairs + theirs.pairs)
+        step_s = self.model.slow_step_s(*self.flights.decoding)
+        return SlowTimes(
+            self.first_byte.p99,
+            self.model.slow_ttft_s(flight.work, flight.ahead) + flight.adapter_s,
+            request.max_new_tokens * step_s if flight.is_silent else 0.0,
+            step_s + self.model.slow_ttft_s(waiting, Ahead()),
+        )
+
     def _may_take(self, share: float, load: Load) -> int:
         """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
         if self.health.is_on_trial:
@@ -287,8 +340,9 @@ class Member:
             if failure is None:
                 health.request_ended(now, flight.request.tenant)
             elif isinstance(failure, BackendFailed):
+                tenant, request = flight.request.tenant, flight.request.id
                 may_be_request = isinstance(failure, BackendErred)
-                health.request_failed(now, failure.message, flight.request.tenant, may_be_request=may_be_request)
+                health.request_failed(now, failure.message, tenant, request, may_be_request=may_be_request)
         self._tell(before)
 
     def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
@@ -334,6 +388,8 @@ class Member:
         if not flight.is_first_try:
             return
         ttft_s = flight.ttft_s
+        if flight.accepted_at is not None:
+            self.first_byte.observe(flight.accepted_at - flight.sent_at)
         self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
         if self._learn_adapter(flight, ttft_s) or not self.observed.takes(flight.sent_at + ttft_s):
             return

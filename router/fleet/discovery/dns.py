@@ -77,19 +77,20 @@ class _Lookup:
         """The IP addresses of `name`, IPv6 in brackets, and their remaining seconds.
 
         Some name servers fail for the IP version without records: that version's last answer then stays. Raises
-        SourceFailed if that leaves nothing.
+        SourceFailed if that leaves nothing, or if they fail for both.
         """
         hosts, holds_s = set[str](), _LONGEST_S
-        failure: SourceFailed | None = None
+        failures: list[SourceFailed] = []
         for kind, shown in (("A", "{}"), ("AAAA", "[{}]")):
             try:
                 self._known[name, kind], kind_s = await self._ask(name, kind)
             except SourceFailed as failed:
-                failure, kind_s = failure or failed, _SHORTEST_S
+                failures.append(failed)
+                kind_s = _SHORTEST_S
             hosts |= {shown.format(record.address) for record in self._known.get((name, kind), ())}
             holds_s = min(holds_s, kind_s)
-        if failure is not None and not hosts:
-            raise failure
+        if len(failures) == 2 or (failures and not hosts):
+            raise failures[0]
         return hosts, holds_s
 
     async def services(self, name: str) -> tuple[set[tuple[str, int]], float]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from aiohttp import web
-
+from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.keys import IssuedKey, id_of
 from policies.nouns import Limits, Tenant
@@ -15,6 +14,7 @@ from policies.sla.tenants import LIMIT_FIELDS
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.operate.dashboard.routes import json_reply, read_json
+from router.protocols.http.routes import Routes
 from router.shared.keys.ring import NewKey
 
 _KEYS = "/admin/tenants/{tenant}/keys"
@@ -24,17 +24,17 @@ _MOST_NAME = 64
 _NOT_CACHED = {"Cache-Control": "no-store"}
 
 
-def add_keys(app: web.Application, gateway: Gateway) -> None:
-    """Add the calls for keys to `app`."""
+def add_keys(routes: Routes, gateway: Gateway) -> None:
+    """Add the calls for keys to `routes`."""
 
-    async def issue(request: web.Request) -> web.Response:
-        tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires", "limits"))
+    async def issue(request: Request, name_of_tenant: str) -> Response:
+        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("name", "expires", "limits"))
         name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant)
         made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
         return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
 
-    async def show(request: web.Request) -> web.Response:
-        tenant = _tenant(request, gateway)
+    async def show(_: Request, name_of_tenant: str) -> Response:
+        tenant = _tenant(name_of_tenant, gateway)
         issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
         written = [
             {"id": id_of(digest), "limits": _set_limits(tenant.key_limits.get(digest)), "from": "file"}
@@ -42,46 +42,45 @@ def add_keys(app: web.Application, gateway: Gateway) -> None:
         ]
         return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
 
-    async def rotate(request: web.Request) -> web.Response:
-        tenant, body = _tenant(request, gateway), await _body(request, ("overlap", "expires"))
-        old = _issued(request, tenant)
+    async def rotate(request: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002 - it is the key's id
+        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("overlap", "expires"))
+        old = _issued(id, tenant)
         overlap_s, lives_s = _seconds({"overlap": _USUAL_OVERLAP, **body}, "overlap"), _seconds(body, "expires")
         made = await gateway.keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
         replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
         return json_reply({**_new_key_body(made, gateway), "replaces": replaced}, status=201, headers=_NOT_CACHED)
 
-    async def revoke(request: web.Request) -> web.Response:
-        tenant = _tenant(request, gateway)
-        gone = _issued(request, tenant)
+    async def revoke(_: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002
+        tenant = _tenant(name_of_tenant, gateway)
+        gone = _issued(id, tenant)
         await gateway.keys.revoke(tenant.name, gone)
         return json_reply({"id": gone, "revoked": True})
 
-    app.router.add_post(_KEYS, issue)
-    app.router.add_get(_KEYS, show)
-    app.router.add_post(f"{_KEYS}/{{id}}/rotate", rotate)
-    app.router.add_delete(f"{_KEYS}/{{id}}", revoke)
+    routes.add("POST", _KEYS, issue)
+    routes.add("GET", _KEYS, show)
+    routes.add("POST", f"{_KEYS}/{{id}}/rotate", rotate)
+    routes.add("DELETE", f"{_KEYS}/{{id}}", revoke)
 
 
-def _tenant(request: web.Request, gateway: Gateway) -> Tenant:
-    name, tenants = request.match_info["tenant"], gateway.config.tenants
+def _tenant(name: str, gateway: Gateway) -> Tenant:
+    tenants = gateway.config.tenants
     if name not in tenants:
         hint = did_you_mean(name, tenants) or f"known: {', '.join(list(tenants)[:12])}"
         raise InvalidRequest(f"there is no tenant '{name[:80]}'", hint=hint, param="tenant")
     return tenants[name]
 
 
-def _issued(request: web.Request, tenant: Tenant) -> str:
-    """The key id in the path. Raises InvalidRequest if the key comes from the SLA file."""
-    asked = request.match_info["id"]
+def _issued(asked: str, tenant: Tenant) -> str:
+    """The key id `asked`. Raises InvalidRequest if the key comes from the SLA file."""
     if any(id_of(digest) == asked for digest in tenant.key_hashes):
         hint = f"edit tenants.{tenant.name}.keys there; the change takes effect within two seconds"
         raise InvalidRequest(f"the key {asked} comes from the SLA file", hint=hint, param="id")
     return asked
 
 
-async def _body(request: web.Request, known: Collection[str]) -> Mapping[str, Any]:
+async def _body(request: Request, known: Collection[str]) -> Mapping[str, Any]:
     """The JSON object in the request's body, {} without one. Raises InvalidRequest for unknown fields."""
-    body = await read_json(request) if await request.read() else {}
+    body = await read_json(request, may_be_empty=True)
     if unknown := sorted(body.keys() - set(known)):
         hint = did_you_mean(unknown[0], known) or f"known: {', '.join(known)}"
         raise InvalidRequest(f"unknown field '{unknown[0][:80]}' for a key", hint=hint, param=unknown[0][:80])

@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from aiohttp import web
-
+from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.nouns import Outcome
 from policies.suggest import did_you_mean
@@ -18,16 +17,17 @@ from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, read_json
 from router.operate.operations import Operations
 from router.protocols.http.prefixes import shown
+from router.protocols.http.routes import Routes
 
 _MOST_WEIGHT = 1000.0
 
 
-def add_operating(app: web.Application, operations: Operations) -> None:
-    """Add the calls for backends, prefixes, usage and caches to `app`."""
+def add_operating(routes: Routes, operations: Operations) -> None:
+    """Add the calls for backends, prefixes, usage and caches to `routes`."""
     gateway, board = operations.gateway, operations.board
 
-    async def change_backend(request: web.Request) -> web.Response:
-        name, wanted = _backend(request.match_info["name"], gateway), await read_json(request)
+    async def change_backend(request: Request, backend: str) -> Response:
+        name, wanted = _backend(backend, gateway), await read_json(request)
         draining, weight = _read_change(wanted)
         if draining is not None:
             gateway.cluster.drain(name, draining)
@@ -36,27 +36,29 @@ def add_operating(app: web.Application, operations: Operations) -> None:
         view = next(backend for backend in gateway.cluster.view(gateway.clock()).backends if backend.name == name)
         return json_reply({"backend": name, "draining": view.draining, "weight": view.weight})
 
-    async def clear(request: web.Request) -> web.Response:
-        cleared = await clear_cache(named_tenant(request.match_info["tenant"], gateway), gateway)
+    async def clear(_: Request, tenant: str) -> Response:
+        cleared = await clear_cache(named_tenant(tenant, gateway), gateway)
         return json_reply(cleared.shown())
 
-    async def prefixes(_: web.Request) -> web.Response:
+    async def prefixes(_: Request) -> Response:
         return json_reply({"prefixes": [{"tenant": kept.tenant, **shown(kept, str)} for kept in gateway.prefixes.of()]})
 
-    async def usage(_: web.Request) -> web.Response:
+    async def usage(_: Request) -> Response:
         up_s = gateway.clock() - board.started_at
         since = gateway.unix_time() - up_s
         return json_reply({"since": since, "seconds": up_s, "usage": list(_usage(board))})
 
-    async def usage_csv(_: web.Request) -> web.Response:
+    async def usage_csv(_: Request) -> Response:
         headers = {"Content-Disposition": 'attachment; filename="pointsman-usage.csv"'}
-        return web.Response(text=_as_csv(list(_usage(board))), content_type="text/csv", headers=headers)
+        headers["Content-Type"] = "text/csv; charset=utf-8"
+        return Response(200, _as_csv(list(_usage(board))).encode(), headers)
 
-    app.router.add_patch("/admin/backends/{name}", change_backend)
-    app.router.add_delete("/admin/tenants/{tenant}/cache", clear)
-    app.router.add_get("/admin/prefixes", prefixes)
-    app.router.add_get("/admin/usage", usage)
-    app.router.add_get("/admin/usage.csv", usage_csv)
+    # the name of a rank has a slash
+    routes.add("PATCH", "/admin/backends/{name:path}", change_backend)
+    routes.add("DELETE", "/admin/tenants/{tenant}/cache", clear)
+    routes.add("GET", "/admin/prefixes", prefixes)
+    routes.add("GET", "/admin/usage", usage)
+    routes.add("GET", "/admin/usage.csv", usage_csv)
 
 
 def _backend(name: str, gateway: Gateway) -> str:

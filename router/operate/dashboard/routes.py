@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
-from aiohttp import web
 
 from backends.nesting import decode_json
+from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
 from policies.quantities import read_tokens
 from router.operate.dashboard.snapshot import detail, snapshot
 from router.operate.operations import Operations
 from router.operate.what_if import WhatIf, explain_on_paper
 from router.protocols.explanations import as_json
+from router.protocols.http.body import read_small_body
+from router.protocols.http.routes import Routes
 
 PAGE = "/dashboard"
 
+_JSON = {"Content-Type": "application/json"}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FILES = ("index.html", "style.css", "dashboard.js", "panels.js", "draw.js", "icon.svg")
 _HEADERS = {
@@ -30,41 +34,50 @@ _HEADERS = {
 }
 
 
-def add_page(app: web.Application) -> None:
+def add_page(routes: Routes) -> None:
     """Serve the page and its static files, which hold no data and need no key."""
     for name in _FILES:
-        app.router.add_get(PAGE if name == "index.html" else f"{PAGE}/{name}", _file(name))
+        routes.add("GET", PAGE if name == "index.html" else f"{PAGE}/{name}", _file(name))
 
 
-def add_data(app: web.Application, operations: Operations) -> None:
+def add_data(routes: Routes, operations: Operations) -> None:
     """Serve the page's data."""
     gateway = operations.gateway
 
-    async def tell(request: web.Request) -> web.Response:
-        return json_reply(await snapshot(operations, _whole(request.query.get("since", "0"), "since")))
+    async def tell(request: Request) -> Response:
+        return json_reply(await snapshot(operations, _whole(query_of(request).get("since", "0"), "since")))
 
-    async def tell_one(request: web.Request) -> web.Response:
-        found = detail(_whole(request.match_info["number"], "number"), operations)
+    async def tell_one(_: Request, number: str) -> Response:
+        found = detail(_whole(number, "number"), operations)
         if found is None:
             raise InvalidRequest("this decision is no longer kept", hint="the last 256 are")
         return json_reply(found)
 
-    async def explain(request: web.Request) -> web.Response:
+    async def explain(request: Request) -> Response:
         body = await read_json(request)
         described = _described(body)
         live = gateway.cluster.view(gateway.clock()) if body.get("live") else None
         explanation = explain_on_paper(described, gateway.config, live)
-        return web.Response(body=as_json(explanation), content_type="application/json")
+        return Response(200, as_json(explanation), _JSON)
 
-    app.router.add_get("/admin/snapshot", tell)
-    app.router.add_get("/admin/decisions/{number}", tell_one)
-    app.router.add_post("/admin/explain", explain)
+    routes.add("GET", "/admin/snapshot", tell)
+    routes.add("GET", "/admin/decisions/{number}", tell_one)
+    routes.add("POST", "/admin/explain", explain)
 
 
-async def read_json(request: web.Request) -> Mapping[str, Any]:
-    """The JSON object in the request's body. Raises InvalidRequest."""
+def query_of(request: Request) -> Mapping[str, str]:
+    """The last value of each name in the query."""
+    return dict(parse_qsl(request.query, keep_blank_values=True))
+
+
+async def read_json(request: Request, *, may_be_empty: bool = False) -> Mapping[str, Any]:
+    """The JSON object in the request's body; {} for an empty one that `may_be_empty`. Raises as
+    `read_small_body` does."""
+    raw = await read_small_body(request)
+    if may_be_empty and not raw:
+        return {}
     try:
-        body = decode_json(await request.read())
+        body = decode_json(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -72,17 +85,17 @@ async def read_json(request: web.Request) -> Mapping[str, Any]:
     return body
 
 
-def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """`body` as JSON."""
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] = _JSON) -> Response:
+    """`body` as JSON, with `headers` beside its type."""
+    return Response(status, msgspec.json.encode(body), {**_JSON, **headers})
 
 
-def _file(name: str) -> Any:
+def _file(name: str) -> Handler:
     content = (files("router.operate.dashboard") / "static" / name).read_bytes()
-    kind = _TYPES[name.rpartition(".")[2]]
+    headers = {"Content-Type": f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8", **_HEADERS}
 
-    async def send(_: web.Request) -> web.Response:
-        return web.Response(body=content, content_type=kind, charset="utf-8", headers=_HEADERS)
+    async def send(_: Request) -> Response:
+        return Response(200, content, headers)
 
     return send
 

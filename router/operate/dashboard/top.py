@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,9 @@ from rich.text import Text
 
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Snapshot, TargetMeasure, TenantRow
+from tls.certificates import Certificates
+from tls.errors import TlsError, sentence_of
+from tls.settings import HTTP_ALPN, TlsSettings
 
 KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 
@@ -60,11 +64,19 @@ _DECISIONS = (
 )
 
 
-class OperatorsPort:
-    """Reads snapshots from a router's admin port at `url`, and collects their decisions."""
+def _certificates(settings: TlsSettings) -> Certificates:
+    try:
+        return Certificates(settings, is_server=False, what="top", alpn=HTTP_ALPN)
+    except TlsError as error:
+        raise InvalidRequest(error.message, hint=error.hint) from error
 
-    def __init__(self, url: str, key: str | None) -> None:
+
+class OperatorsPort:
+    """Reads snapshots from a router's admin port at `url`, and collects their decisions. `tls` is for https:// URLs."""
+
+    def __init__(self, url: str, key: str | None, tls: TlsSettings | None = None) -> None:
         self._url, self._key = url.rstrip("/").removesuffix("/dashboard"), key
+        self._tls = _certificates(tls or TlsSettings())
         if not self._url.startswith(("http://", "https://")):
             self._url = f"http://{self._url}"
         self._revision = 0
@@ -79,7 +91,7 @@ class OperatorsPort:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls.context()) as reply:  # noqa: S310
                 snapshot = msgspec.json.decode(reply.read(), type=Snapshot)
         except urllib.error.HTTPError as error:
             with error:
@@ -88,6 +100,8 @@ class OperatorsPort:
                 raise BackendFailed(f"{self._url} is not an admin port", hint=_WHERE) from error
         except (OSError, msgspec.DecodeError) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLError):
+                reason = sentence_of(reason)
             raise BackendFailed(f"no reply from {self._url}: {reason}", hint=_WHERE) from error
         if snapshot.revision < self._revision:
             self._decisions.clear()
@@ -98,9 +112,9 @@ class OperatorsPort:
         return snapshot, [row for _, row in reversed(newest)]
 
 
-def run(url: str, *, once: bool, every_s: float = 1.0) -> None:
+def run(url: str, *, once: bool, tls: TlsSettings | None = None, every_s: float = 1.0) -> None:
     """Show the state of the router at `url` until Ctrl-C, or one frame. Raises ExpectedError if it cannot be read."""
-    source, console = OperatorsPort(url, os.environ.get(KEY_VARIABLE)), Console()
+    source, console = OperatorsPort(url, os.environ.get(KEY_VARIABLE), tls), Console()
     snapshot, decisions = source.read()
     if once:
         console.print(frame(snapshot, decisions, lines=20, width=console.width))
@@ -219,7 +233,10 @@ def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) 
     ]
     widest[-1] = min(widest[-1], 30)
     shown = list(range(len(columns)))
-    while sum(widest[at] for at in shown) > width and columns[spare := max(shown, key=lambda at: columns[at][1])][1]:
+    while sum(widest[at] for at in shown) > width and len(shown) > 1:
+        spare = max(shown, key=lambda at: columns[at][1])
+        if not columns[spare][1]:
+            break
         shown.remove(spare)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for at in shown[:-1]:

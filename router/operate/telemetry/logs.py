@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from aiohttp.http_exceptions import HttpProcessingError
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -47,22 +46,6 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return _encoded(line)
-
-
-class HttpServerLog(logging.LoggerAdapter[logging.Logger]):
-    """Log of aiohttp's server. Input that is not HTTP is one line and no error of ours: a port that is open to the
-    internet gets much of it. Its bytes are left out, because they may hold a key.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.getLogger("pointsman.http"))
-
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log `msg` with the current exception."""
-        if isinstance(exc_info, HttpProcessingError):
-            self.info("a client sent input that is not HTTP: %s", type(exc_info).__name__)
-        else:
-            super().exception(msg, *args, exc_info=exc_info, **more)
 
 
 def log_to(console: Console, options: LogOptions) -> None:

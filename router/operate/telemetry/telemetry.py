@@ -120,6 +120,10 @@ class Telemetry:
         )
         self._exact = made.gauge("replicas_exact", "1 if this router knows everything that the others reported", ())[()]
         self._others = made.gauge("replicas_heard", "Other routers that reported in the last seconds", ())[()]
+        self._limited = made.counter(
+            "http_limits", "Connections and requests that were refused or closed by a limit of the port", ("limit",)
+        )
+        self._connected = made.gauge("http_connections", "Connections of HTTP clients, by what they do", ("state",))
         self._events = made.counter("events", "Rare events, by name", ("event",))
         self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)[()]
         self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())[()]
@@ -235,6 +239,15 @@ class Telemetry:
             self.event("parity_proven")
             also = f", but {report.reason}" if report.reason else ""
             _parity.info("%s: its cache events agree with the router's computation%s", about, also)
+
+    def limited(self, limit: str) -> None:
+        """A connection or request was refused or closed by this limit."""
+        self._limited[limit].inc()
+
+    def connected(self, *, waiting: int, served: int) -> None:
+        """So many HTTP clients are connected: on `waiting` connections no request runs."""
+        self._connected["waiting"].set(waiting)
+        self._connected["served"].set(served)
 
     def event(self, name: str) -> None:
         """Count a rare event. `name` comes from a closed list."""

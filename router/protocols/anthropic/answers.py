@@ -88,6 +88,9 @@ class MessageStream:
         """Keep the prompt's length for message_start."""
         self._prompt_tokens = prompt_tokens
 
+    def resume(self, raw: bytes, characters: int) -> None:
+        """Do nothing: no answer of this dialect is continued behind a backend's own events."""
+
     def progress(self, text: str) -> bytes:
         """A ping, and a comment for people."""
         return comment(text) + _event({"type": "ping"})

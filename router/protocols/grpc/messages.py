@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -21,13 +21,16 @@ from router.protocols.openai.request import chat_ask, completion_ask
 from router.text.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
 
+_Message = TypeVar("_Message", bound=Message)
+
 _COPIED = ("max_tokens", *DIALS, "seed")
 
 
-def read_message(raw: bytes, message: Message) -> None:
-    """Fill `message` from `raw`. Raises InvalidRequest."""
+def read_message(raw: bytes, message: _Message) -> _Message:
+    """`message`, filled from `raw`. Raises InvalidRequest."""
     try:
         message.ParseFromString(raw)
+        return message
     except DecodeError as error:
         kind = message.DESCRIPTOR.full_name
         raise InvalidRequest(f"this is not a {kind}: {error}", hint="see inference.proto, or ask reflection") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.call.bodies import Held
+from router.call.body_cost import PROTOBUF
 from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.identify import identify, key_in
@@ -36,23 +39,35 @@ from router.protocols.grpc.messages import (
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.status import retry_after, status_of
+from router.text.token_ids import count
+from router.text.turns import once
+from tls.certificates import Certificates
+from tls.grpc_port import GrpcPort
 
 SERVICE = "pointsman.v1.Inference"
 
 _FOREVER_S = 365 * 86400.0
 """grpc reports a deadline beyond this if the client set none."""
 
+_ID_COST = 64
+"""Bytes of memory for each token id of a prompt."""
+
 Context = grpc.aio.ServicerContext[bytes, Any]
 
 
 class GrpcServer:
-    """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too."""
+    """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too.
+    Without `certificates` it speaks plain text."""
 
-    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
+    def __init__(
+        self, gateway: Gateway, address: str, *, shared: bool = False, certificates: Certificates | None = None
+    ) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
+        self._shared = shared
         most_bytes = gateway.config.server.max_body_bytes
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
+        self._port = GrpcPort(self._server, certificates)
         self._health = health.aio.HealthServicer()
         inference = Inference(gateway)
         self._server.add_generic_rpc_handlers((inference.handlers(),))
@@ -64,7 +79,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError or RuntimeError if the address is taken."""
-        self.port = self._server.add_insecure_port(self._address)
+        self.port = await self._port.open(self._address, shares_port=self._shared)
         await self.report_health()
         await self._server.start()
 
@@ -79,6 +94,7 @@ class GrpcServer:
         """Reject new calls at once; end running ones after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        await self._port.close()
 
 
 class Inference:
@@ -115,10 +131,10 @@ class Inference:
         """Count the tokens of a prompt, chat template included."""
         async with self._edge(context):
             tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
-            message = pb.CountTokensRequest()
-            read_message(raw, message)
-            ask = counted_ask(message)
-            return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
+            with self._gateway.bodies.held(tenant.name) as held:
+                message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
+                ask = await held.run(once(lambda: counted_ask(message)))
+                return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
         return None
 
     async def list_models(self, raw: bytes, context: Context) -> Message | None:
@@ -144,9 +160,17 @@ class Inference:
                 yield
         except ExpectedError as error:
             why = tuple(context.trailing_metadata() or ())
-            await context.abort(status_of(error).grpc, error.public_message, (*why, *_trailing(error)))
+            await abort(context, status_of(error).grpc, error.public_message, (*why, *_trailing(error)))
         except CallerGone:
-            await context.abort(grpc.StatusCode.CANCELLED, "the client has gone")
+            await abort(context, grpc.StatusCode.CANCELLED, "the client has gone")
+
+
+async def abort(context: Context, status: grpc.StatusCode, message: str, trailing: Any = ()) -> None:
+    """End a call with a status. One that ended by itself meanwhile, at its deadline, takes none."""
+    try:
+        await context.abort(status, message, trailing)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
 
 
 class _GrpcCaller:
@@ -171,13 +195,14 @@ class _GrpcCaller:
         others = tuple(pair for pair in self._context.trailing_metadata() or () if pair[0] != name)
         self._context.set_trailing_metadata((*others, (name, value)))
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:
         """The message, parsed."""
-        message = pb.GenerateRequest()
-        read_message(self._raw, message)
+        message = await held.parse(self._raw, lambda raw: read_message(raw, pb.GenerateRequest()), PROTOBUF)
+        if message.token_ids:
+            await held.take(count(message.token_ids) * _ID_COST, "the prompt", "send fewer token ids")
         left_s = self._context.time_remaining()
         deadline_s = None if left_s is None or left_s > _FOREVER_S else max(0.0, left_s)
-        return ask_of(message, self._metadata, deadline_s)
+        return await held.run(once(lambda: ask_of(message, self._metadata, deadline_s)))
 
 
 class _Streaming(_GrpcCaller):
@@ -188,7 +213,7 @@ class _Streaming(_GrpcCaller):
         self._seen = False
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - a call has one prompt
-        """Keep the placement for the next reply."""
+        """Keep the placement for the first reply."""
         self._placement = placement
 
     async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
@@ -199,13 +224,20 @@ class _Streaming(_GrpcCaller):
             progress = pb.Progress(
                 computed_tokens=delta.computed_tokens, prompt_tokens=prompt_tokens, expected_s=delta.expected_s
             )
-            await self._context.write(pb.GenerateReply(progress=progress))
+            await self._send(pb.GenerateReply(progress=progress))
             return
         reply = reply_of(delta, delta.choice)
         if not self._seen and self._placement is not None:
             reply.placement.CopyFrom(placement_of(self._placement))
         self._seen = True
-        await self._context.write(reply)
+        await self._send(reply)
+
+    async def _send(self, reply: pb.GenerateReply) -> None:
+        try:
+            await self._context.write(reply)
+        except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+            # grpc has no error of its own for a client that left in the midst of a write
+            raise CallerGone from error
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
         """Whether a piece was sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -13,12 +13,16 @@ from msgspec.structs import replace
 from backends.messages.answer import MESSAGES_PATH
 from http1.errors import ClientGone, HttpError
 from http1.request import Handler, Reply, Request, Response, Stream
-from policies.errors import ExpectedError, InvalidRequest, UnknownModel
+from http1.seldom import Seldom
+from policies.errors import ExpectedError, InvalidRequest, Overloaded, Unauthenticated, UnknownModel
 from policies.explain import Explanation
+from policies.keys import hash_of
 from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
+from policies.sla.server import OPEN
 from policies.suggest import did_you_mean
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import CallerGone, Placement
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
@@ -39,11 +43,14 @@ from router.protocols.http.cors import allow_origin, is_preflight, preflight
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
+from router.protocols.http.strangers import Strangers, address_of
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import INLINE_BYTES, decode
+from router.protocols.reading import decode
 from router.protocols.status import retry_after
+
+T = TypeVar("T")
 
 PROGRESS_EVERY_S = 1.0
 """Time between two progress comments (SSE) to a client during prefill; they keep proxies from timing out."""
@@ -56,8 +63,16 @@ _JSON = {"Content-Type": "application/json"}
 
 _ROUTES_HINT = (
     f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, {PREFIXES_PATH}, "
-    "GET /v1/models, /healthz, /readyz or /metrics"
+    "GET /v1/models, /healthz or /readyz"
 )
+
+_HEALTH = frozenset({"/healthz", "/readyz"})
+"""Paths that load balancers ask all the time, from few addresses."""
+
+_REST_S = 1.0
+"""How long nothing is read from a connection after its address has sent too much."""
+
+_LOG_EVERY_S = 10.0
 
 _log = logging.getLogger("pointsman.http")
 
@@ -67,16 +82,17 @@ class HttpEndpoints:
     that are not a valid request.
     """
 
-    def __init__(self, gateway: Gateway, metrics: Metrics) -> None:
-        self._gateway, self._metrics = gateway, metrics
+    def __init__(self, gateway: Gateway, metrics: Metrics, on_limit: Callable[[str], None] = lambda _: None) -> None:
+        self._gateway, self._metrics, self._on_limit = gateway, metrics, on_limit
+        self._strangers, self._logged = Strangers(gateway.clock), Seldom(_LOG_EVERY_S, gateway.clock)
         self._routes = routes = Routes()
         for path, dialect in DIALECTS.items():
             routes.add("POST", path, self._endpoint(dialect))
         routes.add("POST", COUNT_PATH, self._count_tokens)
         routes.add("GET", MODELS_PATH, self._models)
-        routes.add("GET", f"{MODELS_PATH}/**", self._model)
-        add_prefixes(routes, gateway, self._tenant, self._body)
-        add_tokenizing(routes, gateway, self._tenant, self._body)
+        routes.add("GET", f"{MODELS_PATH}/{{name:path}}", self._model)
+        add_prefixes(routes, gateway, self._tenant, self._read)
+        add_tokenizing(routes, gateway, self._tenant, self._read)
         routes.add("GET", "/healthz", self._healthz)
         routes.add("GET", "/readyz", self._readyz)
         routes.add("GET", "/metrics", self._show_metrics)
@@ -85,7 +101,23 @@ class HttpEndpoints:
         return f"<HttpEndpoints {self._routes!r}>"
 
     async def answer(self, request: Request) -> Reply:
-        """Answer `request`. Errors have the shape of its path's API, or else OpenAI's. Raises ClientGone."""
+        """Answer `request`. Errors have the shape of its path's API, or else OpenAI's. Raises ClientGone.
+
+        An address that sends too many requests without a known key is answered 429.
+        """
+        server = self._gateway.config.server
+        if (most := server.stranger_requests) is None or request.path in _HEALTH:
+            return await self._answer(request)
+        address = address_of(request, server.trusted_proxies)
+        if self._strangers.is_over(address, most) and not self._is_known(request):
+            return self._turned_away(request, address)
+        try:
+            return await self._answer(request)
+        finally:
+            if not request.is_known:
+                self._strangers.count(address, most)
+
+    async def _answer(self, request: Request) -> Reply:
         gateway = self._gateway
         if not gateway.doors.open:
             # the router shuts down: a new connection takes the client to another router
@@ -112,6 +144,24 @@ class HttpEndpoints:
         _log.info("a client sent invalid HTTP: %s", error.reason)
         what = InvalidRequest(error.reason, hint="the router reads HTTP/1.1 (RFC 9112)")
         return failure_response(openai_failure(what, error.status), what, headers={})
+
+    def _is_known(self, request: Request) -> bool:
+        try:
+            self._tenant(request)
+        except ExpectedError:
+            return False
+        return True
+
+    def _turned_away(self, request: Request, address: str) -> Response:
+        self._on_limit("requests_of_address")
+        if (count := self._logged.count("requests")) is not None:
+            _log.warning(
+                "refused %d requests without a known key, the last of %s: too many in a second", count, address
+            )
+        request.rest_s = _REST_S
+        hint = "send the header 'Authorization: Bearer YOUR_KEY'"
+        what = Overloaded("too many requests without a known key", hint=hint, retry_after_s=_REST_S)
+        return failure_response(_shape(request)(what), what, headers={})
 
     def _misdirected(self, request: Request, by_method: Mapping[str, Handler] | None) -> Response:
         """The reply to an unknown path or a wrong method, with the nearest path or the allowed methods."""
@@ -142,22 +192,24 @@ class HttpEndpoints:
 
     async def _count_tokens(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        ask = counted_messages(await self._body(request), request.headers.lowered)
-        return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
+        with self._gateway.bodies.held(tenant.name) as held:
+            ask = await self._read(request, held, lambda body: counted_messages(body, request.headers.lowered))
+            return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
 
     def _tenant(self, request: Request) -> Tenant:
-        return identify(key_in(request.headers), self._gateway.config, self._gateway.keys)
+        tenant = identify(key_in(request.headers), self._gateway.config, self._gateway.keys)
+        request.is_known = True
+        return tenant
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        raw = await read_body(request, self._gateway)
-        return await asyncio.to_thread(decode, raw) if len(raw) > INLINE_BYTES else decode(raw)
+    async def _read(self, http: Request, held: Held, parse: Callable[[dict[str, Any]], T]) -> T:
+        raw = await read_body(http, self._gateway.config.server.max_body_bytes, held)
+        return await held.parse(raw, lambda body: parse(decode(body)))
 
     async def _models(self, request: Request) -> Response:
         models = self._allowed_models(request).values()
         return json_response(model_list(models, is_anthropic=_speaks_anthropic(request)))
 
-    async def _model(self, request: Request) -> Response:
-        name = request.path.removeprefix(f"{MODELS_PATH}/")
+    async def _model(self, request: Request, name: str) -> Response:
         model = self._allowed_models(request).get(name)
         if model is None:
             hint = "GET /v1/models lists the models"
@@ -182,6 +234,11 @@ class HttpEndpoints:
         return json_response(report, status=200 if ready else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
+        server = self._gateway.config.server
+        if server.metrics != OPEN and hash_of(key_in(request.headers) or "") not in server.admin_key_hashes:
+            hint = "they name tenants and backends: send an admin key, or ask at server.admin or server.metrics"
+            raise Unauthenticated("metrics need an admin key here", hint=hint)
+        request.is_known = True
         # in a thread: 55 ms for 600 series
         body, content_type = await asyncio.to_thread(self._metrics, request.headers.get("accept", ""))
         return Response(200, body, {"Content-Type": content_type})
@@ -206,17 +263,18 @@ class HttpCaller:
         self._seen: set[int] = set()
         self._progress_at = 0.0
         self._ending: bytes | None = None
+        self._raw = b""
 
     def __repr__(self) -> str:
         return f"<HttpCaller {self.id} {'streaming' if self._response else 'silent'}, {len(self._seen)} prompts seen>"
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:
         """The body, parsed."""
-        raw = await read_body(self._http, self._gateway)
+        # a call is identified before it is read
+        self._http.is_known = True
+        raw = await read_body(self._http, self._gateway.config.server.max_body_bytes, held)
         headers = self._http.headers.lowered
-        # a million characters parse in a few ms, but 200,000 token ids in 60
-        large = len(raw) > INLINE_BYTES
-        ask = self._ask = await asyncio.to_thread(self._parsed, raw, headers) if large else self._parsed(raw, headers)
+        ask = self._ask = await held.parse(raw, lambda body: self._parsed(body, headers))
         self._head = Head(self._head.id, self._head.created, ask.model)
         self._events = self._dialect.stream(self._head, ask) if ask.stream else None
         self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
@@ -240,6 +298,11 @@ class HttpCaller:
 
     async def place(self, index: int, placement: Placement) -> None:
         """Keep the placement for the headers."""
+        if placement.beginning is not None:
+            assert self._events is not None, "only streams are continued"
+            self._events.resume(self._raw, len(placement.beginning.text))
+            self._raw = b""
+            return
         self._placement = placement
         if self._events is not None:
             self._events.begin(placement.request.prompt_tokens)
@@ -289,6 +352,7 @@ class HttpCaller:
         if len(self._ask.inputs) > 1:
             return self._events.merge(choice - delta.choice, delta.raw)
         if delta.usage is None:
+            self._raw = delta.raw
             return delta.raw
         self._ending = delta.raw
         return b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from router.ask import Ask, Chat
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
 from router.call.warming import as_warm_up
+from router.protocols.http.body import ReadBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.fields import ChatBody, Common, CompletionBody
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
@@ -30,7 +31,6 @@ USUAL_TTL_S = 600.0
 MOST_TTL_S = 7 * 86400.0
 
 Identify = Callable[[Request], Tenant]
-Read = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 _OF_ANSWERS = (
@@ -90,13 +90,14 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
 
 
-def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
+def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: ReadBody) -> None:
     """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def create(http: Request) -> Response:
         tenant = identify(http)
-        wish = wish_of(await read(http), http.headers.lowered)
-        prefix = await gateway.prefixes.keep(wish.ask, tenant, shards=wish.shards, ttl_s=wish.ttl_s, waits=wish.waits)
+        with gateway.bodies.held(tenant.name) as held:
+            ask, shards, ttl_s, waits = await read(http, held, lambda body: wish_of(body, http.headers.lowered))
+            prefix = await gateway.prefixes.keep(ask, tenant, shards=shards, ttl_s=ttl_s, waits=waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 
     async def show_all(http: Request) -> Response:
@@ -105,23 +106,19 @@ def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Rea
         found = gateway.prefixes.of(tenant.name)
         return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
 
-    async def show(http: Request) -> Response:
+    async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the prefix's id
         tenant = identify(http)
         await gateway.prefixes.caught_up()
-        return _reply(shown(gateway.prefixes.get(tenant.name, _id(http))))
+        return _reply(shown(gateway.prefixes.get(tenant.name, id)))
 
-    async def delete(http: Request) -> Response:
-        prefix = await gateway.prefixes.drop(identify(http).name, _id(http))
+    async def delete(http: Request, id: str) -> Response:  # noqa: A002
+        prefix = await gateway.prefixes.drop(identify(http).name, id)
         return _reply({"id": prefix.id, "object": "prefix", "deleted": True})
 
     routes.add("POST", PREFIXES_PATH, create)
     routes.add("GET", PREFIXES_PATH, show_all)
-    routes.add("GET", f"{PREFIXES_PATH}/*", show)
-    routes.add("DELETE", f"{PREFIXES_PATH}/*", delete)
-
-
-def _id(http: Request) -> str:
-    return http.path.removeprefix(f"{PREFIXES_PATH}/")
+    routes.add("GET", f"{PREFIXES_PATH}/{{id}}", show)
+    routes.add("DELETE", f"{PREFIXES_PATH}/{{id}}", delete)
 
 
 def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:

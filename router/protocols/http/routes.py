@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 
-from http1.request import Handler
+from http1.request import Handler, Reply
 
-
-class _Below(NamedTuple):
-    """Handlers by method for the paths below `prefix`: one more segment, or any number of them."""
-
-    prefix: str
-    is_deep: bool
-    by_method: dict[str, Handler]
+_VARIABLE = re.compile(r"\{\w+(:path)?\}")
 
 
 class Routes:
-    """Handlers by path and method. A path may end with /* (one more segment) or /** (one or more); handlers read the
-    rest from the request's path.
+    """Handlers by path and method. A path may have variables: `{name}` is one segment, `{name:path}` one or more. The
+    handler gets their values after the request.
     """
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Handler]] = {}
-        self._below: list[_Below] = []
+        self._patterns: dict[re.Pattern[str], dict[str, Callable[..., Awaitable[Reply]]]] = {}
 
     def __repr__(self) -> str:
         return f"<Routes {', '.join(self)}>"
 
     def __iter__(self) -> Iterator[str]:
-        """The paths without a wildcard."""
+        """The paths without a variable."""
         return iter(self._exact)
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add(self, method: str, path: str, handler: Callable[..., Awaitable[Reply]]) -> None:
         """Have `handler` answer `method` at `path`."""
-        if not path.endswith("*"):
+        if "{" in path:
+            self._patterns.setdefault(_pattern(path), {})[method] = handler
+        else:
             self._exact.setdefault(path, {})[method] = handler
-            return
-        prefix, is_deep = path.rstrip("*"), path.endswith("**")
-        for below in self._below:
-            if below.prefix == prefix:
-                below.by_method[method] = handler
-                return
-        self._below.append(_Below(prefix, is_deep, {method: handler}))
 
     def at(self, path: str) -> Mapping[str, Handler] | None:
         """The handlers of `path` by method; None if there is no such path."""
         if (found := self._exact.get(path)) is not None:
             return found
-        for prefix, is_deep, by_method in self._below:
-            rest = path.removeprefix(prefix)
-            if rest and rest != path and (is_deep or "/" not in rest):
-                return by_method
+        for pattern, by_method in self._patterns.items():
+            if (match := pattern.fullmatch(path)) is not None:
+                return {method: partial(_called, handler, match.groups()) for method, handler in by_method.items()}
         return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts, at = list[str](), 0
+    for variable in _VARIABLE.finditer(path):
+        parts += [re.escape(path[at : variable.start()]), "(.+)" if variable[1] else "([^/]+)"]
+        at = variable.end()
+    return re.compile("".join((*parts, re.escape(path[at:]))), re.DOTALL)
+
+
+def _called(handler: Callable[..., Awaitable[Reply]], values: tuple[str, ...], request: object) -> Awaitable[Reply]:
+    return handler(request, *values)

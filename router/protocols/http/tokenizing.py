@@ -5,8 +5,9 @@ Source: vLLM documentation, "OpenAI-Compatible Server", "Tokenizer API".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Generator, Iterable, Mapping
+from itertools import islice
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,20 +16,22 @@ from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import find_model, readers_of, tokenize
 from router.fleet.cluster.served_model import ServedModel
+from router.protocols.http.body import ReadBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.reading import converted
 from router.text.engine_text import first_reply
-from router.text.token_ids import pack, unpack
+from router.text.token_ids import count, pack, unpack
+from router.text.turns import once
 
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
 
 Identify = Callable[[Request], Tenant]
-Read = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _HINTS = {
     "prompt": "send one text as `prompt`, or `messages`",
@@ -37,6 +40,15 @@ _HINTS = {
 }
 _JSON = {"Content-Type": "application/json"}
 _ELSEWHERE = "docs/clients.md lists the fields"
+_SHORTER = "send a shorter prompt"
+
+_ID_COST, _ID_AND_TEXT_COST = 24, 96
+"""Bytes of memory for each token of a reply."""
+
+_SLICE = 16 * 2**10
+"""Tokens of a reply that are encoded at a time: 1 ms, or 10 with their texts."""
+
+_Fields = TypeVar("_Fields")
 
 
 class TokenizeBody(msgspec.Struct):
@@ -55,25 +67,28 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
+def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: ReadBody) -> None:
     """Add both calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def tokens_of(http: Request) -> Response:
         tenant = identify(http)
-        body = await read(http)
-        fields = converted(body, TokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
-        model = _model(fields.model, tenant, gateway)
-        ids = await _ids(tokenize_ask(fields, body, model.name), model, tenant, gateway)
-        texts = await _texts(ids, body, model, gateway) if fields.return_token_strs else None
-        reply = {"count": len(ids), "max_model_len": model.context_tokens, "tokens": ids, "token_strs": texts}
-        return Response(200, msgspec.json.encode(reply), _JSON)
+        with gateway.bodies.held(tenant.name) as held:
+            body, fields = await read(http, held, lambda body: (body, _fields(body, TokenizeBody)))
+            model = _model(fields.model, tenant, gateway)
+            ask = await held.run(once(lambda: tokenize_ask(fields, body, model.name)))
+            ids = await _ids(ask, model, tenant, gateway)
+            wants_texts = bool(fields.return_token_strs)
+            await held.take(count(ids) * (_ID_AND_TEXT_COST if wants_texts else _ID_COST), "the reply", _SHORTER)
+            texts = await _texts(ids, body, model, gateway) if wants_texts else None
+            return Response(200, await held.run(_reply(ids, model.context_tokens, texts)), _JSON)
 
     async def text_of(http: Request) -> Response:
         tenant = identify(http)
-        fields = converted(await read(http), DetokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
-        model = _model(fields.model, tenant, gateway)
-        text = await _text(fields.tokens, model, gateway)
-        return Response(200, msgspec.json.encode({"prompt": text}), _JSON)
+        with gateway.bodies.held(tenant.name) as held:
+            fields = await read(http, held, lambda body: _fields(body, DetokenizeBody))
+            model = _model(fields.model, tenant, gateway)
+            text = await _text(fields.tokens, model, gateway, held)
+            return Response(200, msgspec.json.encode({"prompt": text}), _JSON)
 
     routes.add("POST", TOKENIZE_PATH, tokens_of)
     routes.add("POST", DETOKENIZE_PATH, text_of)
@@ -96,36 +111,57 @@ def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
     return find_model(name, tenant, gateway)
 
 
-async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[int]:
+def _fields(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
+    return converted(body, kind, hints=_HINTS, elsewhere=_ELSEWHERE)
+
+
+async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> bytes:
     if ask.inputs == ("",):
         return await _ids_of_nothing(ask, model, gateway)
     (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
         raise _no_ids(model)
-    return unpack(tokens.token_ids).tolist()
+    return tokens.token_ids
 
 
-async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> list[int]:
+async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> bytes:
     """The ids of an empty text: special tokens, if any."""
     if (text := await gateway.sources.text_of(model)) is not None:
-        return unpack(b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")).tolist()
+        return b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")
     read = await first_reply(
         readers_of(model, gateway), lambda reader: reader.tokenize(ask.bodies[0], model=model.name)
     )
-    return [] if read is None else list(read.ids)
+    return b"" if read is None else pack(read.ids)
 
 
-async def _texts(ids: list[int], body: Mapping[str, Any], model: ServedModel, gateway: Gateway) -> list[str] | None:
+async def _texts(ids: bytes, body: Mapping[str, Any], model: ServedModel, gateway: Gateway) -> Iterable[str] | None:
     """The text of each of `ids`; None if neither the tokenizer nor a backend gives it."""
     if (text := await gateway.sources.text_of(model)) is not None:
-        return [text.tokenizer.token_of(token_id) for token_id in ids]
+        return map(text.tokenizer.token_of, unpack(ids))
     read = await first_reply(readers_of(model, gateway), lambda reader: reader.tokenize(body, model=model.name))
-    return None if read is None or read.texts is None else list(read.texts)
+    return None if read is None else read.texts
 
 
-async def _text(ids: list[int], model: ServedModel, gateway: Gateway) -> str:
+def _reply(ids: bytes, context_tokens: int | None, texts: Iterable[str] | None) -> Generator[int, None, bytes]:
+    """The reply as JSON, made in slices, as `tokens` and `token_strs` may have millions of elements."""
+    tokens = yield from _array(unpack(ids))
+    token_strs = b"null" if texts is None else (yield from _array(texts))
+    head = msgspec.json.encode({"count": count(ids), "max_model_len": context_tokens})
+    return b"".join((head[:-1], b',"tokens":', tokens, b',"token_strs":', token_strs, b"}"))
+
+
+def _array(values: Iterable[int | str]) -> Generator[int, None, bytes]:
+    parts, rest = list[bytes](), iter(values)
+    while some := list(islice(rest, _SLICE)):
+        parts.append(msgspec.json.encode(some)[1:-1])
+        yield len(parts[-1])
+    return b"[%b]" % b",".join(parts)
+
+
+async def _text(ids: list[int], model: ServedModel, gateway: Gateway, held: Held) -> str:
     if (text := await gateway.sources.text_of(model)) is not None:
-        return text.tokenizer.decode(pack(ids))
+        packed = await held.run(once(lambda: pack(ids)))
+        return await held.run(text.tokenizer.decoded_in_turns(packed))
     decoded = await first_reply(readers_of(model, gateway), lambda reader: reader.detokenize(ids, model=model.name))
     if decoded is None:
         raise _no_ids(model)

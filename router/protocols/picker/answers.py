@@ -12,6 +12,7 @@ import msgspec
 
 from backends.http.client import Answer
 from backends.http.errors import error_in_stream
+from backends.http.nonsense import nonsense
 from backends.http.sse import SseDecoder
 from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer
 from backends.openai.answer import OpenAIAnswer
@@ -57,7 +58,7 @@ class ResponseEvents:
             try:
                 deltas = list(self._hear(msgspec.json.decode(event.data)))
             except _MISSHAPEN as error:
-                raise _nonsense(self._backend, event.data) from error
+                raise nonsense(self._backend, event.data) from error
             yield from deltas
 
     def end(self) -> Iterator[Delta]:
@@ -102,7 +103,7 @@ class WholeAnswer:
         try:
             usage = _usage_of(msgspec.json.decode(self._whole)["usage"])
         except _MISSHAPEN as error:
-            raise _nonsense(self._backend, bytes(self._whole)) from error
+            raise nonsense(self._backend, bytes(self._whole)) from error
         self.is_over = True
         yield Delta(finish_reason="stop", usage=usage)
 
@@ -113,7 +114,3 @@ def _usage_of(usage: Mapping[str, Any]) -> Usage:
     prompt = int(usage.get("input_tokens") or 0) + cached + int(usage.get("cache_creation_input_tokens") or 0)
     details = usage.get("input_tokens_details") or {}
     return Usage(prompt, int(usage.get("output_tokens") or 0), cached or int(details.get("cached_tokens") or 0))
-
-
-def _nonsense(backend: str, data: bytes) -> BackendFailed:
-    return BackendFailed(f"invalid answer from {backend}: {data[:200].decode(errors='replace')}")

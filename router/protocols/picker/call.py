@@ -14,10 +14,11 @@ from backends.http.client import MOST_ERROR_BYTES, encoded
 from backends.http.json_members import maybe_twice
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.explain import Explanation
-from policies.nouns import ClusterView, Delta, Prompt
+from policies.nouns import ACCEPTED, ClusterView, Delta, Prompt
 from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.bid import Placed
+from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.identify import identify, key_in
@@ -32,7 +33,7 @@ from router.protocols.picker.endpoints import Reach
 from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.protocols.picker.phases import Head, Phases, ResponseHead
 from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import INLINE_BYTES, decode
+from router.protocols.reading import decode
 from router.protocols.status import retry_after
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ _OURS = ("authorization", "x-api-key", "accept-encoding")
 
 class PickedCall:
     """Caller and Carrier of one request: the gateway sends it to the backend and passes the answer on."""
+
+    continues = False
 
     def __init__(self, head: Head, phases: Phases, gateway: Gateway, *, deadline_s: float | None) -> None:
         headers = head.headers
@@ -62,7 +65,7 @@ class PickedCall:
     def __repr__(self) -> str:
         return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:
         """The parsed body. Raises InvalidRequest, RequestTooLarge."""
         if self._dialect is None or self._headers.get(":method", "POST") != "POST":
             what = f"{self._headers.get(':method', 'POST')} {self._path[:200]}"
@@ -70,8 +73,7 @@ class PickedCall:
         raw = await self._phases.body
         if self._headers.get("content-encoding", "identity") != "identity":
             raise InvalidRequest("the body cannot be read: it is compressed", hint="send it without content-encoding")
-        large = len(raw) > INLINE_BYTES
-        ask, self._body = await asyncio.to_thread(self._parsed, raw) if large else self._parsed(raw)
+        ask, self._body = await held.parse(raw, self._parsed)
         # all prompts of a call go to the backend of its longest prompt
         longest = max(range(len(ask.inputs)), key=lambda at: _size(ask.inputs[at]))
         return replace(
@@ -135,6 +137,7 @@ class PickedCall:
         if head.headers.get("content-encoding", "identity") != "identity":
             hint = "let the gateway compress after it has asked the picker"
             raise BackendFailed(f"the answer of {backend.name} is compressed and cannot be counted", hint=hint)
+        yield ACCEPTED
         is_streamed = head.headers.get("content-type", "").startswith("text/event-stream")
         reader = reader_of(self._path, backend.name, request, is_streamed=is_streamed)
         while not reader.is_over and (piece := await self._piece(backend, forward)) is not None:

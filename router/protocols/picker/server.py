@@ -20,6 +20,8 @@ from router.protocols.picker.call import PickedCall
 from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.protocols.picker.messages import Answer
 from router.protocols.picker.phases import OutOfOrder, Phases
+from tls.certificates import Certificates
+from tls.grpc_port import GrpcPort
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
@@ -34,14 +36,19 @@ Context = grpc.aio.ServicerContext[bytes, Any]
 
 
 class PickerServer:
-    """Serves one gateway's picker. `port` is set once it was started. `shared`: other processes listen there too."""
+    """Serves one gateway's picker. `port` is set once it was started. `shared`: other processes listen there too.
+    Without `certificates` it speaks plain text."""
 
-    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
+    def __init__(
+        self, gateway: Gateway, address: str, *, shared: bool = False, certificates: Certificates | None = None
+    ) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
+        self._shared = shared
         # a buffered body comes in one message; one that is too large must still be read to be rejected with a reason
         most_bytes = 2 * gateway.config.server.max_body_bytes + _MESSAGE_BYTES
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
+        self._port = GrpcPort(self._server, certificates)
         self._health = health.aio.HealthServicer()
         # messages are taken as bytes: if grpc parsed them, an invalid one would be an INTERNAL error of ours
         stream = grpc.stream_stream_rpc_method_handler
@@ -56,7 +63,7 @@ class PickerServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError or RuntimeError if the address is taken."""
-        self.port = self._server.add_insecure_port(self._address)
+        self.port = await self._port.open(self._address, shares_port=self._shared)
         await self.report_health()
         await self._server.start()
 
@@ -71,6 +78,7 @@ class PickerServer:
         """Reject new streams at once; end running ones after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        await self._port.close()
 
     async def process(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Pick an endpoint for one HTTP request, and follow it to the end of its response."""

@@ -5,24 +5,24 @@ Source: LMDeploy's proxy (lmdeploy/serve/proxy/proxy.py): POST /nodes/add, POST 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
-from aiohttp import web
 
 from backends.nesting import decode_json
+from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
 from policies.sla.config import PoolSpec
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
+from router.protocols.http.body import read_small_body
+from router.protocols.http.routes import Routes
 from router.protocols.registration.announced import address_in, pool_for, pools_of_kind
 
 T = TypeVar("T")
 
 LONGEST_TTL_S = 3600.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Announcement(msgspec.Struct):
@@ -46,20 +46,18 @@ class Node(msgspec.Struct):
     status: NodeStatus | None = None
 
 
-def announcements(gateway: Gateway) -> Sequence[web.RouteDef]:
-    """The routes, for an application that checks keys."""
-    return (
-        web.post("/backends/register", _registering(gateway)),
-        web.post("/backends/unregister", _unregistering(gateway)),
-        web.get("/backends/registered", _registered(gateway)),
-        web.post("/nodes/add", _adding(gateway)),
-        web.post("/nodes/remove", _removing(gateway)),
-        web.get("/nodes/status", _status(gateway)),
-    )
+def add_announcements(routes: Routes, gateway: Gateway) -> None:
+    """Add the calls to `routes` of a port that checks keys."""
+    routes.add("POST", "/backends/register", _registering(gateway))
+    routes.add("POST", "/backends/unregister", _unregistering(gateway))
+    routes.add("GET", "/backends/registered", _registered(gateway))
+    routes.add("POST", "/nodes/add", _adding(gateway))
+    routes.add("POST", "/nodes/remove", _removing(gateway))
+    routes.add("GET", "/nodes/status", _status(gateway))
 
 
 def _registering(gateway: Gateway) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         announcement = await _read(request, Announcement)
         if not 0 < announcement.ttl_s <= LONGEST_TTL_S:
             raise InvalidRequest(f"ttl_s is {announcement.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
@@ -71,7 +69,7 @@ def _registering(gateway: Gateway) -> Handler:
 
 
 def _unregistering(gateway: Gateway) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         announcement = await _read(request, Announcement)
         pool = _pool(gateway, announcement.pool)
         known = gateway.finding.registries[pool.name].unregister(address_in(pool, announcement.address))
@@ -81,14 +79,14 @@ def _unregistering(gateway: Gateway) -> Handler:
 
 
 def _registered(gateway: Gateway) -> Handler:
-    async def handle(_: web.Request) -> web.Response:
+    async def handle(_: Request) -> Response:
         return _json({pool: registry.known() for pool, registry in gateway.finding.registries.items()})
 
     return handle
 
 
 def _adding(gateway: Gateway) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         node = await _read(request, Node)
         pool = pool_for(gateway, "lmdeploy", (node.status and node.status.models) or ())
         gateway.finding.registries[pool.name].register(address_in(pool, node.url))
@@ -98,9 +96,9 @@ def _adding(gateway: Gateway) -> Handler:
 
 
 def _removing(gateway: Gateway) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         # older servers send it in the query
-        url = request.query.get("node_url") or (await _read(request, Node)).url
+        url = dict(parse_qsl(request.query)).get("node_url") or (await _read(request, Node)).url
         for pool in pools_of_kind(gateway, "lmdeploy"):
             gateway.finding.registries[pool.name].unregister(address_in(pool, url))
         return _json("Deleted successfully")
@@ -109,7 +107,7 @@ def _removing(gateway: Gateway) -> Handler:
 
 
 def _status(gateway: Gateway) -> Handler:
-    async def handle(_: web.Request) -> web.Response:
+    async def handle(_: Request) -> Response:
         models = {
             pool.name: sorted({*pool.models.values(), *filter(None, [pool.model])})
             for pool in pools_of_kind(gateway, "lmdeploy")
@@ -133,12 +131,12 @@ def _pool(gateway: Gateway, name: str) -> PoolSpec:
     return gateway.config.pools[name]
 
 
-async def _read(request: web.Request, kind: type[T]) -> T:
+async def _read(request: Request, kind: type[T]) -> T:
     try:
-        return decode_json(await request.read(), kind)
+        return decode_json(await read_small_body(request), kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body cannot be read: {error}") from error
 
 
-def _json(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+def _json(body: Any) -> Response:
+    return Response(200, msgspec.json.encode(body), {"Content-Type": "application/json"})

@@ -9,16 +9,18 @@ Source: FastChat 0.2.36, its controller's HTTP API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
 from backends.nesting import decode_json
+from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
 from router.call.gateway import Gateway
+from router.protocols.http.body import read_small_body
+from router.protocols.http.routes import Routes
 from router.protocols.registration.announced import address_in, pool_for, pools_of_kind
 from router.protocols.registration.fastchat_workers import Worker, Workers
 
@@ -78,7 +80,7 @@ class FastChatPools:
 class FastChatController:
     """Serves `workers` to FastChat. `ask` reads the status of a worker that registers without one.
 
-    Workers without heart beats are removed every `look_every_s`.
+    An async context manager: while it is entered, workers without heart beats are removed every `look_every_s`.
     """
 
     def __init__(
@@ -92,33 +94,33 @@ class FastChatController:
         self.workers = workers
         self._ask, self._sleep, self._look_every_s = ask or self._get_status, sleep, look_every_s
         self._http: aiohttp.ClientSession | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<FastChatController of {self.workers!r}>"
 
-    def add_to(self, app: web.Application) -> None:
-        """Add the routes to `app`, which checks keys; workers expire while it runs."""
-        app.add_routes(
-            [
-                web.post("/register_worker", self._register),
-                web.post("/receive_heart_beat", self._beat),
-                web.post("/refresh_all_workers", self._refresh),
-                web.post("/get_worker_address", self._address),
-                web.post("/list_models", self._list(None)),
-                web.post("/list_multimodal_models", self._list(True)),
-                web.post("/list_language_models", self._list(False)),
-                web.post("/worker_get_status", self._status),
-                web.get("/test_connection", self._test),
-            ]
-        )
-        app.cleanup_ctx.append(self._running)
+    def add_to(self, routes: Routes) -> None:
+        """Add the calls to `routes` of a port that checks keys."""
+        routes.add("POST", "/register_worker", self._register)
+        routes.add("POST", "/receive_heart_beat", self._beat)
+        routes.add("POST", "/refresh_all_workers", self._refresh)
+        routes.add("POST", "/get_worker_address", self._address)
+        routes.add("POST", "/list_models", self._list(None))
+        routes.add("POST", "/list_multimodal_models", self._list(True))
+        routes.add("POST", "/list_language_models", self._list(False))
+        routes.add("POST", "/worker_get_status", self._status)
+        routes.add("GET", "/test_connection", self._test)
 
-    async def _running(self, app: web.Application) -> AsyncIterator[None]:  # noqa: ARG002
+    async def __aenter__(self) -> FastChatController:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_STATUS_S))
-        looking = asyncio.create_task(self._keep_looking(), name="expiry of FastChat workers")
-        yield
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        self._looking = asyncio.create_task(self._keep_looking(), name="expiry of FastChat workers")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._looking is not None
+        assert self._http is not None
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
         await self._http.close()
 
     async def _keep_looking(self) -> None:
@@ -126,7 +128,7 @@ class FastChatController:
             await self._sleep(self._look_every_s)
             self.workers.expire()
 
-    async def _register(self, request: web.Request) -> web.Response:
+    async def _register(self, request: Request) -> Response:
         registration = await _read(request, _Registration)
         address = registration.worker_name
         if not address.startswith(("http://", "https://")) or len(address) > 500:
@@ -134,9 +136,9 @@ class FastChatController:
         status = registration.worker_status or await self._ask(address)
         if status is not None:
             self.workers.register(_worker(registration, status))
-        return web.json_response(None)
+        return _json(None)
 
-    async def _refresh(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def _refresh(self, request: Request) -> Response:  # noqa: ARG002
         known = tuple(self.workers.known.values())
         statuses = await asyncio.gather(*(self._ask(worker.address) for worker in known))
         for worker, status in zip(known, statuses, strict=True):
@@ -145,26 +147,26 @@ class FastChatController:
             else:
                 registration = _Registration(worker.address, worker.beats, status, worker.is_multimodal)
                 self.workers.register(_worker(registration, status))
-        return web.json_response(None)
+        return _json(None)
 
-    async def _beat(self, request: web.Request) -> web.Response:
+    async def _beat(self, request: Request) -> Response:
         beat = await _read(request, _Beat)
-        return web.json_response({"exist": self.workers.beat(beat.worker_name, beat.queue_length)})
+        return _json({"exist": self.workers.beat(beat.worker_name, beat.queue_length)})
 
-    async def _address(self, request: web.Request) -> web.Response:
+    async def _address(self, request: Request) -> Response:
         wanted = await _read(request, _Wanted)
-        return web.json_response({"address": self.workers.address_for(wanted.model)})
+        return _json({"address": self.workers.address_for(wanted.model)})
 
-    def _list(self, multimodal: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def listed(request: web.Request) -> web.Response:  # noqa: ARG001
-            return web.json_response({"models": self.workers.models(multimodal=multimodal)})
+    def _list(self, multimodal: bool | None) -> Handler:
+        async def listed(request: Request) -> Response:  # noqa: ARG001
+            return _json({"models": self.workers.models(multimodal=multimodal)})
 
         return listed
 
-    async def _status(self, request: web.Request) -> web.Response:  # noqa: ARG002
+    async def _status(self, request: Request) -> Response:  # noqa: ARG002
         """The sum of all workers' statuses, in the shape of one worker's."""
         all_of_them = self.workers.known.values()
-        return web.json_response(
+        return _json(
             {
                 "model_names": self.workers.models(),
                 "speed": sum(worker.speed for worker in all_of_them),
@@ -172,11 +174,11 @@ class FastChatController:
             }
         )
 
-    async def _test(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.json_response("success")
+    async def _test(self, request: Request) -> Response:  # noqa: ARG002
+        return _json("success")
 
     async def _get_status(self, address: str) -> _Status | None:
-        assert self._http is not None, "the app runs"
+        assert self._http is not None, "it was entered"
         try:
             async with self._http.post(f"{address}/worker_get_status", allow_redirects=False) as reply:
                 if reply.status != 200:
@@ -197,9 +199,13 @@ def _worker(registration: _Registration, status: _Status) -> Worker:
     )
 
 
-async def _read(request: web.Request, kind: type[Any]) -> Any:
+async def _read(request: Request, kind: type[Any]) -> Any:
     """The body as a `kind`. Raises InvalidRequest."""
     try:
-        return decode_json(await request.read(), kind)
+        return decode_json(await read_small_body(request), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not a message of a FastChat worker: {error}") from error
+
+
+def _json(body: Any) -> Response:
+    return Response(200, msgspec.json.encode(body), {"Content-Type": "application/json"})

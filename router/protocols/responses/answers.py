@@ -114,6 +114,9 @@ class ResponseStream:
     def begin(self, prompt_tokens: int) -> None:
         """Do nothing: usage comes at the end."""
 
+    def resume(self, raw: bytes, characters: int) -> None:
+        """Do nothing: no answer of this dialect is continued behind a backend's own events."""
+
     def progress(self, text: str) -> bytes:
         """A comment."""
         return comment(text)

@@ -12,10 +12,14 @@ from pathlib import Path
 
 from policies.errors import ConfigError, Unavailable
 from policies.keys import NO_KEYS, KeyBook
+from router.regular_file import read_regular
 from router.shared.keys.base import Edit
 from router.shared.keys.lines import decode, encode
 
 Stamp = tuple[int, int, int]
+
+_MOST_FILE_BYTES = 64 << 20
+"""Of a file with some 200,000 keys."""
 
 
 class FileKeys:
@@ -74,7 +78,7 @@ class FileKeys:
 
     def _read(self) -> KeyBook:
         try:
-            return decode(self._path.read_bytes(), str(self._path))
+            return decode(read_regular(self._path, _MOST_FILE_BYTES), str(self._path))
         except FileNotFoundError as error:
             if self._stamp is not None:
                 raise self._away("read", error) from error

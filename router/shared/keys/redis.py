@@ -13,8 +13,10 @@ from policies.errors import ConfigError, Unavailable
 from policies.keys import NO_KEYS, KeyBook
 from router.shared.keys.base import Edit
 from router.shared.keys.lines import decode, encode
+from router.shared.redis_tls import use_certificates
 from router.shared.store.base import StoreFailed
 from router.shared.store.redis import faults
+from tls.certificates import Certificates
 
 PATIENCE_S = 1.0
 """Deadline of one call to the server. No request waits for it, but operators do."""
@@ -40,11 +42,17 @@ class RedisKeys:
     """
 
     def __init__(
-        self, url: str, *, key: str = "pointsman:keys", on_event: Callable[[str], None] = lambda _: None
+        self,
+        url: str,
+        *,
+        key: str = "pointsman:keys",
+        on_event: Callable[[str], None] = lambda _: None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._redis = redis.asyncio.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
         )
+        use_certificates(self._redis.connection_pool, certificates)
         self._key, self._on_event = key, on_event
         self._put = self._redis.register_script(_PUT)
         self._revision, self._seen = -1, NO_KEYS

@@ -16,7 +16,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from router.fleet.feeds.relay import MOST_KEPT, MOST_KEPT_BYTES, Relayed, RelayForgot
+from router.shared.redis_tls import use_certificates
 from router.shared.store.redis import MUTE_S
+from tls.certificates import Certificates
 
 _CLAIM = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
@@ -75,12 +77,12 @@ class RedisRelay:
         return f"<RedisRelay at {self._prefix}>"
 
     @classmethod
-    def at(cls, url: str, *, prefix: str = "pointsman:feeds:") -> RedisRelay:
+    def at(cls, url: str, *, prefix: str = "pointsman:feeds:", certificates: Certificates | None = None) -> RedisRelay:
         """A relay at `url`; the server need not be reachable yet."""
         retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
-        return cls(
-            Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s), prefix=prefix
-        )
+        redis = Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s)
+        use_certificates(redis.connection_pool, certificates)
+        return cls(redis, prefix=prefix)
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
         """See Relay."""

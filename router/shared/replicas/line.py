@@ -10,8 +10,10 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from router.shared.redis_tls import use_certificates
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import MUTE_S, faults
+from tls.certificates import Certificates
 
 KEPT_S = 3600
 """Keys without a write expire after this time."""
@@ -20,10 +22,11 @@ KEPT_S = 3600
 class RedisLine:
     """One connection to the server at `url`, without deadlines and retries."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, certificates: Certificates | None = None) -> None:
         self._redis = redis.asyncio.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_timeout=MUTE_S, socket_connect_timeout=MUTE_S
         )
+        use_certificates(self._redis.connection_pool, certificates)
 
     @asynccontextmanager
     async def pipe(self) -> AsyncIterator[Any]:

@@ -114,6 +114,11 @@ class Replicas:
         return self._is_current and self._is_whole
 
     @property
+    def routers(self) -> int:
+        """How many routers are known, this one included."""
+        return 1 + len(self._peers)
+
+    @property
     def state(self) -> str:
         """`exact` or `approximate`, as shown to operators."""
         return "exact" if self.is_exact else "approximate"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.shared.replicas.line import KEPT_S, RedisLine
+from tls.certificates import Certificates
 
 _UNFINISHED_S, _OUTDATED_S = 60, 30
 """Pieces of an unfinished or outdated snapshot expire after this time; a router may still be reading them."""
@@ -46,8 +47,10 @@ class Shelf(Protocol):
 class RedisShelf:
     """A shelf at `url`, on one connection, without deadlines and retries."""
 
-    def __init__(self, url: str, *, key: str = "pointsman:replicas:snapshot") -> None:
-        self._line, self._key = RedisLine(url), key
+    def __init__(
+        self, url: str, *, key: str = "pointsman:replicas:snapshot", certificates: Certificates | None = None
+    ) -> None:
+        self._line, self._key = RedisLine(url, certificates), key
 
     def __repr__(self) -> str:
         return f"<RedisShelf {self._key}>"

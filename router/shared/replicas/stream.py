@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from router.shared.replicas.line import KEPT_S, RedisLine
 from router.shared.store.base import StoreFailed
 from router.shared.store.redis import faults
+from tls.certificates import Certificates
 
 START = "0-0"
 """A position before every possible entry."""
@@ -71,8 +72,16 @@ class Stream(Protocol):
 class RedisStream:
     """A stream at `url`, on one connection, without deadlines and retries. `by` is the writer's name."""
 
-    def __init__(self, url: str, by: str, *, key: str = "pointsman:replicas", most: int = MOST_ENTRIES) -> None:
-        self._line, self._by, self._key, self._most = RedisLine(url), by, key, most
+    def __init__(
+        self,
+        url: str,
+        by: str,
+        *,
+        key: str = "pointsman:replicas",
+        most: int = MOST_ENTRIES,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._line, self._by, self._key, self._most = RedisLine(url, certificates), by, key, most
 
     def __repr__(self) -> str:
         return f"<RedisStream {self._key}>"

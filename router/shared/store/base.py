@@ -57,3 +57,11 @@ class QuotaStore(Protocol):
     async def close(self) -> None:
         """Close connections. Open reservations stay until they lapse."""
         ...
+
+
+class SharedStore(QuotaStore, Protocol):
+    """A store that a router may lose for a while, and then admits requests by itself."""
+
+    async def grant(self, reservation: Reservation) -> None:
+        """Take a reservation that the router has granted by itself, into debt if necessary."""
+        ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from policies.errors import Overloaded
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, meters, share
 from policies.quota.ledger import KEPT_S, Ledger
-from router.shared.store.base import Fault, QuotaStore, StoreFailed
+from router.shared.store.base import Fault, SharedStore, StoreFailed
 from router.shared.store.calls import Calls
 from router.supervise import supervise
 
@@ -56,23 +56,29 @@ class GuardedStore:
     """Asks `shared` within a deadline; while it is away, grants this router's own share of the limits.
 
     After one failure the shared store counts as away: no request waits for it until a background task has reached it
-    again and sent the owed settlements. The local ledger is charged for everything that this router admits, and learns
-    from every answer what all routers used, so that its share is up to date when it is needed. Settlements always go
-    through the background task: no request waits for them, and a cancelled one settles all the same.
+    again and sent the owed settlements and what was granted meanwhile. The local ledger is charged for everything that
+    this router admits, and learns from every answer what all routers used, so that its share is up to date when it is
+    needed. Settlements always go through the background task: no request waits for them, and a cancelled one settles
+    all the same.
+
+    The limits are divided by the number of `replicas` in the options or, if that is more, by that of the `routers` that
+    were known when the shared store last answered.
 
     `on_event` gets `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
     """
 
     def __init__(
         self,
-        shared: QuotaStore,
+        shared: SharedStore,
         *,
         clock: Callable[[], float],
         options: GuardOptions | None = None,
         on_event: Callable[[str], None] = lambda _: None,
+        routers: Callable[[], int] = lambda: 1,
     ) -> None:
         self._shared, self._clock, self._on_event = shared, clock, on_event
         self._options = options or GuardOptions()
+        self._count_routers, self._routers = routers, self._options.replicas
         self._local = Ledger()
         self._calls = Calls(self._options.deadline_s)
         self._open: dict[str, Reservation] = {}
@@ -178,11 +184,12 @@ class GuardedStore:
 
     def _remember(self, asked: Reservation, answer: Reservation | Refused) -> None:
         """Charge the local ledger as if it had been asked, and for this router's share of the others' usage."""
+        self._routers = max(self._options.replicas, self._count_routers())
         own, now = self._own(asked), self._clock()
         if isinstance(answer, Reservation):
             self._local.grant(own, now=now)
             self._open[answer.id] = answer
-        levels = [-(-level // self._options.replicas) for level in answer.levels]
+        levels = [-(-level // self._routers) for level in answer.levels]
         self._local.learn(own.descriptors, levels, now=now)
 
     def _alone(self, asked: Reservation) -> Reservation | Refused:
@@ -210,7 +217,7 @@ class GuardedStore:
         return replace(reservation, descriptors=self._shares(reservation.descriptors))
 
     def _shares(self, descriptors: Sequence[Descriptor]) -> tuple[Descriptor, ...]:
-        return tuple(share(descriptor, self._options.replicas) for descriptor in descriptors)
+        return tuple(share(descriptor, self._routers) for descriptor in descriptors)
 
     def _owe(self, reservation: Reservation, charge: Charge) -> None:
         if len(self._owed) >= self._options.most_owed:
@@ -231,6 +238,7 @@ class GuardedStore:
                 if self.is_away or _now() >= self._renew_at:
                     await self._renew_open()
                 await self._pay()
+                await self._report_granted()
             except StoreFailed as failure:
                 self._lost(failure.fault)
                 continue
@@ -257,6 +265,14 @@ class GuardedStore:
         for reservations in by_tenant.values() or ([],):
             await self._calls.run(self._shared.renew(reservations))
         self._renew_at = _now() + self._options.renew_every_s
+
+    async def _report_granted(self) -> None:
+        """Have the shared store count the running requests that it has not seen, before it admits more beside them."""
+        while found := [each for each in self._open.values() if each.is_local]:
+            for reservation in found:
+                await self._calls.run(self._shared.grant(reservation))
+                if reservation.id in self._open:
+                    self._open[reservation.id] = replace(reservation, is_local=False)
 
     async def _pay(self) -> None:
         """Send the settlements owed now, oldest first; later ones wait, so that renewing gets its turn."""

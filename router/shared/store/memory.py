@@ -25,6 +25,10 @@ class MemoryStore:
         """See QuotaStore."""
         self._ledger.settle(reservation, charge, now=self._clock())
 
+    async def grant(self, reservation: Reservation) -> None:
+        """See SharedStore."""
+        self._ledger.grant(reservation, now=self._clock())
+
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""
         self._ledger.renew([reservation.id for reservation in reservations], now=self._clock())

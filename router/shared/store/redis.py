@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from policies.quota.budget import (
     Charge,
     Descriptor,
+    Meter,
     Refused,
     Reservation,
     Standing,
@@ -23,8 +24,10 @@ from policies.quota.budget import (
     standing_of,
 )
 from policies.quota.ledger import KEPT_S, milliseconds
+from router.shared.redis_tls import use_certificates
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING
+from tls.certificates import Certificates
 
 CONNECTIONS = 6
 """Most connections of one router; a call that finds none free waits for one."""
@@ -33,6 +36,9 @@ MUTE_S = 5.0
 """A connection without data for this long is closed, if its caller has not given up before."""
 
 _REFUSALS = (failures.AuthenticationError, failures.ResponseError)
+
+_MOST_LEVEL = 2**53
+"""Above every level: beyond it the numbers of the scripts would not be exact."""
 
 LEASE_S = 60.0
 """A reservation that is not renewed for this long lapses: its router is gone."""
@@ -46,7 +52,13 @@ class RedisStore:
     """
 
     def __init__(
-        self, url: str, *, prefix: str = "pointsman", lease_s: float = LEASE_S, clock: Callable[[], float] | None = None
+        self,
+        url: str,
+        *,
+        prefix: str = "pointsman",
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
@@ -56,6 +68,7 @@ class RedisStore:
             socket_timeout=MUTE_S,
             socket_connect_timeout=MUTE_S,
         )
+        use_certificates(pool, certificates)
         self._redis = redis.asyncio.Redis(connection_pool=pool)
         self._prefix, self._lease_ms, self._clock = prefix, milliseconds(lease_s), clock
         register = self._redis.register_script
@@ -67,21 +80,33 @@ class RedisStore:
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore."""
-        metered = meters(asked.descriptors)
-        arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
-        for meter in metered:
-            amount = meter.amount(asked.charge)
-            arguments += [meter.name, meter.rate, meter.capacity, meter.need(amount), amount]
-        with faults():
-            reply = await self._reserve(self._keys(asked.descriptors), arguments)
-        fits, now_ms, *found = _integers(reply, 2 + len(metered))
-        levels = list(zip(metered, found, strict=True))
+        fits, now_ms, levels = await self._taken(asked, is_granted=False)
         if fits:
             return granted(asked, levels, now_ms=now_ms)
         refused = refusal(levels, asked.charge, now_ms=now_ms)
         if refused is None:
-            raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {reply!r}")
+            raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
         return refused
+
+    async def grant(self, reservation: Reservation) -> None:
+        """See SharedStore."""
+        fits, _, _ = await self._taken(reservation, is_granted=True)
+        if not fits:
+            raise StoreFailed(Fault.NONSENSE, "it rejects a reservation that was granted")
+
+    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[tuple[Meter, int]]]:
+        """Whether `asked` was taken, the time in milliseconds, and the level of each meter."""
+        metered = meters(asked.descriptors)
+        arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
+        for meter in metered:
+            amount = meter.amount(asked.charge)
+            # what has been granted needs no room
+            capacity, need = (_MOST_LEVEL, 0) if is_granted else (meter.capacity, meter.need(amount))
+            arguments += [meter.name, meter.rate, capacity, need, amount]
+        with faults():
+            reply = await self._reserve(self._keys(asked.descriptors), arguments)
+        fits, now_ms, *found = _integers(reply, 2 + len(metered))
+        return fits, now_ms, list(zip(metered, found, strict=True))
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore."""
@@ -147,6 +172,11 @@ def faults() -> Iterator[None]:
         # redis-py reports a rejected password as a failed connection
         is_refused = any(isinstance(each, _REFUSALS) for each in (error, error.__cause__))
         raise StoreFailed(Fault.REFUSING if is_refused else Fault.GONE, str(error)) from error
+    except RuntimeError as error:
+        # uvloop, for a write to a connection that was reset
+        if "handler is closed" not in str(error):
+            raise
+        raise StoreFailed(Fault.GONE, str(error)) from error
     except failures.ResponseError as error:
         # Redis 6 reports full memory inside the script's own error
         is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)

@@ -20,6 +20,7 @@ def listening(
     grpc: str | None,
     admin: str | None,
     picker: str | None = None,
+    metrics: str | None = None,
     *,
     usual_admin: bool = False,
 ) -> Config:
@@ -35,6 +36,7 @@ def listening(
         grpc=None if grpc == "off" else grpc or config.server.grpc,
         admin=None if operators == "off" else operators,
         picker=picker or config.server.picker,
+        metrics=metrics or config.server.metrics,
     )
     return replace(config, server=server)
 

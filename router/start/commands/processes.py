@@ -12,13 +12,14 @@ from pathlib import Path
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
+from policies.sla.server import OPEN
 from router.operate.telemetry.decision_log import STANDARD_OUTPUT
 
 SETTLED_S = 3.0
-"""If a process ends this soon after its first start, it will fail each time: all processes end."""
+"""If a process ends by itself this soon after its first start, it will fail each time: all processes end."""
 
 PAUSE_S = 1.0
-"""Time from the end of a process to its restart."""
+"""Time from the end of a process that did not run for SETTLED_S to its restart. Others are restarted at once."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,16 +62,19 @@ class Processes:
             code = await self._once(number)
             if self._stopped.is_set():
                 return
-            if is_first and loop.time() - began < SETTLED_S:
+            is_settled = loop.time() - began >= SETTLED_S
+            # a negative code is a signal: a process that was killed did not fail
+            if is_first and not is_settled and code >= 0:
                 self._say(f"process {number} ended with {code} right after its start")
                 self.failed = True
                 self.pass_on(signal.SIGTERM)
                 return
             is_first = False
             self._say(f"process {number} ended with {code} and is restarted")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S):
-                    await self._stopped.wait()
+            if not is_settled:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PAUSE_S):
+                        await self._stopped.wait()
 
     async def _once(self, number: int) -> int:
         command = (*self._command, "--process", f"{number}/{self._count}")
@@ -116,14 +120,20 @@ def require_shareable(config: Config) -> None:
 
 
 def as_process(config: Config, number: int, count: int) -> Config:
-    """`config` for process `number` of `count`: an admin port and a decision log of its own, and its share of each
-    limit."""
+    """`config` for process `number` of `count`: ports for operators and metrics and a decision log of its own, and its
+    share of each limit."""
     server, store = config.server, config.store
     if server.admin is not None:
-        host, _, port = server.admin.rpartition(":")
-        server = replace(server, admin=f"{host}:{int(port) + number}")
+        server = replace(server, admin=_next(server.admin, number))
+    if server.metrics not in (None, OPEN):
+        server = replace(server, metrics=_next(server.metrics, number))
     if server.decision_log is not None:
         log = Path(server.decision_log)
         # not as a suffix: the log numbers full files there
         server = replace(server, decision_log=str(log.with_stem(f"{log.stem}-{number}")))
     return replace(config, server=server, store=replace(store, replicas=store.replicas * count))
+
+
+def _next(address: str, number: int) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + number}"

@@ -10,7 +10,11 @@ import msgspec
 from policies.sla.config import Option
 from shards.__main__ import shard
 
-_NOT_FOR_POOLS = {"model", "listen", "name", "supervised", "register", "pool", "advertise", "register_key"}
+_NOT_FOR_POOLS = {
+    *("model", "listen", "name", "supervised"),
+    *("register", "pool", "advertise", "register_key", "register_ca"),
+    *("tls_cert", "tls_key", "tls_client_ca", "tls_pin", "tls_min_version"),
+}
 """Options that the pool itself sets, and options without use beside a router."""
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.sla.config import Config
+from policies.sla.server import OPEN
 from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
 from router.operate.telemetry.logs import LogOptions, log_to
@@ -28,7 +29,9 @@ from router.start.commands.overrides import USUAL_ADMIN
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
 from router.start.commands.shard_options import link_options, shard_flags
 from router.start.config_file import Contents
+from router.start.descriptors import raise_descriptor_limit
 from router.start.preflight import require_startable
+from router.start.tls import ports_in_clear
 
 
 class Files(NamedTuple):
@@ -47,9 +50,13 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
     """
     console = Console(stderr=True)
     log_to(console, log)
+    raise_descriptor_limit()
     if process is not None:
         config = as_process(config, *place_of(process))
     require_startable(config, shares_ports=process is not None)
+    if (in_clear := ports_in_clear(config)) and (process is None or place_of(process)[0] == 0):
+        places = " and ".join(in_clear)
+        console.print(f"Keys reach {places} in clear text: write server.tls, or let a proxy or mesh do TLS.")
     uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
 
 
@@ -62,8 +69,8 @@ def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
             f"[bold]{count} processes without `store:`[/] share no state: each counts limits "
             "alone and learns alone which prompts are cached. With store: {redis: ...} in the file they share both."
         )
-    if config.server.admin is None:
-        console.print("Without `server.admin` each request to /metrics shows only one of the processes.")
+    if config.server.admin is None and config.server.metrics in (None, OPEN):
+        console.print("Without `server.admin` or an address in `server.metrics`, /metrics shows one of the processes.")
     return uvloop.run(run_processes(arguments, count, console.print))
 
 
@@ -178,18 +185,21 @@ def greet(console: Console, config: Config, router: Router) -> None:
     """Print the router's addresses and an example command."""
     models = sorted(router.models())
     console.print(f"[bold]Pointsman[/] serves {', '.join(models) or 'no model yet'}")
-    console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")
+    console.print(f"  HTTP  {router.http_url}/v1{_metrics(router)}")
     if router.grpc_address:
         console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
     if router.admin is not None:
-        console.print(
-            f"  dashboard  http://{router.admin}/dashboard   (in a terminal: pointsman top{_where(router.admin)})"
-        )
+        url = f"{router.scheme('admin')}://{router.admin}"
+        console.print(f"  dashboard  {url}/dashboard   (in a terminal: pointsman top{_where(router.admin)})")
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
     console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
+
+
+def _metrics(router: Router) -> str:
+    return "" if router.metrics_url is None else f"   (metrics: {router.metrics_url})"
 
 
 def _where(admin: Address) -> str:

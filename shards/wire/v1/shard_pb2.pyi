@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "prompt", "pace", "cancel", "pin", "unpin", "clear")
+    __slots__ = ("hello", "submit", "prompt", "pace", "cancel", "pin", "unpin", "clear", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Command(_message.Message):
     PIN_FIELD_NUMBER: _ClassVar[int]
     UNPIN_FIELD_NUMBER: _ClassVar[int]
     CLEAR_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     prompt: Prompt
@@ -25,16 +26,23 @@ class Command(_message.Message):
     pin: Pin
     unpin: Unpin
     clear: Clear
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("router",)
+    __slots__ = ("router", "heartbeat_ms")
     ROUTER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     router: str
-    def __init__(self, router: _Optional[str] = ...) -> None: ...
+    heartbeat_ms: int
+    def __init__(self, router: _Optional[str] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible")
+    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +54,7 @@ class Submit(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt_tokens: int
     max_new_tokens: int
@@ -57,7 +66,8 @@ class Submit(_message.Message):
     sampling: Sampling
     trace: str
     preemptible: bool
-    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ...) -> None: ...
+    answered_tokens: int
+    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "top_logprobs", "logit_bias", "min_new_tokens", "grammar")
@@ -211,7 +221,7 @@ class CacheAnswer(_message.Message):
     def __init__(self, call: _Optional[int] = ..., blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache", "shapes_answers")
+    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache", "shapes_answers", "heartbeat_ms", "continues_answers")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +235,8 @@ class Welcome(_message.Message):
     SNAPSHOT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_CACHE_FIELD_NUMBER: _ClassVar[int]
     SHAPES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     shard: str
     model: str
     block_tokens: int
@@ -238,7 +250,9 @@ class Welcome(_message.Message):
     snapshot_follows: bool
     keeps_cache: bool
     shapes_answers: bool
-    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ..., shapes_answers: _Optional[bool] = ...) -> None: ...
+    heartbeat_ms: int
+    continues_answers: bool
+    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ..., shapes_answers: _Optional[bool] = ..., heartbeat_ms: _Optional[int] = ..., continues_answers: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "choice", "count", "token_ids", "logprobs")

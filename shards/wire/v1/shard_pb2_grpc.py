@@ -50,7 +50,8 @@ class ShardServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """One stream per router. The first report carries `welcome`; every later one belongs to one engine step.
+        """One stream per router. The first report carries `welcome`; every later one belongs to one engine step, or is sent
+        because nothing else was for the heartbeat's interval.
         Closing the stream cancels every request that was submitted on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -87,6 +87,12 @@ def test_each_error_code_has_its_error(code: int, kind: type[ExpectedError]) -> 
     assert type(failure.value) is kind
 
 
+def test_of_a_long_error_text_the_client_gets_2000_characters() -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        read(a_frame(text="x" * 3000, error_code=40001))
+    assert str(failure.value) == "x" * 2000
+
+
 @pytest.mark.parametrize(
     "data", [b"{\0", b"[1]\0", b'{"text":"a"}\0', b"5\0", GOLDEN[:200], b"", a_frame(finish_reason="abort")]
 )

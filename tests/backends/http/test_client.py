@@ -20,7 +20,7 @@ from backends.http.client import (
     encoded,
 )
 from policies.errors import BackendFailed, DeadlineExceeded, InvalidRequest
-from policies.nouns import Delta
+from policies.nouns import ACCEPTED, Delta
 from tests.shards.attached import eventually
 from tests.standins.standin import StandIn, running
 
@@ -159,6 +159,10 @@ async def test_the_deadline_is_the_clients_and_silence_the_servers_fault() -> No
             await answer_to(client, b"?")
 
 
+def test_an_answer_has_no_more_time_than_the_client_gives_all_unless_its_kind_needs_it() -> None:
+    assert an_exchange(b"?").quiet_s == 0.0
+
+
 async def test_what_is_left_in_the_middle_is_aborted_and_what_finished_is_not() -> None:
     abort = Post("/abort", b"{}")
     async with a_client() as (client, server):
@@ -181,7 +185,7 @@ async def test_closing_waits_for_aborts_that_are_under_way() -> None:
 async def test_what_a_close_ends_is_not_aborted_too() -> None:
     async with a_client() as (client, server):
         deltas = client.stream(an_exchange(b"more?", Post("/abort", b"{}")), {}, None)
-        await anext(deltas)
+        assert [(await anext(deltas)) is ACCEPTED for _ in range(2)] == [True, False]
         await client.close()
         with pytest.raises(BackendFailed):
             await anext(deltas)
@@ -207,9 +211,11 @@ async def test_a_new_connection_that_breaks_is_a_failure_and_nothing_is_sent_twi
         await client.close()
 
 
-@pytest.mark.parametrize(("path", "message"), [("/large", "more than"), ("/slow", "cannot be reached")])
-async def test_a_page_is_bounded_in_size_and_time(path: str, message: str) -> None:
-    async with a_client(probe_s=0.2) as (client, _):
+@pytest.mark.parametrize(
+    ("path", "probe_s", "message"), [("/large", 30.0, "more than"), ("/slow", 0.2, "cannot be reached")]
+)
+async def test_a_page_is_bounded_in_size_and_time(path: str, probe_s: float, message: str) -> None:
+    async with a_client(probe_s=probe_s) as (client, _):
         with pytest.raises(BackendFailed, match=message):
             await client.get(path)
 

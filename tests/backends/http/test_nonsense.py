@@ -10,10 +10,11 @@ import pytest
 from backends.fastchat.answer import FastChatAnswer
 from backends.http.client import Answer
 from backends.http.generate_answer import GenerateAnswer
-from backends.http.nonsense import reported_usage
+from backends.http.nonsense import nonsense, reported_usage
 from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import AnthropicAnswer
 from backends.ollama.answer import OllamaAnswer
+from backends.openai.passed import Ear, PassedWhole
 from backends.tgi.answer import TGIAnswer
 from backends.triton.answer import TritonAnswer
 from policies.errors import BackendFailed
@@ -81,6 +82,39 @@ def a_generation() -> GenerateAnswer:
 def test_counts_and_places_that_cannot_be_are_nonsense(answer: Answer, data: bytes) -> None:
     with pytest.raises(BackendFailed):
         heard(answer, [data])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"text": "the secret answ',
+        b'{"the secret answer": 1, "choices": {"the secret": "answer"}}',
+        b'"the secret answer"',
+        b'["the secret answer"]',
+        b"the secret answer",
+        b"\xff the secret answer",
+        b"[" * 100_000 + b'"the secret answer"',
+    ],
+)
+def test_an_error_does_not_quote_what_may_be_an_answer(data: bytes) -> None:
+    assert "secret" not in str(nonsense("b", data))
+    for answer, sent in (
+        (a_generation(), b"data: " + data + b"\n\n"),
+        (AnthropicAnswer("b"), b"data: " + data + b"\n\n"),
+        (OllamaAnswer("b"), data + b"\n"),
+        (FastChatAnswer("b"), data + b"\0"),
+        (PassedWhole(Ear("b", a_request())), data),
+    ):
+        with pytest.raises(BackendFailed) as failure:
+            heard(answer, [sent])
+        assert "secret" not in str(failure.value)
+
+
+def test_an_error_has_the_shape_of_what_came() -> None:
+    assert str(nonsense("b", b'{"choices": 1, "x": 2}')) == (
+        "b answered nonsense: an object with choices, 1 other fields, in 22 bytes of JSON"
+    )
+    assert str(nonsense("b", b"[]")) == "b answered nonsense: a list, in 2 bytes of JSON"
 
 
 def test_a_count_that_is_not_reported_is_zero() -> None:

@@ -120,6 +120,15 @@ async def test_a_model_that_was_pulled_anew_is_looked_at_anew() -> None:
     assert described.models == {"gone", "gone:latest", "new", "new:latest"}
 
 
+async def test_a_model_that_is_removed_while_it_is_looked_at_is_left_out_and_the_server_is_well() -> None:
+    others = {"removed:latest": ("completion",)}
+    async with a_backend(OllamaServer(others=others, listed_only=("removed:latest",))) as (backend, _):
+        await backend.probe()
+        described = backend.describe()
+    assert described is not None
+    assert described.models == {"m", "m:latest"}
+
+
 async def test_a_cached_prompt_is_counted_though_ollama_leaves_it_out() -> None:
     async with a_backend(OllamaServer(hides_cached=True, cached_tokens=4)) as (backend, _):
         assert (await everything(backend))[-1].usage == Usage(5, len(TEXT), 4)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from backends.http.client import Exchange
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (
@@ -20,7 +22,7 @@ from policies.errors import (
     InvalidRequest,
     Overloaded,
 )
-from policies.nouns import Delta, Prompt, Sampling, TokenLogprob, Usage
+from policies.nouns import ACCEPTED, Delta, Native, Prompt, Request, Sampling, TokenLogprob, Usage
 from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
 from tests.backends.upstream import DONE, Upstream, a_chunk, an_upstream, event, used
 from tests.shards.attached import eventually
@@ -286,6 +288,7 @@ async def test_silence_is_a_failure_and_a_deadline_is_the_clients() -> None:
 async def test_closing_the_iterator_closes_the_connection() -> None:
     async with an_upstream(pieces=[a_chunk("a"), None]) as upstream, a_backend(upstream) as backend:
         async with aclosing(backend.generate(a_request(), a_prompt())) as deltas:
+            assert await anext(deltas) is ACCEPTED, "the head of the answer came"
             assert (await anext(deltas)).text == "a"
             assert upstream.open_requests == 1
         await eventually(lambda: upstream.open_requests == 0)
@@ -344,3 +347,22 @@ def test_the_url_may_end_in_v1() -> None:
     backend = OpenAICompatible("up", "http://host:1/v1/", pool="p")
     assert backend.url == "http://host:1"
     assert "secret" not in repr(OpenAIOptions(key="secret"))
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+async def test_a_large_request_is_made_in_a_thread(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def exchange(backend: OpenAICompatible, request: Request, prompt: Prompt) -> Exchange:
+        threads.append(threading.get_ident())
+        return made(backend, request, prompt)
+
+    made = OpenAICompatible.exchange
+    monkeypatch.setattr(OpenAICompatible, "exchange", exchange)
+    body = {"model": "mine", "messages": [{"role": "user", "content": "a" * size}], "stream": True}
+    prompt = Prompt(body=body, native=Native("/v1/chat/completions", body, json.dumps(body).encode()))
+    async with an_upstream() as upstream, a_backend(upstream, models={"mine": "theirs"}) as backend:
+        await everything(backend, a_request(model="mine", stream=True), prompt)
+        assert upstream.received[0][1]["messages"] == body["messages"]
+        assert upstream.received[0][1]["model"] == "theirs"
+    assert (threads == [threading.get_ident()]) == (size == 100)

@@ -101,12 +101,22 @@ def test_what_is_accounted_is_what_is_when_an_answer_is_taken_apart(chunks: list
         (delta.choice, delta.finish_reason) for delta in apart if delta.finish_reason
     ]
     assert raw_of(passed) == b"".join(pieces)
+    assert "".join(delta.text for delta in passed if delta.message is None) == "".join(
+        delta.text for delta in apart
+    ) or any(delta.message is not None for delta in passed)
+
+
+@pytest.mark.parametrize("beside", [{"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}])
+def test_what_is_more_than_text_is_marked(beside: dict[str, Any]) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "a", **beside}}]}
+    (delta,) = a_stream().feed(event(chunk))
+    assert (delta.text, delta.message, delta.tokens) == ("", {}, 1)
 
 
 def test_nothing_goes_out_before_the_first_piece_and_then_all_of_it() -> None:
     answer = a_stream()
     assert list(answer.feed(ROLE + COMMENT)) == []
-    assert list(answer.feed(PIECE)) == [Delta(raw=ROLE + COMMENT + PIECE, tokens=1)]
+    assert list(answer.feed(PIECE)) == [Delta(text="Grüße", raw=ROLE + COMMENT + PIECE, tokens=1)]
     assert list(answer.feed(COMMENT)) == [Delta(raw=COMMENT)]
 
 

@@ -24,7 +24,7 @@ def test_every_dial_has_a_field_in_each_message() -> None:
 def test_a_dial_goes_from_a_client_to_the_draw(name: str) -> None:
     value = 1 if name == "top_k" else 0.5
     sampling = completion_ask({"model": "m", "prompt": "hi", name: value}, {}).sampling
-    assert getattr(sampling_params(sampling_of(sampling)), name) == value
+    assert getattr(sampling_params(sampling_of(sampling, "r")), name) == value
 
 
 def test_a_shard_takes_a_message_without_dials_for_one_with_all_of_them_off() -> None:

@@ -48,9 +48,9 @@ def test_an_unsupported_grammar_is_refused_by_the_field_that_asked_for_it() -> N
 
 @pytest.mark.parametrize("form", ["json_schema", "regex", "choice", "rules"])
 def test_a_grammar_goes_to_the_shard_as_it_is(form: str) -> None:
-    sent = sampling_of(Sampling(grammar=Grammar(form, "x", "response_format"))).grammar
+    sent = sampling_of(Sampling(grammar=Grammar(form, "x", "response_format")), "r").grammar
     assert (sent.form, sent.text) == (FORMS[form], "x")
-    assert not sampling_of(Sampling()).HasField("grammar")
+    assert not sampling_of(Sampling(), "r").HasField("grammar")
 
 
 @pytest.mark.parametrize(
@@ -63,5 +63,5 @@ def test_a_grammar_goes_to_the_shard_as_it_is(form: str) -> None:
 )
 def test_a_grammar_that_no_shard_can_read_is_refused(grammar: Grammar, because: str) -> None:
     with pytest.raises(InvalidRequest, match=because) as caught:
-        sampling_of(Sampling(grammar=grammar))
+        sampling_of(Sampling(grammar=grammar), "r")
     assert caught.value.param == "response_format"

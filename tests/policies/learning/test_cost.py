@@ -351,3 +351,43 @@ def test_a_whole_answer_without_steps_is_a_first_token() -> None:
     first.observe_ttft(prefill_work(500), Ahead(), 3.0)
     second.observe_whole(prefill_work(500), Ahead(), 3.0, steps=0.0, batch=1.0, context_tokens=500)
     assert first.snapshot() == second.snapshot()
+
+
+PROMPT = prefill_work(20_000)
+
+
+def test_before_any_observation_a_slow_first_token_is_far_beyond_the_guess() -> None:
+    guess_s = TYPICAL.prefill_s(20_000)
+    assert LatencyModel().slow_ttft_s(PROMPT, Ahead()) > 100 * guess_s
+
+
+def test_once_a_backend_is_known_a_slow_first_token_is_near_the_usual_one() -> None:
+    truth, model = FLEET["a CPU"], LatencyModel()
+    for uncached, _, _ in (prompt for prompt, _ in zip(prompts(random.Random(3)), range(100), strict=False)):
+        usual_s = truth.prefill_s(uncached)
+        model.judge(model.snapshot().prefill_s(uncached), usual_s)
+        model.observe_ttft(prefill_work(uncached), Ahead(), usual_s)
+    assert truth.prefill_s(20_000) <= model.slow_ttft_s(PROMPT, Ahead()) < 3 * truth.prefill_s(20_000)
+
+
+def test_a_backend_that_its_peers_make_known_may_be_somewhat_slower() -> None:
+    truth, peers = FLEET["8B on an H200"], Peers()
+    known, new = LatencyModel(peers), LatencyModel(peers)
+    for uncached, _, _ in (prompt for prompt, _ in zip(prompts(random.Random(3)), range(100), strict=False)):
+        known.observe_ttft(prefill_work(uncached), Ahead(), truth.prefill_s(uncached))
+    usual_s = truth.prefill_s(20_000)
+    assert 2 * usual_s < new.slow_ttft_s(PROMPT, Ahead()) < 20 * usual_s
+
+
+def test_predictions_that_are_often_far_off_make_slow_ones_longer() -> None:
+    steady, erratic = LatencyModel(), LatencyModel()
+    rng = random.Random(1)
+    for _ in range(100):
+        steady.judge(1.0, math.exp(rng.gauss(0, 0.1)))
+        erratic.judge(1.0, math.exp(rng.gauss(0, 1.0)))
+    assert erratic.slow_ttft_s(PROMPT, Ahead()) > 4 * steady.slow_ttft_s(PROMPT, Ahead())
+
+
+def test_a_slow_step_is_longer_beside_more_sequences() -> None:
+    model = LatencyModel()
+    assert 0 < model.slow_step_s(1, 1000) < model.slow_step_s(100, 100_000)

@@ -159,6 +159,18 @@ def test_what_templates_may_leave_out_does_not_count_towards_the_lower_bound() -
     assert measured(["so?"], replies=[long], is_chat=True, tools=3, tool_bytes=10**5).least < 10
 
 
+def test_each_tool_and_the_bytes_of_its_description_add_to_the_estimate_and_to_its_bound() -> None:
+    length = TextLength()
+    without, one, two = (
+        length.estimate(measured(["so?"], is_chat=True, tools=tools, tool_bytes=size))
+        for tools, size in ((0, 0), (1, 400), (2, 400))
+    )
+    assert one.tokens - without.tokens == pytest.approx(6 + 0.25 * 400, abs=1)
+    assert two.tokens - one.tokens == pytest.approx(6, abs=1)
+    long = measured(["so?"], is_chat=True, tools=1, tool_bytes=4000)
+    assert long.most - measured(["so?"], is_chat=True).most == 4 * 4000
+
+
 def test_models_are_kept_apart_and_not_more_than_may_be() -> None:
     lengths = TextLengths(most=2)
     lengths.of("a").learn(of("one two"), 2)

@@ -40,7 +40,8 @@ def test_what_was_started_is_carried_over_and_the_rest_is_new() -> None:
 @pytest.mark.parametrize("name", [*FIXED_SERVER, "picker"])
 def test_whatever_is_built_into_the_running_servers_cannot_change(name: str) -> None:
     value = {"max_body": "1MiB", "decision_log": "/log", "keys_file": "/keys"}.get(name, "127.0.0.1:9")
-    text = FILE if name == "http" else FILE.replace("server: {", f"server: {{{name}: '{value}', ")
+    written = "{cert: a, key: b}" if name == "tls" else f"'{value}'"
+    text = FILE if name == "http" else FILE.replace("server: {", f"server: {{{name}: {written}, ")
     text = text.replace("127.0.0.1:80", value) if name == "http" else text
     assert [line.split(":")[2] for line in changes(text)] == [f" server.{name}"]
 

@@ -229,6 +229,8 @@ MISTAKES = {
     "policies: {x: {pick: {best_of: {sample: 0}}}}": "must be above zero",
     "server: {http: 80}": "must be host:port",
     "server: {max_body: 16 apples}": "must be a size",
+    "server: {memory: 511MiB}": "is too little for requests of max_body (at least 32 times as much)",
+    "server: {memory: 1GiB, max_body: 33MiB}": "is too little for requests of max_body",
     "server: {cors: {origins: 'https://app.example.com/'}}": "must be scheme://host or scheme://host:port",
     "server: {cors: {origins: app.example.com}}": "must be scheme://host or scheme://host:port",
     "server: {cors: {}}": "has no origins",

@@ -37,6 +37,8 @@ for _tag, _pattern, _first in (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
 ):
     Editor.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+# in YAML 1.2 a leading zero does not make a number octal
+Editor.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 
 
 def as_editor(text: str) -> Any:

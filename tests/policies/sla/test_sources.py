@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from policies.errors import ConfigError
 from policies.health import HealthRules
 from policies.sla.parse import parse
 from policies.sla.sources import DnsName, KubernetesService, SrvName, is_source, read_source
+from policies.timeouts import Bounds, Timeouts, timeouts_of
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,13 @@ def test_a_pool_mixes_addresses_and_sources_and_has_rules_of_health() -> None:
     assert pool.health == HealthRules(failures=5, slow_start_s=30.0)
 
 
+def test_timeouts_have_bounds_in_the_file_else_those_of_the_kind() -> None:
+    own = parse(a_pool("{at: 'a:1', health: {first_byte: 1s..2m, between_tokens: 30s}}")).pools["own"]
+    assert own.health.timeouts == Timeouts(Bounds(1.0, 120.0), Timeouts().first_token, Bounds(30.0, 30.0))
+    rented = parse(a_pool("{kind: openai, model: m, at: 'https://a', health: {first_token: 9s..9m}}")).pools["own"]
+    assert rented.health.timeouts == replace(timeouts_of("openai"), first_token=Bounds(9.0, 540.0))
+
+
 def test_what_is_found_gets_a_url_where_its_kind_has_one() -> None:
     own = parse(a_pool("{at: 'dns://b:2'}")).pools["own"]
     other = parse(a_pool("{kind: vllm, model: m, at: 'dns://b:2'}")).pools["own"]
@@ -58,6 +68,7 @@ def test_what_is_found_gets_a_url_where_its_kind_has_one() -> None:
     [
         ("{at: 'dns://b'}", "sla.yaml:2: pools.own.at: must be dns://name:port"),
         ("{at: ['dns://b:1', 'dns://b:1']}", "sla.yaml:2: pools.own: 'dns://b:1' is here twice"),
+        ("{at: 'a:1', health: {first_byte: 9s..1s}}", "sla.yaml:2: pools.own.health.first_byte: has a floor above its"),
         ("{at: 'a:1', health: {failures: 0}}", "sla.yaml:2: pools.own.health.failures"),
         ("{at: 'a:1', health: {failure: 1}}", "there is no 'failure' here (did you mean 'failures'?)"),
         ("{at: 'a:1', register: maybe}", "pools.own.register: must be true or false"),

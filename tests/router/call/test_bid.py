@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded, Unreached
-from policies.nouns import ClusterView, Decision, Prompt, ServiceClass
+from policies.nouns import ClusterView, Decision, Native, Prompt, ServiceClass
 from router.call.bid import MOST_TRIES, Bid, Found, Placed
+from router.call.pipeline import digest
 from router.fleet.cluster.cluster import Cluster
 from tests.policies.builders import a_backend, a_request
 
@@ -83,6 +86,13 @@ def test_backends_that_are_ill_by_now_are_allowed_again() -> None:
     assert (bid.avoiding, bid.failed) == ({"b0"}, {"b0", "b1"})
 
 
+def test_a_backend_that_is_too_short_stays_avoided_however_ill_it_is() -> None:
+    bid = a_bid(least_prompt_tokens=7000, likely_prompt_tokens=(7000, 9000))
+    assert bid.may_retry(placed_at("b0", bid), ContextExceeded("too long"), now=11.0)
+    assert not bid.forgive(lambda _: True)
+    assert bid.avoiding == {"b0", "b1"}
+
+
 def test_patience_in_an_outage_begins_with_the_outage_the_bid_or_its_first_failure() -> None:
     assert a_bid().patience_s(4.0, now=12.0, outage_s=5.0) == 3.0
     assert a_bid().patience_s(11.0, now=12.0, outage_s=5.0) == 4.0
@@ -90,3 +100,28 @@ def test_patience_in_an_outage_begins_with_the_outage_the_bid_or_its_first_failu
     bid = a_bid()
     bid.may_retry(placed_at("b0", bid), BackendFailed("it broke"), now=10.5)
     assert bid.patience_s(11.9, now=12.0, outage_s=5.0) == 3.5
+
+
+class Unread(dict[str, Any]):
+    """A body that must not be written out."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("a body of megabytes would hold up the event loop")
+
+
+def test_a_request_is_recognized_by_its_bytes_without_looking_into_its_body() -> None:
+    def digested(raw: bytes, body: Mapping[str, Any], **what: Any) -> bytes:
+        prompt = Prompt(body=body, native=Native("/v1/chat/completions", body, raw))
+        return digest(replace(a_bid(**what), prompt=prompt))
+
+    first = digested(b'{"a": 1}', Unread(a=1))
+    assert first == digested(b'{"a": 1}', Unread(a=1))
+    assert len(first) == 16
+    assert len({first, digested(b'{"a": 2}', Unread(a=2)), digested(b'{"a": 1}', Unread(a=1), model="other")}) == 3
+
+
+def test_a_request_without_bytes_is_recognized_by_its_body_and_its_tokens() -> None:
+    prompts = [Prompt(b"1234", {"a": 1}), Prompt(b"5678", {"a": 1}), Prompt(b"1234", {"a": "\ud800"})]
+    digests = [digest(replace(a_bid(), prompt=prompt)) for prompt in prompts]
+    assert len(set(digests)) == 3
+    assert digests[0] == digest(replace(a_bid(), prompt=Prompt(b"1234", {"a": 1})))

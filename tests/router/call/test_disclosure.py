@@ -48,7 +48,7 @@ FAILURES = (
     InvalidRequest(f"'top_k' is too large: {WHERE}"),
     ContextExceeded(f"too long: {WHERE}"),
 )
-SECRETS = ("10.0.0.5", "7001", "/opt", "serve.py", "http://", "ssl:default OSError")
+SECRETS = ("10.0.0.5", ":7001", "/opt", "serve.py", "http://", "ssl:default OSError")
 MESSAGES = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 DIALECTS: dict[str, dict[str, Any]] = {
     CHAT: a_chat(),

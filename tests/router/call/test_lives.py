@@ -17,6 +17,7 @@ from policies.health import HealthRules
 from policies.nouns import Delta, Prompt, Request, Usage
 from policies.sla.config import Config
 from policies.sla.parse import parse
+from router.call.bodies import Held
 from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -157,12 +158,13 @@ class Asker:
         asked = {"stream": rng.random() < 0.5, "max_tokens": rng.choice((1, 20, 400)), "n": rng.choice((1, 1, 1, 2))}
         body = {"model": "large", "messages": [{"role": "user", "content": text}], **asked}
         self.ask = chat_ask(body, {"x-pointsman-explain": "1", **headers})
+        self.is_answered = False
         self.hangs_up_after = rng.choice((*[None] * 8, 0, 1))
         self.heard: list[Delta] = []
         self.why: list[Explanation] = []
         self.began_at = asyncio.get_running_loop().time()
 
-    async def read(self) -> object:
+    async def read(self, held: Held) -> object:
         return self.ask
 
     def limited(self, standing: object) -> None:
@@ -193,6 +195,10 @@ class Asker:
         except ExpectedError as error:
             if error.code == "internal":
                 raise
+        else:
+            ends = [delta.finish_reason for delta in self.heard if delta.finish_reason is not None]
+            assert ends == ["stop"], "it has no whole answer"
+            self.is_answered = True
         assert asyncio.get_running_loop().time() - self.began_at < SLOWEST_S
 
 
@@ -237,15 +243,18 @@ def test_whatever_happens_at_once_each_request_ends_by_its_rules_and_nothing_is_
         ).gateway
         async with gateway.cluster, asyncio.TaskGroup() as group:
             await asyncio.sleep(0.3)
-            blowing, asked = group.create_task(storm(gateway, machines, rng)), 0
+            blowing = group.create_task(storm(gateway, machines, rng))
+            askers: list[Asker] = []
             while not blowing.done():
-                call, asked = group.create_task(Asker(asked, rng).live(gateway)), asked + 1
+                askers.append(Asker(len(askers), rng))
+                call = group.create_task(askers[-1].live(gateway))
                 if rng.random() < 0.1:
                     loop.call_later(4 * rng.random(), call.cancel)
                 await asyncio.sleep(rng.expovariate(rng.choice((4, 60))))
                 gateway.dispatcher.check()
         await gateway.tokenizers.close()
         gateway.check()
-        assert asked > 50
+        assert len(askers) > 50
+        assert sum(asker.is_answered for asker in askers) > len(askers) // 10
 
     run_virtually(run())

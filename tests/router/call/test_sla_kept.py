@@ -19,6 +19,7 @@ from policies.nouns import Delta
 from policies.sla.parse import parse
 from policies.waiting import ROOM
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -46,7 +47,7 @@ class Stopwatch:
     model: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:
         return self.ask
 
     def limited(self, standing: object) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from policies.errors import ConfigError
+from router.regular_file import MOST_BYTES
 from router.start.config_file import ConfigFile
 
 
@@ -69,6 +70,26 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"cannot read .*sla\.yaml"):
         ConfigFile(path, {}).read()
+
+
+def test_what_may_have_no_end_is_refused_at_once(tmp_path: Path) -> None:
+    pipe, folder, large = tmp_path / "pipe", tmp_path / "folder", tmp_path / "large"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    with large.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    for path, what in (
+        (pipe, "a pipe or a device"),
+        (Path("/dev/zero"), "a pipe or a device"),
+        (folder, "a directory"),
+        (large, "more than 8 MiB"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot read {path}: it (is|has) {what}"):
+            ConfigFile(path, {}).read()
+        sla = tmp_path / "sla.yaml"
+        sla.write_text(f'tenants: {{a: {{keys: ["${{file:{path}}}"]}}}}')
+        with pytest.raises(ConfigError, match=f"cannot read {path}: it (is|has) {what}"):
+            ConfigFile(sla, {}).read()
 
 
 def test_a_stamp_differs_when_the_file_changes_or_is_replaced(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.parse import parse
+from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.operate.operations import Operations
 from router.protocols.openai.request import chat_ask
@@ -122,10 +123,10 @@ async def test_hundreds_of_edits_never_leave_a_mixed_state(caplog: pytest.LogCap
 
 async def test_a_call_keeps_the_file_that_it_began_with(caplog: pytest.LogCaptureFixture) -> None:
     class Slow(Listener):
-        async def read(self) -> Any:
+        async def read(self, held: Held) -> Any:
             paper.text = a_file(2)
             assert await reloader.reload() is None
-            return await super().read()
+            return await super().read(held)
 
     caplog.set_level(logging.INFO, "pointsman.decision")
     paper = Paper(a_file(1))
@@ -203,6 +204,20 @@ async def test_a_file_is_read_when_it_has_changed_and_come_to_rest() -> None:
         await reloader.look()
         reads.append(paper.reads - 1)
     assert reads == [0, 0, 0, 1, 1]
+
+
+async def test_a_watched_file_is_read_after_it_changed_without_being_asked() -> None:
+    paper = Paper(a_file(1), stamps=[None, None, (1, 1, 1), (2, 2, 1), (2, 2, 1)])
+    operations, _ = a_router(paper)
+    reloader = Reloader(operations, paper.read(), every_s=0.001)
+    reads, paper.text = paper.reads, a_file(2)
+    watching = asyncio.create_task(reloader.watch())
+    async with asyncio.timeout(5):
+        while list(operations.gateway.config.classes) != ["class-2"]:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert (paper.reads, paper.stamps) == (reads + 1, [])
 
 
 async def test_a_running_router_takes_a_changed_file_when_asked() -> None:

@@ -63,3 +63,10 @@ async def test_what_is_drained_from_engines_lies_under_that_name_too(server: Red
     await shared.close()
     with server.admin() as admin:
         assert {bytes(name) for name in admin.keys("*")} == {b"east:feeds:{trt-0}:lease", b"east:feeds:{trt-0}:events"}
+
+
+async def test_prefixes_are_kept_through_the_same_redis(server: RedisServer) -> None:
+    async with a_router(server, "east") as east:
+        replicas, prefixes = east.gateway.replicas, east.gateway.prefixes
+        assert replicas is not None
+        assert (prefixes._tell, prefixes._catch_up) == (replicas.tell, replicas.catch_up)

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.errors import Overloaded
 from router.ask import Ask, Chat, Reading
-from router.text import tokenize
 from router.text.cuts import UncuttableError
 from router.text.text_tokenizer import BATCH_CHARACTERS, ChunkCache, TooManyTokensError
 from router.text.token_ids import count, pack
@@ -143,27 +141,6 @@ async def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> Non
         await asyncio.sleep(0)
         group.create_task(read("other", SENTENCE * 100))
     assert ended[0] == "other"
-    tokenizers.check()
-    await tokenizers.close()
-
-
-async def test_the_text_that_waits_is_bounded_for_each_tenant_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize, "MOST_WAITING_BYTES_OF_A_TENANT", 5 * len(LONG) // 2)
-    monkeypatch.setattr(tokenize, "MOST_WAITING_BYTES", 7 * len(LONG) // 2)
-    tokenizers = Tokenizers()
-    text = await a_text(tokenizers)
-
-    def read(tenant: str, given: str) -> asyncio.Task[Any]:
-        return asyncio.create_task(tokenizers.tokens(an_ask(given), text, How(1), tenant))
-
-    tenants = ("a", "a", "a", "b", "b", "c")
-    found = await asyncio.gather(*[read(name, LONG) for name in tenants], return_exceptions=True)
-    is_refused = [isinstance(result, Overloaded) for result in found]
-    assert is_refused == [False, False, True, False, True, True]
-    tokenizers.check()
-    # one that is larger than the bound is not refused for good
-    (huge,) = await read("a", LONG * 5)
-    assert huge.count > 1_000_000
     tokenizers.check()
     await tokenizers.close()
 

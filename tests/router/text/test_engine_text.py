@@ -11,7 +11,7 @@ import pytest
 from backends.base import Tokenized
 from policies.errors import BackendFailed
 from router.ask import Ask, Chat, Reading
-from router.text.engine_text import ANSWER_S, MOST_AT_ONCE, MOST_CHARACTERS, PAUSE_S, EngineText
+from router.text.engine_text import ANSWER_S, MOST_AT_ONCE, MOST_CHARACTERS, PAUSE_S, EngineText, first_reply
 from router.text.text_tokenizer import ChunkCache
 from router.text.token_ids import pack, unpack
 from router.text.tokenize import How, Tokens
@@ -108,6 +108,22 @@ async def test_one_that_is_slow_holds_no_request_for_long() -> None:
     assert await text.tokens(an_ask("a"), {"a": reader}, How(1)) is None
     assert loop.time() - began >= ANSWER_S
     text.check()
+
+
+async def test_the_first_reader_with_a_reply_answers_and_the_next_ones_are_not_asked() -> None:
+    asked: list[str] = []
+    replies: dict[str, list[int] | None] = {"a": None, "b": [], "c": [3]}
+    readers = {name: Reader() for name in replies}
+
+    async def ask(reader: object) -> list[int] | None:
+        (name,) = [name for name, known in readers.items() if known is reader]
+        asked.append(name)
+        return replies[name]
+
+    assert await first_reply(readers, ask) == []
+    assert asked == ["a", "b"]
+    assert await first_reply({"a": readers["a"]}, ask) is None
+    assert await first_reply({}, ask) is None
 
 
 async def test_so_many_are_asked_for_at_once_and_no_more() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from policies.learning.text_length import MEDIA_TOKENS, TextLength
+from policies.learning.text_length import MEDIA_TOKENS, TextLength, measured
 from policies.nouns import Capability
 from policies.prefix.text_keys import CHUNK_BYTES
 from router.ask import Ask, Chat, Input, Reading
@@ -53,6 +54,15 @@ def test_many_lists_of_token_ids_for_embeddings_are_no_exact_length() -> None:
 )
 def test_all_that_a_template_prints_adds_to_the_length(longer: Chat) -> None:
     assert tokens_of(longer).count > tokens_of(a_chat("hello")).count
+
+
+def test_tools_count_by_their_number_and_by_the_bytes_of_their_descriptions() -> None:
+    alone, one = tokens_of(a_chat("hello")).measured, tokens_of(Chat(a_chat("hello").messages, tools=TOOLS)).measured
+    assert alone is not None
+    assert one is not None
+    expected = measured(["hello"], is_chat=True, tools=len(TOOLS), tool_bytes=len(msgspec.json.encode(TOOLS)))
+    assert list(one.parts) == list(expected.parts)
+    assert list(alone.parts) == list(measured(["hello"], is_chat=True).parts)
 
 
 def test_an_image_counts_as_many_tokens_and_is_not_learnt_from() -> None:

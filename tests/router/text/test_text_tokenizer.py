@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from router.ask import Chat, Reading
+from router.text import text_tokenizer
 from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import pack, unpack
 from router.text.tokenize import How, ModelText, Tokenizers, shortened
+from shards.kv.keys import TOKEN_BYTES
 from tests.router.parts import MODEL, a_tokenizer, some_assets
+from tests.router.text.kinds import a_kind
 
 TEXTS = ("the lazy dog", "<s>the dog", "<new> fox<new>", "über 九\n\n x", "")
 
@@ -95,3 +98,23 @@ async def a_text() -> ModelText:
     text = await tokenizers.model(MODEL, some_assets())
     await tokenizers.close()
     return text
+
+
+@pytest.mark.parametrize("kind", ["tests", "qwen", "llama 2"])
+def test_a_text_is_the_same_decoded_in_slices_or_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TextTokenizer(a_kind(kind).to_str().encode(), ChunkCache())
+    texts = ["the lazy dog jumps. " * 30, "\u4e5d\u5341\U0001f600 \u00e4" * 40, " two  spaces\n\n" * 30, ""]
+    for text in texts:
+        ids = tokenizer.encode(text)
+        whole = tokenizer.decode(ids)
+        for slice_tokens in (8, 9, 11, 64):
+            with monkeypatch.context() as patch:
+                patch.setattr(text_tokenizer, "DECODED_TOKENS", slice_tokens)
+                assert tokenizer.decode(ids) == whole
+
+
+def test_ids_that_never_end_a_character_are_decoded_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tokenizer, "DECODED_TOKENS", 50)
+    tokenizer = TextTokenizer(a_kind("qwen").to_str().encode(), ChunkCache())
+    half = tokenizer.encode("\u2603")[:TOKEN_BYTES]
+    assert set(tokenizer.decode(half * 1000)) == {"\ufffd"}

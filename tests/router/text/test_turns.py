@@ -12,7 +12,7 @@ from router.text.turns import Turns
 
 @asynccontextmanager
 async def some_turns(turn: int = 1) -> AsyncIterator[Turns]:
-    turns = Turns(1, turn)
+    turns = Turns(1, turn, name="test")
     try:
         yield turns
     finally:
@@ -105,7 +105,7 @@ async def test_a_call_that_is_cancelled_just_when_it_gets_the_thread_gives_it_ba
         yield 1
         return "first"
 
-    turns = Cancelling(1, turn=2)
+    turns = Cancelling(1, turn=2, name="test")
     running = asyncio.create_task(turns.run("a", first()))
     await asyncio.to_thread(began.wait, 10)
     waiting = asyncio.create_task(turns.run("b", log.work("b", 1)))

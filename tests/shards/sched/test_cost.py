@@ -70,6 +70,19 @@ def test_one_outlier_does_not_spoil_it():
     assert cost.predict_s(StepShape(64)) < 0.05
 
 
+@pytest.mark.parametrize(("took", "counts_as"), [(100.0, 4.0), (4.5, 4.0), (3.5, 3.5), (3.0, 3.0)])
+def test_an_outlier_counts_as_four_times_the_expected_time(took, counts_as):
+    def after(times: float) -> float:
+        cost = CostModel()
+        for _ in range(50):
+            cost.observe(StepShape(64), 0.010)
+        cost.observe(StepShape(64), times * cost.predict_s(StepShape(64)))
+        return cost.predict_s(StepShape(64))
+
+    assert after(took) == after(counts_as)
+    assert after(took) != after(0.9 * counts_as)
+
+
 def test_no_cost_is_negative_whatever_is_observed():
     rng, cost = random.Random(3), CostModel()
     for _ in range(500):

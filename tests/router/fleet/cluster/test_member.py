@@ -14,11 +14,11 @@ from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, Overloaded
 from policies.filters import under_limit
-from policies.learning.cost import TYPICAL, Latency, prefill_work
+from policies.learning.cost import TYPICAL, Latency, Work, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
 from router.fleet.cluster.flights import Elsewhere, Flight, Front, Traffic
-from router.fleet.cluster.member import Member
+from router.fleet.cluster.member import Member, _of_equals
 from tests.policies.builders import a_request
 
 SPEED = Latency(fixed_s=0.05, token_s=1e-3, pair_s=1e-8, queue=1.0, step_s=0.02, sequence_s=1e-3, context_s=1e-7)
@@ -461,3 +461,16 @@ def test_requests_that_ended_since_a_report_do_not_count_against_the_limit() -> 
     assert under_limit()(a_request(), view)
     member.end(flights[5], None, now=3.5)
     assert member.view(4.0, {}).waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "alike", "beyond"),
+    [(100, 400.0, 600.0), (250, 1000.0, 0.0), (5000, 1000.0, 0.0)],
+    ids=["a short prompt", "one like the others", "a long prompt"],
+)
+def test_of_equal_prompts_in_front_as_much_counts_alike_as_the_prompt_itself_has(
+    tokens: float, alike: float, beyond: float
+) -> None:
+    ahead = _of_equals(Work(1000.0, 8000.0), 4, tokens)
+    assert (ahead.alike.tokens, ahead.beyond.tokens) == (alike, beyond)
+    assert (ahead.alike.pairs, ahead.beyond.pairs) == (8 * alike, 8 * beyond)

@@ -184,7 +184,7 @@ class Asker:
         self.trace: Mapping[str, str] = {}
         self.heard: list[str] = []
 
-    async def read(self) -> Any:
+    async def read(self, held: object) -> Any:
         return chat_ask(a_chat(f"question {self.id}"))
 
     def limited(self, standing: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, Heard
+from tests.virtual_time import run_virtually
 
 
 @dataclass
@@ -157,21 +159,26 @@ async def test_a_new_load_of_one_rank_is_reported_for_that_rank() -> None:
     assert changed == ["b0/2"]
 
 
-async def test_a_server_is_probed_once_and_leaves_with_all_its_ranks() -> None:
-    server = a_server()
-    heard: list[str] = []
-    reached: list[str] = []
-    async with Cluster([server], rules=HealthRules(probe_every_s=0.01)) as cluster:
-        cluster.listen(Heard(gone=heard.append, reached=lambda backend: reached.append(backend.name)))
-        while len(cluster.names()) < 3:
-            await cluster.health_changed()
-        cluster.check()
-        flight = cluster.begin("b0/2", a_request(prompt_tokens=10), 10)
-        await cluster.remove("b0", within_s=0.05)
-        cluster.end(flight, BackendFailed("it was closed"))
-        cluster.check()
-        assert not cluster.names()
-    assert (heard, reached, server.left) == (["b0", "b0/1", "b0/2"], ["b0"], ["b0"])
+def test_a_server_is_probed_once_and_leaves_with_all_its_ranks() -> None:
+    async def run() -> None:
+        server = a_server()
+        heard: list[str] = []
+        reached: list[str] = []
+        async with Cluster(
+            [server], rules=HealthRules(probe_every_s=0.01), clock=asyncio.get_running_loop().time
+        ) as cluster:
+            cluster.listen(Heard(gone=heard.append, reached=lambda backend: reached.append(backend.name)))
+            while len(cluster.names()) < 3:
+                await cluster.health_changed()
+            cluster.check()
+            flight = cluster.begin("b0/2", a_request(prompt_tokens=10), 10)
+            await cluster.remove("b0", within_s=0.05)
+            cluster.end(flight, BackendFailed("it was closed"))
+            cluster.check()
+            assert not cluster.names()
+        assert (heard, reached, server.left) == (["b0", "b0/1", "b0/2"], ["b0"], ["b0"])
+
+    run_virtually(run())
 
 
 @pytest.mark.parametrize("seed", range(40))

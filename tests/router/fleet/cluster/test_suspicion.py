@@ -1,4 +1,4 @@
-"""A server that shows no sign of life gets no requests, and those that it has not begun to answer may go elsewhere."""
+"""A server that shows no sign of life gets no requests, and those that another can take or continue go elsewhere."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def a_cluster(*models: str) -> tuple[Cluster, list[Stopped]]:
     return cluster, backends
 
 
-def sent(cluster: Cluster, given_up: list[Flight]) -> Flight:
+def sent(cluster: Cluster, given_up: list[Flight], *, can_move: bool = True) -> Flight:
     """A request at b0 that notes in `given_up` that it was given up."""
     flight = cluster.begin("b0", a_request(model=MODEL), 1)
-    flight.give_up = lambda: given_up.append(flight)
+    flight.give_up, flight.can_move = lambda _: given_up.append(flight), lambda: can_move
     return flight
 
 
@@ -90,15 +90,17 @@ async def test_a_request_stays_where_no_other_backend_can_take_it() -> None:
     cluster.end(flight)
 
 
-async def test_a_piece_of_any_answer_is_a_sign_of_life_and_a_request_that_has_an_answer_stays() -> None:
+async def test_a_piece_of_any_answer_is_a_sign_of_life_and_an_answer_that_no_other_can_continue_stays() -> None:
     cluster, (stopped, _) = await a_cluster(MODEL, MODEL)
     given_up: list[Flight] = []
-    waits, answered = sent(cluster, given_up), sent(cluster, given_up)
+    waits, answered = sent(cluster, given_up), sent(cluster, given_up, can_move=False)
     stopped.goes_on.clear()
     probe = asyncio.create_task(cluster.probe("b0"))
     await asyncio.sleep(0)
     answered.heard(Delta(text="a"), cluster._clock())
-    await asyncio.sleep(4 * RULES.suspect_s)
+    await asyncio.sleep(RULES.suspect_s / 2)
+    answered.heard(Delta(text="b"), cluster._clock())
+    await asyncio.sleep(RULES.suspect_s * 0.75)
     assert healthy(cluster) == [True, True]
     assert not given_up
     stopped.goes_on.set()
@@ -108,6 +110,38 @@ async def test_a_piece_of_any_answer_is_a_sign_of_life_and_a_request_that_has_an
     probe = asyncio.create_task(cluster.probe("b0"))
     await eventually(lambda: bool(given_up))
     assert given_up == [waits]
+    stopped.goes_on.set()
+    assert await probe
+    for flight in (waits, answered):
+        cluster.end(flight)
+
+
+async def test_an_answer_that_another_backend_can_continue_goes_elsewhere_too() -> None:
+    cluster, (stopped, _) = await a_cluster(MODEL, MODEL)
+    given_up: list[Flight] = []
+    answered = sent(cluster, given_up)
+    answered.heard(Delta(text="a"), cluster._clock())
+    stopped.goes_on.clear()
+    probe = asyncio.create_task(cluster.probe("b0"))
+    await eventually(lambda: given_up == [answered])
+    stopped.goes_on.set()
+    assert await probe
+    cluster.end(answered)
+
+
+async def test_the_silence_begins_with_the_last_piece_and_need_not_wait_for_another_probe() -> None:
+    cluster, (stopped, _) = await a_cluster(MODEL, MODEL)
+    given_up: list[Flight] = []
+    waits, answered = sent(cluster, given_up), sent(cluster, given_up, can_move=False)
+    stopped.goes_on.clear()
+    probe = asyncio.create_task(cluster.probe("b0"))
+    await asyncio.sleep(RULES.suspect_s / 2)
+    # bytes that were on their way when it stopped
+    answered.heard(Delta(text="a"), cluster._clock())
+    await eventually(lambda: bool(given_up))
+    assert given_up == [waits]
+    assert healthy(cluster) == [False, True]
+    assert not probe.done(), "the same probe still waits"
     stopped.goes_on.set()
     assert await probe
     for flight in (waits, answered):
@@ -130,3 +164,13 @@ async def test_probes_that_fail_one_after_the_other_are_one_silence() -> None:
     stopped.goes_on.set()
     assert await probe
     cluster.end(flight)
+
+
+async def test_a_server_that_fails_a_probe_is_soon_probed_again_though_it_still_serves() -> None:
+    cluster, (failing, _) = await a_cluster(MODEL, MODEL)
+    assert await cluster._probe_until_well("b0")
+    failing.refuses = True
+    assert not await cluster._probe_until_well("b0")
+    assert cluster.may_serve("b0", MODEL)
+    failing.refuses = False
+    assert await cluster._probe_until_well("b0")

@@ -71,6 +71,15 @@ async def test_a_dns_server_that_fails_for_one_version_of_addresses_still_gives_
         await answers.aclose()
 
 
+async def test_a_dns_server_that_begins_to_fail_for_both_versions_is_reported() -> None:
+    async with a_name_server(hosts={"shards.example": ["10.0.0.1"]}) as server:
+        answers = DnsSource(DnsName("shards.example", 9000), a_resolver(server)).addresses()
+        assert await anext(answers) == {"10.0.0.1:9000"}
+        server.fails = True
+        with pytest.raises(SourceFailed, match=r"A of shards\.example"):
+            await anext(answers)
+
+
 async def test_srv_records_name_hosts_and_ports_and_the_best_priority_counts() -> None:
     records = [(0, 1, 7001, "a.example."), (0, 9, 7002, "b.example."), (5, 1, 7003, "c.example.")]
     hosts = {"a.example": ["10.0.0.1"], "b.example": ["10.0.0.2", "fd00::2"], "c.example": ["10.0.0.3"]}

@@ -54,9 +54,9 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
             registry.unregister(address)
             await unsubscribed(publisher)
             await until(lambda: name not in gateway.cluster)
-            assert gateway.beliefs.longest(PromptKeys(KEYS)) == {}
-            assert gateway.feeds.health() == ()
-            assert name.encode() not in gateway.observer.exposition()[0]
+            await until(lambda: not gateway.beliefs.longest(PromptKeys(KEYS)))
+            await until(lambda: gateway.feeds.health() == ())
+            await until(lambda: name.encode() not in gateway.observer.exposition()[0])
             registry.register(address, ttl_s=30)
             await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
             router.check()
@@ -105,7 +105,7 @@ async def test_a_vllm_that_comes_back_and_publishes_elsewhere_is_heard_there_and
             server.event_sources, server.is_ill = source_of(after), False
             await unsubscribed(before)
             await subscribed(after)
-            assert gateway.beliefs.longest(PromptKeys(KEYS)) == {}
+            await until(lambda: not gateway.beliefs.longest(PromptKeys(KEYS)))
             await after.send(other.publish(list(other.run(("acme", PROMPT[:64])))))
             await until(lambda: "gpu-0" in gateway.beliefs.longest(PromptKeys(KEYS)))
             assert gateway.beliefs.longest(PromptKeys(KEYS))["gpu-0"].blocks == 1

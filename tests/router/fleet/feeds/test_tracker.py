@@ -125,6 +125,17 @@ def test_a_replay_that_fails_clears_and_begins_with_what_came_meanwhile() -> Non
     tracker.check()
 
 
+def test_after_a_failed_first_replay_what_was_only_overtaken_heals_by_itself() -> None:
+    tracker = Tracker(replays=True)
+    tracker.connected()
+    assert heard(tracker, a_message(8)) == []
+    assert tracker.wanted is not None
+    assert tracker.replay_failed(tracker.wanted.number, 2.0) == [removal(8)]
+    assert heard(tracker, a_message(10)) == []
+    assert heard(tracker, a_message(9)) == [removal(9), removal(10)]
+    assert (tracker.state, tracker.wanted) == (FeedState.LIVE, None)
+
+
 def test_a_lower_number_that_was_sent_later_is_another_life() -> None:
     tracker = a_live_tracker(replays=False)
     assert heard(tracker, a_message(0, at=900.0)) == [Cleared(), removal(0)]

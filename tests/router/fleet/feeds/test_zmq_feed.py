@@ -38,8 +38,8 @@ def a_spec(publisher: Publisher, **fields: Any) -> FeedSpec:
 @asynccontextmanager
 async def a_feed(spec: FeedSpec, fold: Fold, **parts: Any) -> AsyncIterator[ZmqFeed]:
     context = zmq.asyncio.Context()
-    options: dict[str, Any] = {"dialect": VLLM_DIALECT, "patience": QUICK, **parts}
-    feed = ZmqFeed(spec, fold, context=context, rng=random.Random(7), **options)
+    options: dict[str, Any] = {"dialect": VLLM_DIALECT, "patience": QUICK, "rng": random.Random(7), **parts}
+    feed = ZmqFeed(spec, fold, context=context, **options)
     running = asyncio.create_task(feed.run())
     try:
         yield feed
@@ -160,7 +160,8 @@ async def test_messages_of_another_shape_are_counted_and_do_no_harm() -> None:
         assert health(feed).counts.undecodable >= 3
 
 
-async def test_an_engine_that_is_away_is_tried_again_with_growing_pauses() -> None:
+@pytest.mark.parametrize("rng", [random.Random(7), None], ids=["seeded", "unseeded"])
+async def test_an_engine_that_is_away_is_tried_again_with_growing_pauses(rng: random.Random | None) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -169,8 +170,8 @@ async def test_an_engine_that_is_away_is_tried_again_with_growing_pauses() -> No
 
     async with a_publisher() as publisher:
         spec = a_spec(publisher)
-    async with a_feed(spec, Fold(), sleep=sleep) as feed:
-        await until(lambda: len(pauses) >= 4)
+    async with a_feed(spec, Fold(), sleep=sleep, rng=rng) as feed:
+        await until(lambda: len(pauses) >= 12)
         assert health(feed).trouble == "it refused the connection"
         assert not health(feed).connected
         assert health(feed).state is FeedState.EMPTY

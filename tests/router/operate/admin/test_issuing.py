@@ -74,7 +74,7 @@ async def test_a_key_is_issued_used_rotated_and_revoked_and_holds_over_a_restart
         assert (await desk.chat(first["key"]))[0] == 200
         status, second = await desk.call("POST", f"{KEYS}/{first['id']}/rotate", {"overlap": "1h"})
         assert (status, second["name"], second["replaces"]["replaced_by"]) == (201, "ci", second["id"])
-        assert second["replaces"]["expires"] <= first["created"] + 3601
+        assert second["replaces"]["expires"] <= second["created"] + 3601
     async with a_desk(path) as desk:
         assert [(await desk.chat(made["key"]))[0] for made in (first, second)] == [200, 200]
         assert await desk.call("DELETE", f"{KEYS}/{first['id']}") == (200, {"id": first["id"], "revoked": True})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -88,3 +91,56 @@ async def test_a_router_without_a_file_has_nothing_to_reload() -> None:
             400,
             "this router runs without an SLA file",
         )
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "words"),
+    [
+        ("gzip", b"no gzip at all", "the body cannot be read"),
+        ("gzip", gzip.compress(b"{}" * 9000, mtime=0)[:-9], "the body cannot be read"),
+        ("br", b"x", "the content encoding 'br' is not supported (send it as identity, gzip, deflate)"),
+        ("zstd", b"x", "the content encoding 'zstd' is not supported (send it as identity, gzip, deflate)"),
+        ("identity", b"[" * (65 << 10), "the body is larger than 65536 bytes"),
+    ],
+)
+async def test_a_body_that_cannot_be_decoded_is_an_error_of_its_sender_and_logs_nothing(
+    coding: str, body: bytes, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        an_admin(Paper(a_file(1))) as (_, http),
+        http.post("/admin/explain", data=body, headers={"content-encoding": coding}) as reply,
+    ):
+        assert reply.status in (400, 413)
+        assert words in (await reply.json())["error"]["message"]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_body_is_not_decoded_before_its_key_is_known() -> None:
+    async with (
+        an_admin(Paper(a_file(1)), admin_key_hashes=HASHES) as (_, http),
+        http.post(
+            "/admin/explain", data=b"no gzip", headers={"content-encoding": "gzip", "authorization": "Bearer guess"}
+        ) as reply,
+    ):
+        assert reply.status == 401
+
+
+@pytest.mark.parametrize("raw", [b"GET /dashboard HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"nonsense\r\n\r\n"])
+@pytest.mark.parametrize("port", ["http", "admin"])
+async def test_no_answer_names_the_software_behind_it(raw: bytes, port: str) -> None:
+    async with an_admin(Paper(a_file(1))) as (router, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", getattr(router, port).port)
+        writer.write(raw)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        writer.close()
+    assert head.startswith(b"http/1.1 ")
+    assert b"server:" not in head
+    assert not any(name in head for name in (b"python", b"aiohttp", b"pointsman"))
+
+
+async def test_a_rank_is_changed_by_the_name_that_has_a_slash() -> None:
+    async with an_admin(Paper(a_file(1))) as (_, http):
+        async with http.patch("/admin/backends/b0%2F1", json={"weight": 2}) as reply:
+            assert "there is no backend 'b0/1'" in (await reply.json())["error"]["message"]
+        async with http.put("/admin/config") as reply:
+            assert reply.status == 405

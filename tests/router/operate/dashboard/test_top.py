@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -109,3 +110,27 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
     assert len(heads) >= 3
     assert not [line for line in heads if "…" in line]
     assert not [line for line in lines if "…" in line and not line.endswith("…")]
+
+
+@pytest.mark.parametrize(
+    ("table", "order"),
+    [
+        ("class", ["p99", "TPOT p50", "TTFT p50", "ended", "TPOT p95", "target", "late", "TTFT p95", "waiting"]),
+        ("tenant", ["weight", "spent", "cost/min", "entitled", "cached", "running", "waiting", "share", "left"]),
+        ("backend", ["weight", "wait", "KV in use", "of", "hit rate", "waiting", "ended", "running"]),
+    ],
+)
+async def test_the_narrower_a_terminal_the_fewer_columns_it_shows(table: str, order: list[str]) -> None:
+    async with an_operator() as operator:
+        await operator.ask("labs", words=5)
+        snapshot, decisions = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+    shown: dict[str, int] = {}
+    for width in range(10, 200):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(frame(snapshot, decisions, lines=60, width=width))
+        for line in captured.get().splitlines():
+            if line.startswith(f"{table} "):
+                shown = {name: width for name in re.split(r"  +", line.strip()) if name not in shown} | shown
+    # the column that needs the widest terminal is the first that a narrower one leaves out
+    assert [name for name in sorted(shown, key=lambda name: -shown[name]) if name in order] == order

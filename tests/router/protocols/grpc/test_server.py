@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,8 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from policies.errors import BackendFailed
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, Outcome, TokenLogprob, Usage
 from policies.sla.config import Config
+from router.protocols.grpc.server import _Streaming, abort
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
 from router.start.app import Router
@@ -217,9 +219,44 @@ async def test_a_deadline_reaches_the_backend_and_ends_the_call() -> None:
     assert 0 < deadline_s < 0.25
 
 
-async def test_another_backend_is_tried_before_the_first_reply_and_none_after() -> None:
+async def test_a_call_that_ended_by_itself_at_its_deadline_takes_no_status_and_is_no_error_of_the_router() -> None:
+    class Ended:
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Ended(), grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+
+
+@pytest.mark.parametrize("error", [grpc.aio.InternalError('Failed "execute_batch"'), grpc.aio.UsageError("finished")])
+async def test_a_client_that_leaves_in_the_midst_of_a_write_is_gone_and_no_error_of_the_router(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = _Streaming.write
+
+    async def breaks(self: _Streaming, index: int, delta: Delta) -> None:
+        async def fails(_: object) -> None:
+            raise error
+
+        context = self._context
+        self._context = types.SimpleNamespace(write=fails)
+        try:
+            await write(self, index, delta)
+        finally:
+            self._context = context
+
+    monkeypatch.setattr(_Streaming, "write", breaks)
+    async with a_stub(ScriptedBackend(scripts=[an_answer("a", "b")])) as (stub, router):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [reply async for reply in stub.Generate(a_chat(), metadata=METADATA)]
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        assert router.gateway.admission.settled == {Outcome.CANCELLED: 1}
+    assert "unplanned" not in caplog.text
+
+
+async def test_another_backend_is_tried_before_the_first_reply_and_later_if_it_can_continue() -> None:
     early: list[Any] = [BackendFailed("gone")]
-    late: list[Any] = [Delta(text="a", token_ids=(1,)), BackendFailed("gone")]
+    late: list[Any] = [Delta(text="a", message={"tool_calls": []}), BackendFailed("gone")]
     for script, answered in ((early, True), (late, False)):
         backends = [ScriptedBackend(f"b{i}", scripts=[list(script)] if i == 0 else []) for i in range(2)]
         async with a_stub(backends[0]) as (stub, _):
@@ -231,6 +268,19 @@ async def test_another_backend_is_tried_before_the_first_reply_and_none_after() 
             with pytest.raises(grpc.aio.AioRpcError):
                 [reply async for reply in stub.Generate(a_chat(), metadata=METADATA)]
         assert sum(len(backend.requests) for backend in backends) == (3 if answered else 1)
+
+
+async def test_a_stream_is_continued_by_another_backend() -> None:
+    scripts: list[list[Any]] = [
+        [Delta(text="a", token_ids=(1,)), BackendFailed("gone")],
+        [Delta(text="b", token_ids=(2,)), Delta(finish_reason="stop", usage=Usage(3, 2))],
+    ]
+    # the one that is asked first breaks off
+    async with a_stub(*(ScriptedBackend(f"b{at}", scripts=scripts) for at in range(2))) as (stub, _):
+        replies = [reply async for reply in stub.Generate(a_chat(), metadata=METADATA)]
+    assert b"".join(reply.token_ids for reply in replies) == b"\1\0\0\0\2\0\0\0"
+    assert [reply.HasField("placement") for reply in replies] == [True, False, False]
+    assert replies[-1].usage.completion_tokens == 2
 
 
 async def test_health_follows_readiness_and_reflection_names_the_service() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from backends.nesting import MOST_LEVELS
 from http1.limits import ServerLimits
-from router.operate.telemetry.logs import HttpServerLog
 from router.start.app import Router
 from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
 
@@ -144,12 +143,6 @@ async def test_what_is_no_http_is_no_error_of_ours(sent: bytes, caplog: pytest.L
     assert "secret" not in caplog.text
 
 
-async def test_a_mistake_of_ours_stays_an_error_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    HttpServerLog().exception("Unhandled exception", exc_info=RuntimeError("bug"))
-    (record,) = caplog.records
-    assert (record.levelname, record.exc_info and str(record.exc_info[1])) == ("ERROR", "bug")
-
-
 async def test_a_model_with_slashes_is_found_by_its_name_and_in_either_shape() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.get(f"/v1/models/{MODEL}") as reply:
@@ -159,3 +152,48 @@ async def test_a_model_with_slashes_is_found_by_its_name_and_in_either_shape() -
                 assert (reply.status, "there is no model 'a/b'" in await reply.text()) == (404, True)
         async with client.session.head(f"{client.url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}) as reply:
             assert (reply.status, await reply.read()) == (200, b"")
+
+
+OBJECTS = b'{"model": "m", "messages": [], "x": [' + b",".join([b"{}"] * 200_000) + b"]}"
+
+
+@pytest.mark.parametrize(
+    "post",
+    [a_post(OBJECTS), a_post(gzip.compress(OBJECTS), "Content-Encoding: gzip")],
+    ids=["plain", "gzip"],
+)
+async def test_a_body_that_would_take_too_much_memory_is_refused_in_the_words_of_its_api(post: bytes) -> None:
+    async with a_router() as router:
+        answer = await answered(router, post)
+        other = await answered(router, post.replace(CHAT.encode(), b"/v1/messages", 1))
+    assert answer.startswith("HTTP/1.1 413")
+    assert '"code":"request_too_large"' in answer
+    assert "MiB of memory" in answer
+    assert "server.memory" in answer
+    assert other.startswith("HTTP/1.1 413")
+    assert '"type":"request_too_large"' in other
+
+
+async def test_large_bodies_wait_for_memory_in_turn_and_all_of_them_are_answered() -> None:
+    chat = json.dumps(a_chat("\N{GRINNING FACE} hello " * 20_000), ensure_ascii=False).encode()
+    coded = gzip.compress(chat)
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (chat[:100_000], chat[100_000:])) + b"0\r\n\r\n"
+    posts = [
+        a_post(chat),
+        a_post(coded, "Content-Encoding: gzip"),
+        a_post(chunks, "Transfer-Encoding: chunked", length=-1),
+    ]
+    config = a_config(max_body_bytes=len(chat), memory_bytes=64 * len(chat))
+    async with a_router(config=config) as router:
+        answers = await asyncio.gather(*(answered(router, post) for post in posts * 8))
+        assert router.gateway.bodies.arriving.lent == router.gateway.bodies.parsed.lent == 0
+    # the model's context is far smaller
+    assert [answer.split("\r\n")[0] for answer in answers] == ["HTTP/1.1 400 Bad Request"] * 24
+
+
+async def test_of_many_chats_far_beyond_the_context_each_is_refused_for_that_and_none_because_others_wait() -> None:
+    post = a_post(json.dumps(a_chat("the lazy dog " * 600_000)).encode())
+    async with a_router() as router:
+        answers = await asyncio.gather(*(answered(router, post) for _ in range(16)))
+    assert {answer.split("\r\n")[0] for answer in answers} == {"HTTP/1.1 400 Bad Request"}
+    assert all("at least" in answer and "context_length_exceeded" in answer for answer in answers)

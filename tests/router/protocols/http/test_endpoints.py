@@ -28,6 +28,7 @@ from tests.router.parts import (
     a_tenant,
     an_answer,
 )
+from tests.still import still
 
 
 async def events_of(client: Client, path: str, body: dict[str, Any]) -> list[str]:
@@ -178,8 +179,11 @@ async def test_a_backend_that_fails_before_the_first_token_is_replaced_unseen() 
         assert (status, body["choices"][0]["message"]["content"]) == (200, "fine")
 
 
-async def test_no_other_backend_is_tried_once_the_client_has_seen_a_token() -> None:
-    broken: list[Any] = [Delta(text="half", token_ids=(1,)), BackendFailed("gone", hint="look there")]
+async def test_no_other_backend_is_tried_once_the_client_has_seen_what_none_can_continue() -> None:
+    broken: list[Any] = [
+        Delta(text="half", message={"reasoning_content": "hm"}),
+        BackendFailed("gone", hint="look there"),
+    ]
     backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
     async with a_router(*backends) as router, a_client(router) as client:
         events = await events_of(client, CHAT, a_chat())
@@ -251,11 +255,7 @@ async def test_a_client_that_reads_slowly_holds_the_backend_back() -> None:
         async with client.post(CHAT, a_chat(stream=True)) as reply:
             await reply.content.readany()
             await release.wait()
-            before = -1
-            while before != sent:
-                before = sent
-                await asyncio.sleep(0.05)
-            held_at = sent
+            held_at = await still(lambda: sent)
             reply.close()
         assert held_at < 900
 
@@ -503,8 +503,7 @@ async def test_a_router_is_ready_once_each_pool_was_reached_and_alive_before() -
 async def test_metrics_have_requests_latencies_tokens_and_the_loop() -> None:
     async with a_router() as router, a_client(router) as client:
         await client.answer(CHAT, a_chat())
-        async with client.get("/metrics", key=None) as reply:
-            text = await reply.text()
+        text = router.telemetry.exposition()[0].decode()
     labels = 'service_class="chat",tenant="acme"'
     assert f'pointsman_requests_total{{outcome="finished",{labels}}} 1.0' in text
     assert f"pointsman_ttft_seconds_count{{{labels}}} 1.0" in text

@@ -14,6 +14,8 @@ from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Limits
 from policies.rules import Range, Rule, When
 from policies.sla.config import Config, PoolSpec
+from router.protocols.http import tokenizing
+from router.text import text_tokenizer
 from tests.router.parts import (
     CHAT,
     COMPLETIONS,
@@ -183,3 +185,27 @@ async def test_what_a_tokenizer_here_can_do_no_engine_is_asked_for(tmp_path: Pat
     async with a_router(engine, config=config) as router, a_client(router) as client:
         assert (await client.answer(CHAT, a_chat("hello")))[0] == 200
     assert engine.asked == []
+
+
+async def test_many_tokens_are_listed_and_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "_SLICE", 7)
+    monkeypatch.setattr(text_tokenizer, "DECODED_TOKENS", 100)
+    text = "the lazy dog \u4e5d\u5341 " * 2_000
+    words = a_tokenizer().encode(text)
+    async with a_router() as router, a_client(router) as client:
+        _, reply = await client.answer("/tokenize", {"prompt": text, "return_token_strs": True})
+        assert (reply["count"], reply["tokens"], reply["token_strs"]) == (len(words.ids), words.ids, words.tokens)
+        _, reply = await client.answer("/detokenize", {"tokens": words.ids})
+        assert reply == {"prompt": "<s>" + text}
+
+
+async def test_a_reply_with_more_tokens_than_there_is_memory_for_is_refused() -> None:
+    config = a_config(max_body_bytes=2**20, memory_bytes=32 * 2**20)
+    async with a_router(config=config) as router, a_client(router) as client:
+        text = "a b c " * 30_000
+        assert (await client.answer("/tokenize", {"prompt": text}))[0] == 200
+        status, reply = await client.answer("/tokenize", {"prompt": text, "return_token_strs": True})
+        assert (status, reply["error"]["code"]) == (413, "request_too_large")
+        assert "the reply would take more than" in reply["error"]["message"]
+        status, reply = await client.answer("/detokenize", {"tokens": [5] * 200_000})
+        assert (status, reply["error"]["code"]) == (413, "request_too_large")

@@ -195,6 +195,13 @@ def test_what_is_no_text_needs_a_backend_that_sees_and_hears(kind: str) -> None:
     assert MEDIA_TOKENS < tokens.count < 2 * MEDIA_TOKENS
 
 
+def test_the_urls_of_all_parts_are_known_and_a_chat_of_texts_has_none() -> None:
+    urls = ["https://a/1.png", "https://a/2.mp4"]
+    media = [{"type": kind, kind: {"url": url}} for kind, url in zip(("image_url", "video_url"), urls, strict=True)]
+    assert with_parts({"type": "text", "text": "Look:"}, *media).media_urls == tuple(urls)
+    assert with_parts({"type": "text", "text": urls[0]}).media_urls == ()
+
+
 def test_prompts_with_the_same_images_begin_alike_and_those_with_others_do_not() -> None:
     long = {"type": "text", "text": "word " * 200}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
@@ -253,6 +260,13 @@ def test_a_tool_that_is_not_there_cannot_be_chosen(function: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat_ask(a_chat(tools=tools, tool_choice={"type": "function", "function": function}))
     assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("name", ["priority", "session"])
+def test_a_header_that_is_empty_is_a_header_that_is_absent(name: str) -> None:
+    assert getattr(chat_ask(a_chat(), {f"x-pointsman-{name}": ""}), name) is None
+    assert getattr(chat_ask(a_chat(), {}), name) is None
+    assert getattr(chat_ask(a_chat(), {f"x-pointsman-{name}": "batch"}), name) == "batch"
 
 
 def test_no_alternatives_need_no_logprobs() -> None:

@@ -85,7 +85,7 @@ def test_a_whole_answer_has_usage_as_in_responses_or_messages(usage: dict[str, A
 def test_a_whole_answer_that_is_none_is_a_failure(raw: bytes) -> None:
     answer = WholeAnswer("b0")
     list(answer.feed(raw))
-    with pytest.raises(BackendFailed, match="invalid answer"):
+    with pytest.raises(BackendFailed, match="answered nonsense"):
         list(answer.end())
 
 

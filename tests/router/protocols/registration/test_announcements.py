@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from policies.sla.parse import parse
-from router.protocols.registration.announcements import announcements
+from router.protocols.http.routes import Routes
+from router.protocols.registration.announcements import add_announcements
 from router.start.app import Router
 from shards.announce import Announcement, Announcer, reachable_address
 from tests.standins.fastchat import FastChatWorker
@@ -202,7 +203,9 @@ def test_a_shard_on_all_interfaces_announces_the_one_towards_the_router() -> Non
 
 
 def test_all_of_it_is_served_where_operators_are() -> None:
-    assert {route.path for route in announcements(None)} == {  # type: ignore[arg-type, attr-defined]
+    routes = Routes()
+    add_announcements(routes, None)  # type: ignore[arg-type]
+    assert set(routes) == {
         *(f"/backends/{what}" for what in ("register", "unregister", "registered")),
         *(f"/nodes/{what}" for what in ("add", "remove", "status")),
     }

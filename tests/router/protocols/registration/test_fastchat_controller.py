@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
+from http1.request import Reply, Request
+from http1.server import HttpServer
 from policies.errors import InvalidRequest, Overloaded
+from router.protocols.http.routes import Routes
 from router.protocols.registration.fastchat_controller import FastChatController
-from router.protocols.registration.fastchat_workers import EXPIRES_AFTER_S, MOST_WORKERS, Worker, Workers
+from router.protocols.registration.fastchat_workers import MOST_WORKERS, Worker, Workers
 from tests.shards.attached import eventually
 from tests.standins.fastchat import FastChatWorker
 from tests.standins.standin import running
@@ -53,24 +55,28 @@ def a_registration(address: str = "http://w:1", **fields: Any) -> dict[str, Any]
     return {"worker_name": address, "check_heart_beat": True, "worker_status": status, "multimodal": False, **fields}
 
 
-def an_app(workers: Workers, **parts: Any) -> web.Application:
-    app = web.Application()
-    FastChatController(workers, **parts).add_to(app)
-    return app
-
-
 @asynccontextmanager
-async def a_controller(**parts: Any) -> AsyncIterator[tuple[TestClient[Any, Any], Workers, Heard]]:
+async def a_controller() -> AsyncIterator[tuple[aiohttp.ClientSession, Workers, Heard]]:
     workers, heard, _ = some_workers()
-    async with TestClient(TestServer(an_app(workers, **parts))) as client:
-        yield client, workers, heard
+    routes = Routes()
+
+    async def answer(request: Request) -> Reply:
+        return await (routes.at(request.path) or {})[request.method](request)
+
+    async with FastChatController(workers) as controller:
+        controller.add_to(routes)
+        server = HttpServer(answer)
+        port = await server.listen("127.0.0.1", 0)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+            yield client, workers, heard
         workers.check()
+        await server.close()
 
 
-async def posted(client: TestClient[Any, Any], path: str, **body: Any) -> Any:
-    reply = await client.post(path, json=body)
-    assert reply.status == 200
-    return await reply.json()
+async def posted(client: aiohttp.ClientSession, path: str, **body: Any) -> Any:
+    async with client.post(path, json=body) as reply:
+        assert reply.status == 200
+        return await reply.json()
 
 
 def test_a_registered_worker_has_joined_once_until_its_models_change() -> None:
@@ -88,7 +94,7 @@ def test_a_worker_without_heart_beats_is_gone_and_must_register_again() -> None:
     workers.register(a_worker("http://beats:1"))
     workers.register(a_worker("http://silent:1"))
     workers.register(a_worker("http://exempt:1", beats=False))
-    clock.now = EXPIRES_AFTER_S
+    clock.now = 90.0
     assert workers.beat("http://beats:1", 2)
     clock.now += 1
     workers.expire()
@@ -137,7 +143,8 @@ async def test_a_worker_registers_beats_and_is_found() -> None:
         assert await posted(client, "/list_language_models") == {"models": ["m"]}
         assert await posted(client, "/get_worker_address", model="m") == {"address": "http://w:1"}
         assert await posted(client, "/worker_get_status") == {"model_names": ["m"], "speed": 1, "queue_length": 3}
-        assert await (await client.get("/test_connection")).json() == "success"
+        async with client.get("/test_connection") as reply:
+            assert await reply.json() == "success"
     assert heard.changes == [("joined", "http://w:1")]
 
 
@@ -159,16 +166,16 @@ async def test_a_worker_that_does_not_answer_is_not_registered() -> None:
         assert workers.known == {}
 
 
-async def test_the_app_looks_for_those_that_went_silent() -> None:
+async def test_the_controller_looks_for_those_that_went_silent() -> None:
     ticks: asyncio.Queue[None] = asyncio.Queue()
 
     async def tick(_: float) -> None:
         await ticks.get()
 
     workers, heard, clock = some_workers()
-    async with TestClient(TestServer(an_app(workers, sleep=tick))):
+    async with FastChatController(workers, sleep=tick):
         workers.register(a_worker())
-        clock.now = EXPIRES_AFTER_S + 1
+        clock.now = 91.0
         ticks.put_nowait(None)
         await eventually(lambda: not workers.known)
     assert heard.changes[-1] == ("left", "http://w:1")

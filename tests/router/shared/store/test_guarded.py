@@ -58,11 +58,15 @@ class Replica:
 
 @asynccontextmanager
 async def a_replica(url: str, clock: HandClock | None = None, **options: Any) -> AsyncIterator[Replica]:
-    clock, events = clock or HandClock(), Counter[str]()
+    clock, events, routers = clock or HandClock(), Counter[str](), options.pop("routers", lambda: 1)
     patience: dict[str, Any] = {"deadline_s": 2.0, "first_backoff_s": 0.005, "most_backoff_s": 0.02, **options}
     shared = RedisStore(url, clock=clock)
     store = GuardedStore(
-        shared, clock=clock, options=GuardOptions(**patience), on_event=lambda event: events.update([event])
+        shared,
+        clock=clock,
+        options=GuardOptions(**patience),
+        on_event=lambda event: events.update([event]),
+        routers=routers,
     )
     await store.start()
     try:
@@ -264,6 +268,49 @@ async def test_a_router_that_is_left_alone_shares_what_was_left_not_what_there_i
         assert isinstance(await modest.reserve("its share", tokens=100), Reservation)
         # a router that has had more than its share gets nothing more
         assert isinstance(await greedy.reserve("more", tokens=1), Refused)
+
+
+async def test_routers_that_know_of_each_other_let_in_no_more_than_the_limit_while_redis_is_frozen(
+    server: RedisServer,
+) -> None:
+    async with AsyncExitStack() as stack:
+        clock, known = HandClock(), 3
+        options: dict[str, Any] = {"replicas": 1, "routers": lambda: known, "deadline_s": 0.1}
+        replicas = [await stack.enter_async_context(a_replica(server.url, clock, **options)) for _ in range(3)]
+        granted = 0
+        for number in range(30):
+            granted += 10 * isinstance(await replicas[number % 3].reserve(f"r{number}", tokens=10), Reservation)
+        assert granted == 300
+        with server.frozen():
+            # a router that hears nothing of the others does not take them for gone
+            known = 1
+            for number in range(300):
+                granted += 10 * isinstance(await replicas[number % 3].reserve(f"f{number}", tokens=10), Reservation)
+            assert all(replica.store.is_away for replica in replicas)
+        assert 950 <= granted <= 1000
+        for replica in replicas:
+            await replica.is_back()
+        for number in range(300):
+            granted += 10 * isinstance(await replicas[number % 3].reserve(f"t{number}", tokens=10), Reservation)
+        assert granted == 1000
+
+
+async def test_requests_that_began_while_it_was_away_and_still_run_are_counted_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    async with a_line(server) as line, a_replica(line.url) as replica:
+        await replica.left()
+        gone(server, line)
+        running = await replica.reserve("running", tokens=600)
+        assert isinstance(running, Reservation)
+        assert running.is_local
+        line.mend()
+        await replica.is_back()
+        assert await replica.left() == 400
+        assert isinstance(await replica.reserve("too much", tokens=401), Refused)
+        await replica.store.settle(running, Charge(tokens=100))
+        await replica.is_back()
+        assert await replica.left() == 900
 
 
 async def test_a_strict_router_refuses_rather_than_guess_and_reserves_nothing(server: RedisServer) -> None:

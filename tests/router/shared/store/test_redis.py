@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from policies.quota.budget import Charge, Refused, Reservation
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.store.base import Fault, StoreFailed
-from router.shared.store.redis import CONNECTIONS, RedisStore
+from router.shared.store.redis import CONNECTIONS, RedisStore, faults
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock, RedisServer, a_line, a_redis
 from tests.shards.attached import eventually
@@ -185,6 +186,23 @@ async def test_a_line_that_is_cut_in_the_middle_fails_and_the_next_call_works(
         assert failed.value.fault is Fault.GONE
         line.mend()
         await calls[operation]()
+
+
+def test_a_write_to_a_connection_that_uvloop_has_closed_means_that_the_server_is_gone() -> None:
+    async def write_to_it() -> None:
+        async with asyncio.timeout(5):
+            listener = await asyncio.start_server(lambda _, writer: writer.transport.abort(), "127.0.0.1", 0)
+            async with listener:
+                reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+                await reader.read()
+                writer.transport.abort()
+                await asyncio.sleep(0)
+                with faults():
+                    writer.writelines([b"PING"])
+
+    with pytest.raises(StoreFailed) as failed:
+        uvloop.run(write_to_it())
+    assert failed.value.fault is Fault.GONE
 
 
 WRONG = {

@@ -19,6 +19,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from policies.errors import ConfigError
@@ -28,6 +29,8 @@ from router.start.commands.processes import Processes, as_process, place_of, req
 from tests.engines.programs import free_ports
 from tests.router.parts import a_config
 from tests.shards.attached import eventually
+from tests.standins.openai_compatible import OpenAIServer
+from tests.standins.standin import running
 
 WRITES_DOWN = """
 import os, signal, sys, time
@@ -82,6 +85,21 @@ async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
     await asyncio.wait_for(some.run(), 10)
     assert some.failed
     assert any(line.endswith("ended with 3 right after its start") for line in logged)
+
+
+async def test_one_that_is_killed_as_soon_as_it_began_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PAUSE_S", 0.01)
+    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 2, print)
+    running = asyncio.create_task(some.run())
+    await eventually(lambda: all(lines(tmp_path, place) for place in ("0-2", "1-2")))
+    os.kill(int(lines(tmp_path, "0-2")[0]), signal.SIGKILL)
+    await eventually(lambda: len(lines(tmp_path, "0-2")) == 2)
+    assert len(lines(tmp_path, "1-2")) == 1
+    some.pass_on(signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
+    assert not some.failed
 
 
 def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> None:
@@ -154,3 +172,106 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
         assert parent.returncode == 0, errors
         assert b"share no state" in errors
         assert not answers(urls[0])
+
+
+async def test_one_that_ran_for_a_while_is_started_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SETTLED_S", 0.0)
+    monkeypatch.setattr(processes, "PAUSE_S", 3600.0)
+    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 1, print)
+    running = asyncio.create_task(some.run())
+    await eventually(lambda: bool(lines(tmp_path, "0-1")))
+    os.kill(int(lines(tmp_path, "0-1")[0]), signal.SIGKILL)
+    await eventually(lambda: len(lines(tmp_path, "0-1")) == 2)
+    some.pass_on(signal.SIGTERM)
+    await asyncio.wait_for(running, 5)
+
+
+STREAMING = """
+pools: {{own: {{kind: openai_compatible, at: ["{url}"], model: m, options: {{max_requests: 64}}}}}}
+server: {{http: "127.0.0.1:{http}", grpc: off, admin: "127.0.0.1:{admin}"}}
+"""
+
+
+class Stream:
+    """A streamed chat: the text that came, and how it ended."""
+
+    def __init__(self) -> None:
+        self.text, self.process = "", ""
+        self.is_incomplete = False
+
+    async def read(self, client: aiohttp.ClientSession, url: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        try:
+            async with client.post(f"{url}/v1/chat/completions", json=body) as reply:
+                assert reply.status == 200
+                async for data in reply.content.iter_any():
+                    self.text += data.decode()
+        except aiohttp.ClientPayloadError:
+            self.is_incomplete = True
+
+    @property
+    def is_whole(self) -> bool:
+        return self.text.endswith("data: [DONE]\n\n")
+
+
+async def running_in(client: aiohttp.ClientSession, admin: int) -> float | None:
+    """How many requests of the process with this port are at backends; None if it does not answer."""
+    with suppress(aiohttp.ClientError):
+        async with client.get(f"http://127.0.0.1:{admin}/metrics", timeout=aiohttp.ClientTimeout(2)) as reply:
+            rows = [
+                line for line in (await reply.text()).splitlines() if line.startswith("pointsman_backend_in_flight{")
+            ]
+            return sum(float(line.split()[-1]) for line in rows)
+    return None
+
+
+async def test_a_killed_process_takes_its_own_streams_with_it_and_no_others_and_comes_back(tmp_path: Path) -> None:
+    http, admin = free_ports(2)
+    engine = OpenAIServer(text="a" * 100, delay_s=0.05)
+    async with running(engine), aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
+        (tmp_path / "sla.yaml").write_text(STREAMING.format(url=engine.url, http=http, admin=admin))
+        command = [sys.executable, "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
+        parent = await asyncio.create_subprocess_exec(
+            *command, cwd=Path(__file__).parents[4], stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(90):
+                while None in [await running_in(client, admin + number) for number in (0, 1)]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+                # so that the parent takes the process for one that works
+                await asyncio.sleep(processes.SETTLED_S)
+            streams = [Stream() for _ in range(24)]
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                for stream in streams:
+                    group.create_task(stream.read(client, f"http://127.0.0.1:{http}"))
+                while not all(stream.text for stream in streams):  # noqa: ASYNC110 - of other tasks
+                    await asyncio.sleep(0.01)
+                before = [await running_in(client, admin + number) for number in (0, 1)]
+                os.kill(pid_of(parent.pid, "0/2"), signal.SIGKILL)
+                killed_at = time.monotonic()
+                fresh = Stream()
+                await asyncio.sleep(0.2)
+                group.create_task(fresh.read(client, f"http://127.0.0.1:{http}"))
+                while await running_in(client, admin) is None:  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.05)
+                print(f"\nback after {time.monotonic() - killed_at:.2f} s")
+            cut = [stream for stream in streams if stream.is_incomplete]
+            assert [float(len(cut)), float(24 - len(cut))] == before
+            assert 0 < len(cut) < 24
+            assert all(stream.is_whole for stream in (*streams, fresh) if not stream.is_incomplete)
+            assert not any(stream.is_whole for stream in cut)
+            assert [await running_in(client, admin + number) for number in (0, 1)] == [0.0, 0.0]
+            assert engine.open_requests == 0
+        finally:
+            parent.terminate()
+            await parent.wait()
+
+
+def pid_of(parent: int, place: str) -> int:
+    """The process at `place`, below `parent`."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if place in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
+            return int(child)
+    raise AssertionError(f"no process at {place}")
