@@ -182,9 +182,18 @@ class VLLMOptions:
 PLAIN = VLLMOptions()
 
 
-def a_vllm(name: str, folder: Path, options: VLLMOptions, *, model: Path | None = None, served: str = NAME) -> VLLM:
-    """A vLLM with `options`, not started."""
-    port, events, replay = free_ports(3)
+def a_vllm(
+    name: str,
+    folder: Path,
+    options: VLLMOptions,
+    *,
+    model: Path | None = None,
+    served: str = NAME,
+    port: int | None = None,
+) -> VLLM:
+    """A vLLM with `options`, not started; `port` None: a free one."""
+    free, events, replay = free_ports(3)
+    port = port or free
     words = [
         *(program("vllm"), "serve", str(model or weights()), "--served-model-name", served),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
