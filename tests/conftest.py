@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,10 +23,24 @@ settings.load_profile("untimed")
 WITHOUT_TORCH = frozenset({"torch", "llguidance", "transformers", "triton"})
 """Packages that `--without-torch` assumes to be missing."""
 
+LIMIT_S = {
+    "chaos": 300,
+    "clients": 300,
+    "docs": 300,
+    "e2e": 180,
+    "engines": 900,
+    "helm": 180,
+    "house": 300,
+    "shards/gpu/test_interpreted.py": 900,
+    "shards/kernels/test_interpreted.py": 900,
+}
+"""Seconds for one test of these folders and files, which run other programs. The rest: `timeout` of pyproject.toml."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--without-torch", action="store_true", help="leave out what needs torch or transformers")
     parser.addoption("--at-least", type=int, default=0, metavar="TESTS", help="fail if fewer tests pass")
+    parser.addoption("--random-order", type=int, metavar="SEED", help="shuffle the files, and the tests of each file")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -40,6 +55,20 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
         module: TorchFree = TorchFree.from_parent(parent, path=module_path)
         return module
     return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for place, limit_s in LIMIT_S.items():
+        for item in items:
+            if item.path.is_relative_to(tests / place) and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(limit_s))
+    if (seed := config.getoption("random_order")) is not None:
+        draw = random.Random(seed)
+        files = {path: draw.random() for path in sorted({item.path for item in items})}
+        draw.shuffle(items)
+        # tests of a file stay together, for fixtures that they share
+        items.sort(key=lambda item: files[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -39,7 +39,19 @@ AT_HAND = ("examples", "helm")
 CHECKOUT = "pointsman"
 """The folder in which a reader has a copy of the repository, to change it."""
 
-PACKAGES = ("policies", "router", "backends", "shards", "http1", "simulation", "proto", "tests", "docs", "examples")
+PACKAGES = (
+    "policies",
+    "router",
+    "backends",
+    "shards",
+    "http1",
+    "tls",
+    "simulation",
+    "proto",
+    "tests",
+    "docs",
+    "examples",
+)
 
 _PROGRAM = """#!/bin/sh
 # the pointsman of this checkout; where it would listen at its usual ports, at free ones

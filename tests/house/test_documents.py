@@ -52,7 +52,7 @@ def test_every_code_is_documented_with_the_statuses_that_it_has() -> None:
 
 def test_the_architecture_names_every_package_and_module_that_it_should() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    named = set(re.findall(r"`((?:policies|shards|backends|router|simulation|http1)/[\w/]+\.py)`", text))
+    named = set(re.findall(r"`((?:policies|shards|backends|router|simulation|http1|tls)/[\w/]+\.py)`", text))
     assert named, "the page names files"
     missing = sorted(name for name in named if not (ROOT / name).exists())
     assert not missing, f"the page names files that are not there: {missing}"
@@ -99,6 +99,6 @@ def test_pages_say_nothing_about_their_authors() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="that is the one that runs")
 def test_python_files_parse_on_the_oldest_supported_version() -> None:
-    for package in ("policies", "shards", "backends", "router", "http1", "examples", "benchmarks"):
+    for package in ("policies", "shards", "backends", "router", "http1", "tls", "examples", "benchmarks"):
         for file in (ROOT / package).rglob("*.py"):
             ast.parse(file.read_text(), feature_version=(3, 11))

@@ -23,11 +23,12 @@ SCHEDULER = (
 
 MAY_IMPORT = {
     "http1": (),
-    "policies": (),
-    "shards": (),
-    "backends": ("http1", "policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
+    "tls": (),
+    "policies": ("tls.settings",),
+    "shards": ("tls",),
+    "backends": ("http1", "tls", "policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
     "router": (
-        *("http1", "policies", "backends", "simulation.command"),
+        *("http1", "tls", "policies", "backends", "simulation.command"),
         *("shards.wire", "shards.kv.keys", "shards.bundled", "shards.__main__"),
     ),
     # it runs the scheduler of the engine, of which nothing knows torch
@@ -56,9 +57,9 @@ INSIDE = {
     "backends.shard": ("backends.base", "backends.detokenize", "backends.reconnect"),
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
-    "router.text": ("router.ask",),
+    "router.text": ("router.ask", "router.regular_file"),
     "router.fleet": ("router.supervise",),
-    "router.shared": ("router.ask", "router.supervise", "router.fleet"),
+    "router.shared": ("router.ask", "router.regular_file", "router.supervise", "router.fleet"),
     "router.call": ("router.ask", "router.text", "router.fleet", "router.shared"),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
     "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("policies", "shards", "backends", "router", "simulation", "http1")
+PACKAGES = ("policies", "shards", "backends", "router", "simulation", "http1", "tls")
 SHARED = frozenset(
     {
         "Account",

@@ -14,6 +14,7 @@ MOST = {
     "examples": 0,
     "helm": 0,
     "http1": 0,
+    "tls": 0,
     "policies": 0,
     "proto": 0,
     "router": 0,

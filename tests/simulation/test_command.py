@@ -80,6 +80,8 @@ def test_a_second_file_stands_beside_the_first(files: list[str], tmp_path: Path)
     out = tmp_path / "out.json"
     done = output_of(*files, "--against", str(other), "--json", str(out))
     assert "2 - 1" in done.output
+    begins = [line.strip(" │|").partition(" ")[0] for line in done.output[done.output.index("2 - 1") :].splitlines()]
+    assert [begins.count(name) for name in ("chat",)] == [1], "a class is named in its first row only"
     content = json.loads(out.read_text())
     first, second = (run["classes"][0]["ttft_s"]["p95"] for run in content["runs"])
     assert content["difference"]["chat"]["ttft_p95_s"] == pytest.approx(second - first, abs=1e-5)

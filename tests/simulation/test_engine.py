@@ -141,8 +141,8 @@ def test_leaps_move_hardly_a_token_by_more_than_a_step() -> None:
         real, ours = by_the_engine(seed), simulated(a_story(seed), leap_s=LEAP_S)
         moved_s += [abs(ours[number][which] - real[number][which]) for number in real for which in (0, 1)]
     # what a step takes is learnt with a little less, so once in a while a prompt is cut into other steps
-    assert sum(seconds > 0.06 for seconds in moved_s) <= 0.05 * len(moved_s)
-    assert max(moved_s) < 0.5
+    assert sum(seconds > 0.06 for seconds in moved_s) <= 0.03 * len(moved_s)
+    assert max(moved_s) < 0.35
 
 
 def test_decode_steps_are_simulated_together_and_cut_short_by_arrivals() -> None:
