@@ -34,11 +34,12 @@ from shards.bundled import weights
 from shards.bundled.documents import document, facts_within
 
 HTTP = "127.0.0.1:18480"
+ADMIN = "127.0.0.1:18482"
 SLA = """
 pools: {{own: {{kind: shard, local: 1, model: "{model}"}}}}
 rules: [{{class: long, pools: [own]}}]
 classes: {{long: {{ttft_p95: 60s}}}}
-server: {{http: "{http}", grpc: "127.0.0.1:18481"}}
+server: {{http: "{http}", grpc: "127.0.0.1:18481", admin: "127.0.0.1:18482"}}
 """
 
 
@@ -88,7 +89,7 @@ def ask(text: str) -> tuple[float, dict[str, object]]:
 
 
 def metric(name: str) -> float:
-    with urllib.request.urlopen(f"http://{HTTP}/metrics", timeout=60) as reply:
+    with urllib.request.urlopen(f"http://{ADMIN}/metrics", timeout=60) as reply:
         found = re.search(rf"^{name} (\S+)$", reply.read().decode(), re.MULTILINE)
     assert found, f"/metrics has no {name}"
     return float(found[1])

@@ -18,6 +18,7 @@ from policies.quota.budget import Standing
 from policies.rules import Rule
 from policies.sla.config import Config, PoolSpec, ServerSettings, StoreSettings
 from router.ask import Ask
+from router.call.bodies import Held
 from router.call.caller import Placement
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -109,7 +110,7 @@ class SimulatedCaller:
     key: str | None = None
     trace: Mapping[str, str] = field(default_factory=dict)
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:  # noqa: ARG002 - there is no body
         path = "/v1/completions"
         return Ask(MODEL, (self.tokens,), ({},), path, max_new_tokens=self.new_tokens, stream=True)
 

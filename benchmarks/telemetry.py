@@ -28,6 +28,7 @@ from backends.fake import Answer, FakeBackend
 from policies.nouns import Decision, Prompt
 from policies.sla.parse import parse
 from router.ask import Ask, Chat
+from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.call.tracing import Tracing, Untraced
@@ -62,7 +63,7 @@ class Client:
     def __init__(self, id: str) -> None:  # noqa: A002
         self.id = id
 
-    async def read(self) -> Ask:
+    async def read(self, held: Held) -> Ask:  # noqa: ARG002 - there is no body
         return Ask(
             "fake", (Chat([{"role": "user", "content": "hello"}]),), ({"model": "fake"},), "/v1/chat/completions"
         )
