@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -11,6 +12,9 @@ from backends.base import Description, Load, Pinned
 from policies.errors import BackendFailed, ExpectedError, Unreached
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
 from shards.kv.keys import BLOCK_TOKENS
+
+MOST_KEPT = 1000
+"""A FakeBackend keeps its last requests, so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ Script = Answer | Sequence[Answer] | Callable[[Request, Prompt], Answer]
 
 @dataclass(slots=True)
 class FakeBackend:
-    """Answers by `script`. Records what it `received`, and counts how generations ended.
+    """Answers by `script`. Keeps the last of what it `received`, and counts how generations ended.
 
     Attributes may be changed at any time: `is_well` is what `probe` looks at, `reported` is its load. One that `pins`
     has a cache: blocks of prompts that it answered, by key, each with its domain; at most `most_pinned` of them stay.
@@ -57,7 +61,8 @@ class FakeBackend:
     is_well: bool = True
     reported: Load = field(default_factory=Load)
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    received: list[tuple[Request, Prompt]] = field(default_factory=list)
+    received: deque[tuple[Request, Prompt]] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    begun: int = 0
     open_requests: int = 0
     finished: int = 0
     cancelled: int = 0
@@ -107,6 +112,7 @@ class FakeBackend:
     async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the script's answer."""
         self.received.append((request, prompt))
+        self.begun += 1
         answer = self._answer(request, prompt)
         self.open_requests += 1
         ended = "cancelled"
@@ -120,7 +126,8 @@ class FakeBackend:
             await self._stumble(answer, len(answer.texts))
             # before the last yield: a reader of the last Delta need not ask for another
             ended = "finished"
-            self.cache.update(dict.fromkeys(request.block_keys, request.domain))
+            if self.pins:
+                self.cache.update(dict.fromkeys(request.block_keys, request.domain))
             usage = self._usage(request, answer)
             yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=usage, body=answer.body)
         except ExpectedError:
@@ -158,7 +165,7 @@ class FakeBackend:
     def check(self) -> None:
         """Raise AssertionError if a generation was lost count of."""
         ended = self.finished + self.cancelled + self.failed
-        assert len(self.received) == ended + self.open_requests, "a generation was lost count of"
+        assert self.begun == ended + self.open_requests, "a generation was lost count of"
 
     def _pinned_blocks(self, but: str = "") -> int:
         return len({key for name, (keys, _) in self.pinned.items() if name != but for key in keys})
@@ -172,7 +179,7 @@ class FakeBackend:
             return self.script
         if callable(self.script):
             return self.script(request, prompt)
-        return self.script[min(len(self.received), len(self.script)) - 1]
+        return self.script[min(self.begun, len(self.script)) - 1]
 
     async def _stumble(self, answer: Answer, at: int) -> None:
         await self.sleep(answer.delay_s)

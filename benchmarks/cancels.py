@@ -81,7 +81,7 @@ async def leave(port: int, rng: random.Random) -> None:
     writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
 
-async def crowd(port: int, cancels: int, at_once: int, seed: int) -> None:
+async def crowd(port: int, cancels: int, at_once: int, seed: int, router: int) -> None:
     rng, begun, began_at = random.Random(seed), 0, time.perf_counter()
 
     async def work() -> None:
@@ -89,7 +89,8 @@ async def crowd(port: int, cancels: int, at_once: int, seed: int) -> None:
         while begun < cancels:
             begun += 1
             if begun % 20_000 == 0:
-                print(f"{begun} of {cancels}, {begun / (time.perf_counter() - began_at):.0f}/s", flush=True)
+                per_s = begun / (time.perf_counter() - began_at)
+                print(f"{begun} of {cancels}, {per_s:.0f}/s, the router has {held(router)[1]:.0f} MiB", flush=True)
             with suppress(OSError):
                 await leave(port, rng)
 
@@ -121,9 +122,9 @@ def main() -> None:
                     metrics(port)
                     break
                 time.sleep(0.1)
-            asyncio.run(crowd(port, min(2000, chosen.cancels), chosen.at_once, 0))
+            asyncio.run(crowd(port, min(2000, chosen.cancels), chosen.at_once, 0, router.pid))
             before = held(router.pid)
-            asyncio.run(crowd(port, chosen.cancels, chosen.at_once, chosen.seed))
+            asyncio.run(crowd(port, chosen.cancels, chosen.at_once, chosen.seed, router.pid))
             time.sleep(3)
             print(f"descriptors and MiB: before {before}, afterwards {held(router.pid)}")
             # the request for metrics is a connection itself

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from backends.base import Pinned
-from backends.fake import Answer, FakeBackend
+from backends.fake import MOST_KEPT, Answer, FakeBackend
 from policies.errors import BackendFailed, BackendRefused
 from policies.nouns import Delta, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -17,8 +17,17 @@ async def test_it_answers_as_scripted_and_records_its_requests() -> None:
     request, prompt = a_request(), a_prompt()
     deltas = await everything(fake, request, prompt)
     assert deltas == [Delta(text="a"), Delta(text="b"), Delta(finish_reason="stop", usage=Usage(5, 2, 3))]
-    assert fake.received == [(request, prompt)]
+    assert list(fake.received) == [(request, prompt)]
     assert fake.finished == 1
+    fake.check()
+
+
+async def test_it_keeps_its_last_requests_alone() -> None:
+    fake = FakeBackend("f", script=Answer(()))
+    for at in range(MOST_KEPT + 2):
+        await everything(fake, a_request(id=str(at)))
+    assert [request.id for request, _ in fake.received] == [str(at) for at in range(2, MOST_KEPT + 2)]
+    assert not fake.cache
     fake.check()
 
 

@@ -276,7 +276,7 @@ def test_a_miss_spills_to_the_pool_that_the_file_names() -> None:
 def test_without_a_spill_the_other_pool_gets_nothing() -> None:
     far = a_backend("far-0", "far")
     at_two_pools(TWO_POOLS + "on_miss: {interactive: [shed]}\n", far)
-    assert far.received == []
+    assert not far.received
 
 
 def test_a_miss_is_answered_by_a_smaller_model_where_the_file_says_so() -> None:
