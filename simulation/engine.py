@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shards.exec.request import Request
@@ -108,6 +108,10 @@ class SimulatedEngine:
     def has_requests(self) -> bool:
         """Whether it has any request."""
         return bool(self._scheduler.roster.requests)
+
+    def slow_down(self, factor: float) -> None:
+        """Let every step from the next on take `factor` times as long as now. It learns this from those steps."""
+        self.machine = replace(self.machine, speed=self.machine.speed.times(factor))
 
     def submit(self, submission: Submission, token_ids: bytes, *, new_tokens: int, now_s: float) -> Refusal | None:
         """Add a request with an answer of `new_tokens`, or return the reason of its rejection."""

@@ -17,6 +17,7 @@ from router.shared.store.memory import MemoryStore
 from router.start.build import build
 from simulation.arrivals import Arrival
 from simulation.backend import SimulatedBackend
+from simulation.changes import Change, Joining
 from simulation.client import Call, Listening, SimulatedCaller
 from simulation.engine import Work
 from simulation.fleet import Fleet, with_named_keys
@@ -55,16 +56,26 @@ def simulate(
     arrivals: Sequence[Arrival],
     *,
     seed: int = 0,
+    changes: Sequence[Change] = (),
     on_progress: Progress = lambda *_: None,
 ) -> Run:
     """Simulate `config` on `arrivals`, which are settled and in order of time, with the backends of `fleet`.
 
+    `changes` happen to backends meanwhile; those after the last request's end do not happen.
+
     Pure but for `on_progress`: the same arguments give the same Run.
     """
-    return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed=seed, on_progress=on_progress))
+    return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed, changes, on_progress))
 
 
-async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, seed: int, on_progress: Progress) -> Run:
+async def _run(
+    config: Config,
+    fleet: Fleet,
+    arrivals: Sequence[Arrival],
+    seed: int,
+    changes: Sequence[Change],
+    on_progress: Progress,
+) -> Run:
     clock = asyncio.get_running_loop().time
     made: list[SimulatedBackend] = []
 
@@ -85,10 +96,15 @@ async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, see
     assert len(calls) == len(arrivals), "two arrivals have one id"
     listening = Listening(calls)
     operations.telemetry.listen(listening)
+    absent = {change.backend for change in changes if isinstance(change, Joining)}
     for backend in made:
         backend.on_load = gateway.cluster.changed
-        await gateway.cluster.probe(backend.name)
+        if backend.name not in absent:
+            await gateway.cluster.probe(backend.name)
+    changing = asyncio.create_task(_changed(gateway, made, changes))
     await _answered(gateway, calls, on_progress)
+    changing.cancel()
+    await asyncio.gather(changing, return_exceptions=True)
     for backend in made:
         backend.check()
         await backend.close()
@@ -96,6 +112,17 @@ async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, see
     gateway.check()
     worked = [Backend(backend.name, backend.pool, backend.engine.work) for backend in made]
     return Run(config, fleet, list(calls.values()), worked, listening.steps, clock())
+
+
+async def _changed(gateway: Gateway, backends: Sequence[SimulatedBackend], changes: Sequence[Change]) -> None:
+    """Let `changes` happen at their times."""
+    by_name = {backend.name: backend for backend in backends}
+    for change in sorted(changes, key=lambda change: change.at_s):
+        await asyncio.sleep(change.at_s - gateway.clock())
+        if isinstance(change, Joining):
+            await gateway.cluster.probe(change.backend)
+        else:
+            by_name[change.backend].engine.slow_down(change.factor)
 
 
 async def _answered(gateway: Gateway, calls: dict[str, Call], on_progress: Progress) -> None:

@@ -36,6 +36,17 @@ class Speed:
     sequence_s: float = 0.0
     context_s: float = 131072 / 4.3e12
 
+    def times(self, factor: float) -> Speed:
+        """The speed at which each step takes `factor` times as long."""
+        return Speed(
+            self.way_s,
+            factor * self.step_s,
+            factor * self.token_s,
+            factor * self.pair_s,
+            factor * self.sequence_s,
+            factor * self.context_s,
+        )
+
     def seconds(self, shape: StepShape, *, decoding: int) -> float:
         """Duration of a step of this `shape` in which `decoding` sequences decode."""
         prefill = self.token_s * (shape.tokens - decoding) + self.pair_s * shape.pairs

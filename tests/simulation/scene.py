@@ -9,6 +9,7 @@ from pathlib import Path
 from policies.sla.config import Config
 from policies.sla.parse import parse
 from simulation.arrivals import Arrival, settled, usual_of
+from simulation.changes import Change
 from simulation.fleet import Fleet, fleet_of
 from simulation.run import Run, simulate
 from simulation.speed import Machine, Speed, machines_of
@@ -57,10 +58,17 @@ def arrivals(count: int, *, per_second: float, seed: int = 1, **fields: object) 
     return coming
 
 
-def simulated(config: Config, coming: Iterable[Arrival], *, fleet: Fleet | None = None, seed: int = 0) -> Run:
-    """The simulation of `coming`, on machines of an even speed or on `fleet`."""
+def simulated(
+    config: Config,
+    coming: Iterable[Arrival],
+    *,
+    fleet: Fleet | None = None,
+    seed: int = 0,
+    changes: Sequence[Change] = (),
+) -> Run:
+    """The simulation of `coming`, on machines of an even speed or on `fleet`, with `changes` of its backends."""
     fleet = fleet or a_fleet(config, Machine(EVEN))
-    return simulate(config, fleet, ready(config, fleet, coming), seed=seed)
+    return simulate(config, fleet, ready(config, fleet, coming), seed=seed, changes=changes)
 
 
 def ready(config: Config, fleet: Fleet, coming: Iterable[Arrival]) -> list[Arrival]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from policies.nouns import Outcome
 from simulation.arrivals import Arrival
+from simulation.changes import Joining, Slowdown
 from simulation.speed import Machine, Speed
 from simulation.summary import summary_of
 from tests.simulation.scene import EVEN, TWO_CLASSES, a_config, a_fleet, arrivals, simulated
@@ -157,3 +158,27 @@ def test_the_same_seed_gives_the_same_end_and_the_machine_does_not_matter() -> N
     coming = arrivals(80, per_second=10.0, tenant="acme")
     first, again = (summary_of(simulated(config, coming, seed=5)) for _ in range(2))
     assert first == again
+
+
+def test_a_backend_that_slows_down_takes_longer_from_then_on() -> None:
+    config = a_config()
+    coming = arrivals(60, per_second=10)
+    fleet = a_fleet(config, Machine(EVEN), own=1)
+    usual = simulated(config, coming, fleet=fleet)
+    slow = simulated(config, coming, fleet=fleet, changes=(Slowdown(3.0, "own-0", 3.0),))
+    for before, after in zip(usual.calls, slow.calls, strict=True):
+        assert before.ended_s is not None
+        assert after.ended_s is not None
+        assert (before.ended_s == after.ended_s) == (before.ended_s < 3.0) or before.ended_s > 2.5
+    assert slow.backends[0].work.busy_s > 1.5 * usual.backends[0].work.busy_s
+
+
+def test_a_backend_gets_requests_only_after_it_joined() -> None:
+    config = a_config()
+    run = simulated(config, arrivals(60, per_second=10), changes=(Joining(3.0, "own-1"), Joining(1e6, "own-0")))
+    assert all(call.outcome is Outcome.FINISHED for call in run.calls)
+    assert {call.backend for call in run.calls} == {"own-1"}
+    run = simulated(config, arrivals(60, per_second=10), changes=(Joining(3.0, "own-1"),))
+    placed = [call.placed_s for call in run.calls if call.backend == "own-1"]
+    assert placed
+    assert min(placed_s for placed_s in placed if placed_s is not None) >= 3.0
