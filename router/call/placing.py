@@ -97,7 +97,8 @@ class Placer(msgspec.Struct, frozen=True):
         if placed is None:
             self._try(step)
             if isinstance(step, Queue):
-                last_at = max(bid.arrived_at + step.seconds, bid.due_at or 0.0)
+                assert bid.due_at is not None, "what is promised at no time waits for any backend"
+                last_at = max(bid.arrived_at + step.seconds, bid.due_at)
                 placed = await self._by(last_at, bid, self.dispatcher.look(bid))
         return placed
 

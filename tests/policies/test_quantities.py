@@ -28,7 +28,13 @@ def test_k_is_a_thousand_tokens(text: str, tokens: int) -> None:
     assert quantities.read_tokens(text) == tokens
 
 
-@pytest.mark.parametrize(("text", "size"), [("16MiB", 16 * 2**20), ("1MB", 10**6), ("512", 512)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("512", 512), ("512B", 512), ("1KiB", 2**10), ("16MiB", 16 * 2**20), ("2GiB", 2 * 2**30)),
+        *(("1kB", 10**3), ("1MB", 10**6), ("1.5 GB", 1_500_000_000)),
+    ],
+)
 def test_sizes_are_bytes(text: str, size: int) -> None:
     assert quantities.read_bytes(text) == size
 

@@ -57,6 +57,18 @@ def test_it_serves_without_a_network():
     assert not scheduler.roster.requests
 
 
+def test_the_computed_part_of_a_prompt_brings_its_first_token_nearer():
+    scheduler = a_scheduler(blocks=40)
+    enter(scheduler, 1, 2000)
+    whole_s = scheduler.predictions(0.0)[1]
+    for _ in range(2):
+        advance(scheduler)
+    (progress,) = scheduler.drain_progress()
+    assert 500 < progress.computed_tokens < 1500
+    rest_share = 1 - progress.computed_tokens / 2000
+    assert scheduler.predictions(0.0)[1] == pytest.approx(rest_share * whole_s, rel=0.1)
+
+
 def test_more_are_admitted_than_the_sum_of_all_peaks_allows():
     scheduler = a_scheduler(blocks=12)
     early = enter(scheduler, 1, 300, new=20)

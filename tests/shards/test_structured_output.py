@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 import time
 
 import jsonschema
@@ -235,6 +236,17 @@ def test_a_request_cancelled_while_its_grammar_is_compiled_is_not_waited_for() -
     run(driver)
     assert re.fullmatch("[a-c]{2,6}", text_of(driver, "gone"))
     driver.assert_nothing_is_held()
+
+
+def test_a_closed_engine_leaves_no_thread_that_compiles() -> None:
+    driver, before = a_driver(), set(threading.enumerate())
+    ask(driver, "held", LETTERS)
+    run(driver)
+    (thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("grammars")]
+    assert thread.is_alive()
+    driver.engine.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 def test_others_go_on_while_a_grammar_is_compiled() -> None:

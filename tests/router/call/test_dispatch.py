@@ -463,6 +463,36 @@ def test_a_full_queue_refuses_the_tenant_that_fills_it_and_makes_place_for_other
     run_virtually(run())
 
 
+def test_room_kept_for_a_request_that_leaves_a_full_queue_goes_to_the_next_at_once() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2, most=4).well()
+        running = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        stage.backends[0].reported = Load(max_requests=10, free_tokens=2000, reported_at=-1.0)
+        flood = await queued(stage, *(only_at("b1", stage.bid()) for _ in range(2)))
+        flood += await queued(stage, only_at("b0", stage.bid(prompt_tokens=4000)))
+        await asyncio.sleep(11)
+        stage.backends[0].reported = Load(max_requests=10, free_tokens=2000, reported_at=stage.clock())
+        stage.cluster.changed("b0")
+        await asyncio.sleep(2 * PAUSE_S)
+        # the long one has waited so long that no other may have the room it waits for
+        (small,) = await queued(stage, only_at("b0", stage.bid(tenant="labs", prompt_tokens=100)))
+        await asyncio.sleep(1)
+        assert not small.done()
+        (another,) = await queued(stage, only_at("b0", stage.bid(tenant="labs", prompt_tokens=100)))
+        with pytest.raises(Overloaded):
+            await flood.pop()
+        await asyncio.sleep(2 * PAUSE_S)
+        assert small.done()
+        assert another.done()
+        for placed in running:
+            stage.leave(placed)
+        for task in (small, another, *flood):
+            stage.leave(await task)
+        stage.check()
+
+    run_virtually(run())
+
+
 def test_no_more_run_than_the_server_may_have() -> None:
     async def run() -> None:
         stage = await Stage(slots=10, most_running=2).well()

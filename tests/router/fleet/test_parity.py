@@ -102,6 +102,28 @@ def test_blocks_of_prompts_that_are_counted_otherwise_are_not_waited_for() -> No
     assert stage.judged()[0] is Trust.BROKEN
 
 
+def test_the_oldest_of_too_many_models_at_backends_is_forgotten() -> None:
+    monitor, most = Stage().monitor, 4096
+    ids = struct.pack("<64I", *range(64))
+    usage = Usage(65, 1, 0)
+
+    def answer(backend: str) -> None:
+        monitor.answered(backend, PromptKeys((), "m", token_ids=ids), None, usage, counts_cached=True)
+
+    for _ in range(8):
+        answer("first")
+    assert monitor.broken("m") == {"first"}
+    for number in range(most - 1):
+        answer(f"b{number}")
+    assert monitor.reports_of("first")
+    answer("last")
+    monitor.check()
+    assert not monitor.reports_of("first")
+    assert "first" not in monitor.broken("m")
+    assert monitor.reports_of("b0")
+    assert monitor.reports_of("last")
+
+
 def test_a_feed_that_was_broken_comes_back_when_events_and_answers_agree_again() -> None:
     stage = Stage(is_whole=True)
     for number in range(20):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
 import pytest
 
 from policies.errors import ConfigError
@@ -40,6 +41,20 @@ async def test_a_router_has_the_ports_that_it_got_and_gives_them_back() -> None:
                 pass
     async with a_router(config=again) as router:
         assert router.http == http
+
+
+async def test_each_port_of_the_file_is_served_and_the_router_has_its_number() -> None:
+    config = a_config(metrics="127.0.0.1:0", admin="127.0.0.1:0")
+    async with a_router(config=config) as router, aiohttp.ClientSession() as http:
+        for address, path in (
+            (router.http, "/v1/models"),
+            (router.metrics, "/metrics"),
+            (router.admin, "/admin/config"),
+        ):
+            assert address is not None
+            assert address.port
+            async with http.get(f"http://{address}{path}", headers={"authorization": "Bearer acme-key"}) as reply:
+                assert reply.status == 200, path
 
 
 async def test_a_router_that_cannot_listen_leaves_nothing_behind() -> None:

@@ -16,7 +16,9 @@ import msgspec
 import pytest
 
 from policies.errors import BackendFailed, ConfigError
-from policies.nouns import BackendView, ClusterView, Decision, Request, Usage
+from policies.learning.cost import Ahead
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Request, Usage
+from router.fleet.cluster.flights import Flight, Flights
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.decision_record import (
     MOST_DROPPED,
@@ -137,6 +139,23 @@ def test_a_view_of_a_thousand_backends_is_cut_to_the_best() -> None:
     (tried,) = record_of(an_end(made=(made,))).tries
     assert [seen.backend for seen in tried.seen] == [f"b{i}" for i in range(899, 899 - MOST_SEEN, -1)]
     assert (tried.backends, len(tried.dropped), tried.at_s) == (1000, MOST_DROPPED, 1.0)
+
+
+def test_times_and_scores_have_six_digits_behind_the_point() -> None:
+    book = Flights()
+    flight = Flight("b0", a_request(), 10, 10.0000041, Ahead(), 1, 1, 0.5, True, book, lambda _: None)
+    book.begin(flight)
+    for at in (10.1234567, 11.7654321):
+        flight.heard(Delta(token_ids=(1,)), at)
+    backend = BackendView("b0", "own", "fake", frozenset(), queue_s=0.0123456789, reported_s_ago=0.3333333)
+    decision = Decision("b0", "p", scores=(("b0", 2 / 3),), predicted_ttft_s=0.0765432198)
+    made = Made(10.0000041, decision, ClusterView((backend,), 0.0), flight)
+    record = record_of(an_end(made=(made,), arrived_unix_s=1000.1234567, ended_at=12.3456789))
+    assert (record.time, record.seconds, record.ttft_s) == (1000.123457, 2.345679, 0.123457)
+    (tried,) = record.tries
+    assert (tried.at_s, tried.first_s, tried.last_s) == (0.000004, 0.123457, 1.765432)
+    assert (tried.predicted_ttft_s, tried.scores) == (0.076543, (("b0", 0.666667),))
+    assert [(seen.queue_s, seen.age_s) for seen in tried.seen] == [(0.012346, 0.333333)]
 
 
 def test_what_waits_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_ttft_buckets_reach_two_minutes() -> None:
         account.heard(account.started_at + 119.9)
     bounds = [labels[-1] for labels, count in series(telemetry.registry, "ttft_seconds_bucket").items() if count]
     assert bounds == ["120.0", "+Inf"]
+
+
+def test_no_series_is_exposed_twice_so_that_prometheus_takes_the_page() -> None:
+    telemetry = Telemetry()
+    with telemetry.account("r") as account:
+        account.heard(account.started_at)
+    lines = [line for line in telemetry.exposition()[0].decode().splitlines() if not line.startswith("#")]
+    counts = Counter(line.rpartition(" ")[0] for line in lines)
+    assert len(counts) > 50
+    assert counts.most_common(1)[0][1] == 1
 
 
 def test_a_metric_that_would_get_too_many_series_counts_the_rest_as_other() -> None:
