@@ -15,6 +15,9 @@ from policies.suggest import did_you_mean
 CHUNK_TOKENS = 512
 """Tokens of one named chunk: the block of Mooncake's traces, and of the decision log."""
 
+MOST_TOKENS = 100_000_000
+"""Tokens of a prompt in a trace, at most. A larger number is a mistake, and its prompt would fill the memory."""
+
 _UNSHARED = 2**32 - 1
 
 _MOST_S = 10 * 365 * 86400.0

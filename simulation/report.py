@@ -156,16 +156,17 @@ def _classes_compared(first: Summary, second: Summary) -> Table:
 
 
 def _measures(row: ClassSummary, other: ClassSummary) -> Iterator[tuple[str, str, str, str]]:
-    yield "requests", f"{row.requests:,}", f"{other.requests:,}", f"{other.requests - row.requests:+,}"
+    yield "requests", f"{row.requests:,}", f"{other.requests:,}", _change(f"{other.requests - row.requests:+,}")
     for label, quantile in (("TTFT P50", "p50"), ("TTFT P95", "p95"), ("TTFT P99", "p99")):
         yield (label, *_times(_quantile(row.ttft_s, quantile), _quantile(other.ttft_s, quantile)))
     yield ("TPOT P95", *_times(_quantile(row.tpot_s, "p95"), _quantile(other.tpot_s, "p95")))
     if row.missed is not None and other.missed is not None:
-        yield "missed", _percent(row.missed), _percent(other.missed), f"{100 * (other.missed - row.missed):+.1f} points"
+        points = _change(f"{100 * (other.missed - row.missed):+.1f} points")
+        yield "missed", _percent(row.missed), _percent(other.missed), points
     if row.refused or other.refused:
-        yield "refused", f"{row.refused:,}", f"{other.refused:,}", f"{other.refused - row.refused:+,}"
+        yield "refused", f"{row.refused:,}", f"{other.refused:,}", _change(f"{other.refused - row.refused:+,}")
     if row.limited or other.limited:
-        yield "limited", f"{row.limited:,}", f"{other.limited:,}", f"{other.limited - row.limited:+,}"
+        yield "limited", f"{row.limited:,}", f"{other.limited:,}", _change(f"{other.limited - row.limited:+,}")
 
 
 def _pools_compared(first: Summary, second: Summary) -> Table:
@@ -175,8 +176,8 @@ def _pools_compared(first: Summary, second: Summary) -> Table:
         other = others.get(row.name)
         if other is None:
             continue
-        busy = f"{100 * (other.utilisation - row.utilisation):+.0f} points"
-        hits = f"{100 * (other.hit_rate - row.hit_rate):+.1f} points"
+        busy = _change(f"{100 * (other.utilisation - row.utilisation):+.0f} points")
+        hits = _change(f"{100 * (other.hit_rate - row.hit_rate):+.1f} points")
         table.add_row(row.name, "backends", str(row.backends), str(other.backends), "")
         table.add_row("", "busy", f"{row.utilisation:.0%}", f"{other.utilisation:.0%}", busy)
         table.add_row("", "hit rate", f"{row.hit_rate:.1%}", f"{other.hit_rate:.1%}", hits)
@@ -210,7 +211,12 @@ def _three(spread: Spread | None) -> tuple[str, str, str]:
 def _times(left: float | None, right: float | None) -> tuple[str, str, str]:
     if left is None or right is None:
         return _time(left), _time(right), ""
-    return _time(left), _time(right), f"{'-' if right < left else '+'}{_time(abs(right - left))}"
+    return _time(left), _time(right), _change(f"{'-' if right < left else '+'}{_time(abs(right - left))}")
+
+
+def _change(signed: str) -> str:
+    """`signed`, a difference as text, without its sign if all of its digits are 0."""
+    return signed if any(digit in signed for digit in "123456789") else signed.lstrip("+-")
 
 
 def _time(seconds: float | None) -> str:

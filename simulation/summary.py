@@ -226,7 +226,8 @@ def _backend_row(backend: Backend, calls: Sequence[Call], seconds: float) -> Bac
 
 
 def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: int, seconds: float) -> BackendSummary:
-    waits = [call.placed_s - call.arrival.at_s for call in calls if call.placed_s is not None]
+    # the clock adds up floats, so that it may show a hair less than the time of the arrival
+    waits = [max(0.0, call.placed_s - call.arrival.at_s) for call in calls if call.placed_s is not None]
     asked = work.prompt_tokens + work.cached_tokens
     return BackendSummary(
         name=name,

@@ -1,4 +1,5 @@
-"""Traces: one JSON object a line for each request, in Mooncake's format with some fields of ours.
+"""Traces: one JSON object a line for each request, in Mooncake's format with some fields of ours; or CSV
+(`simulation/csv_trace.py`).
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces, and "Mooncake: Trading More Storage for Less Computation" (Qin et
 al., FAST 2025): `timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids` name the first
@@ -8,15 +9,18 @@ blocks of 512 tokens of the prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from policies.errors import InvalidRequest
-from simulation.arrivals import CHUNK_TOKENS, Arrival
+from simulation.arrivals import CHUNK_TOKENS, MOST_TOKENS, Arrival
+from simulation.csv_trace import FORMATS, CsvRows
 
 _MOST_LINES = 5_000_000
-_MOST_TOKENS = 100_000_000
+_ONE_A_LINE = "a trace has one request a line"
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -50,26 +54,64 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
                 if text.strip():
                     yield number, text
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", hint="a trace has one request a line") from error
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", hint=_ONE_A_LINE) from error
 
 
 def _arrivals(path: Path, most: int) -> Iterator[Arrival]:
-    decoder = msgspec.json.Decoder(Line)
+    lines = lines_of(path)
+    first = next(lines, None)
+    if first is None:
+        raise InvalidRequest(f"{path} has no request", hint=_ONE_A_LINE)
+    reader = _reader(path, *first)
     count = 0
-    for number, text in lines_of(path):
+    for number, text in chain([first], lines) if isinstance(reader, _JsonLines) else lines:
         if count == most:
             return
         try:
-            line = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            hint = 'a line is like {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}'
-            raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
-        if complaint := _complaint(line):
-            raise InvalidRequest(f"{path}:{number}: {complaint}", hint="lengths are in tokens, times in milliseconds")
-        yield _arrival(line, count, number)
-        count += 1
+            arrival = reader.arrival(text, count, number)
+        except ValueError as error:
+            raise InvalidRequest(f"{path}:{number}: {error}", hint=reader.hint) from error
+        if arrival is not None:
+            yield arrival
+            count += 1
     if not count:
-        raise InvalidRequest(f"{path} has no request", hint="a trace has one request a line")
+        raise InvalidRequest(f"{path} has no request", hint=_ONE_A_LINE)
+
+
+def _reader(path: Path, number: int, first: bytes) -> _JsonLines | CsvRows:
+    """The reader of the lines of a trace with this first line. Raises InvalidRequest if it is of no known format."""
+    if first.lstrip().startswith(b"{"):
+        return _JsonLines()
+    with suppress(ValueError):
+        if (rows := CsvRows.under(first)) is not None:
+            return rows
+    known = " or ".join(", ".join(layout.needed) for layout in FORMATS)
+    raise InvalidRequest(
+        f"{path}:{number}: the first line is neither a JSON object nor the header of a known trace in CSV",
+        hint=f"a header has the columns {known}",
+    )
+
+
+class _JsonLines:
+    """Reads JSON objects, one a line."""
+
+    hint = (
+        'a line is like {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}: times in '
+        "milliseconds, lengths in tokens"
+    )
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(Line)
+
+    def arrival(self, text: bytes, number: int, at: int) -> Arrival:
+        """The request in `text`. Raises ValueError with the mistake."""
+        try:
+            line = self._decoder.decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+        if complaint := _complaint(line):
+            raise ValueError(complaint)
+        return _arrival(line, number, at)
 
 
 def _complaint(line: Line) -> str | None:
@@ -77,8 +119,8 @@ def _complaint(line: Line) -> str | None:
         return f"timestamp is {line.timestamp:g}; it must be 0 or more"
     if line.input_length < 1 or line.output_length < 1:
         return f"input_length is {line.input_length} and output_length {line.output_length}; both must be 1 or more"
-    if line.input_length > _MOST_TOKENS:
-        return f"input_length is {line.input_length}; {_MOST_TOKENS:,} at most"
+    if line.input_length > MOST_TOKENS:
+        return f"input_length is {line.input_length}; {MOST_TOKENS:,} at most"
     if line.max_output_length is not None and line.max_output_length < line.output_length:
         return f"max_output_length is {line.max_output_length}, less than the answer's {line.output_length}"
     most = -(-line.input_length // CHUNK_TOKENS)

@@ -283,7 +283,9 @@ def simulate(
     file: SlaFile,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A trace: JSON lines in Mooncake's format, see docs/capacity.md."),
+        typer.Option(
+            metavar="FILE", help="A trace: Mooncake's JSON lines, or Azure's or BurstGPT's CSV, see docs/capacity.md."
+        ),
     ] = None,
     decisions: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A decision log of `serve`, to replay its requests.")

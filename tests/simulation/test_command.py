@@ -54,6 +54,17 @@ def test_classes_tenants_and_backends_are_shown(files: list[str]) -> None:
         assert word in done.output
 
 
+def test_a_published_trace_in_csv_is_simulated_as_it_is(files: list[str], tmp_path: Path) -> None:
+    rows = [f"{second}.0,ChatGPT,{1500 + second},30,{1530 + second},Conversation log" for second in range(20)]
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    trace = written(tmp_path / "BurstGPT.csv", header, *rows)
+    done = output_of(files[0], "--trace", str(trace), *files[3:], "--tenant", "acme", "--json", "-")
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
+    (pool,) = run["pools"]
+    assert (run["requests"], pool["hit_rate"], pool["drawn_tokens"]) == (20, 0.0, 600)
+
+
 def test_machines_get_json_and_nothing_else(files: list[str]) -> None:
     (run,) = json.loads(output_of(*files, "--json", "-").stdout)["runs"]
     assert sum(row["requests"] for row in run["classes"]) == 40

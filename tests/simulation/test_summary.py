@@ -96,6 +96,11 @@ def test_a_pool_is_its_backends_together() -> None:
     assert pool.queue_s == pytest.approx(0.03)
 
 
+def test_a_clock_that_is_a_hair_early_makes_no_wait_below_zero() -> None:
+    (pool,) = summarised(a_call(0, placed_s=10.0 - 1e-9)).pools
+    assert str(pool.queue_s) == "0.0"
+
+
 def test_without_promises_there_is_nothing_to_keep() -> None:
     config = a_config("classes: {chat: {weight: 1}}\n")
     (chat,) = summarised(replace(a_call(0, 99.0), tenant="local"), config=config).classes
