@@ -68,6 +68,10 @@ class Capability(enum.StrEnum):
     """The rest of an answer that another backend began, of which only the text is known."""
 
 
+USUAL_HEDGE_BUDGET = 0.05
+"""Default share of second requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
     """An SLA by name. `rank` 0 is served first; targets are in seconds, None if the file has none."""
@@ -84,6 +88,11 @@ class ServiceClass:
     """Share of the served seconds that it gets while it has work, even if better ranks wait."""
     preemptible: bool = False
     prefill_slice_tokens: int | None = None
+    hedge_quantile: float | None = None
+    """A request that waits longer than this share of all for its first token goes to a second backend too; None: never.
+    """
+    hedge_budget: float = USUAL_HEDGE_BUDGET
+    """Most second requests, as a share of all of a tenant in this class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ _STATUSES = (429, 503)
 _DURATION = rf"{_NUMBER}\s*({'|'.join(_SECONDS)})"
 _AMOUNT = rf"{_NUMBER}\s*[kKMG]?"
 
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+"""Names of the quantiles that targets and times may have."""
+
 
 def _looks(units: Mapping[str, float], **number: Any) -> dict[str, Any]:
     """JSON Schema for texts with one of `units`, and for bare numbers with bounds `number` if units are optional."""
@@ -99,6 +102,15 @@ def read_share(text: str) -> float:
     if number > 1:
         raise ValueError(f"must be a share of at most 100%, like 10% or 0.1, not {quoted(text)}")
     return number
+
+
+@_scalar({"enum": [*QUANTILES]})
+def read_quantile(text: str) -> float:
+    """A quantile by name: p50, p90, p95 or p99."""
+    quantile = QUANTILES.get(text.strip())
+    if quantile is None:
+        raise ValueError(f"must be one of {', '.join(QUANTILES)}, not {quoted(text)}")
+    return quantile
 
 
 @_scalar({"enum": [*_STATUSES, *map(str, _STATUSES)]})

@@ -214,6 +214,13 @@ class LatencyModel:
         scatter = self._scatter.p99
         return _slow_s(self._first_token(work, ahead)) * max(1.0, _UNSEEN_SCATTER if scatter is None else scatter)
 
+    def late_ttft_s(self, predicted_s: float, quantile: float) -> float | None:
+        """Seconds within which this share of the first tokens come that are predicted in `predicted_s`; None while too
+        few were seen.
+        """
+        off = self._scatter.quantile(quantile)
+        return None if off is None else predicted_s * off
+
     def slow_step_s(self, batch: float, context_tokens: float) -> float:
         """The same of one decode step of `batch` sequences with contexts of `context_tokens` in total."""
         return _slow_s(self._steps(1.0, batch, context_tokens))

@@ -1,12 +1,14 @@
-"""The slow end of a quantity: its P99."""
+"""The slow end of a quantity, such as its P99."""
 
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 _SHARE = 0.05
 _FEWEST = 8
 _P99 = 2.33
+_NORMAL = NormalDist()
 
 
 def p99_factor(variance: float) -> float:
@@ -15,7 +17,7 @@ def p99_factor(variance: float) -> float:
 
 
 class SlowTime:
-    """Learns the P99 of a positive quantity, as a log-normal one, from about its last twenty values."""
+    """Learns the quantiles of a positive quantity, as a log-normal one, from about its last twenty values."""
 
     __slots__ = ("_mean", "_seen", "_variance")
 
@@ -40,3 +42,9 @@ class SlowTime:
     def p99(self) -> float | None:
         """The present estimate; None after too few values."""
         return None if self._seen < _FEWEST else math.exp(self._mean) * p99_factor(self._variance)
+
+    def quantile(self, share: float) -> float | None:
+        """The value that `share` of all are below, by the present estimate; None after too few values."""
+        if self._seen < _FEWEST:
+            return None
+        return math.exp(self._mean + _NORMAL.inv_cdf(share) * math.sqrt(self._variance))

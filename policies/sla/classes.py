@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from policies.nouns import ServiceClass
-from policies.quantities import read_count, read_seconds, read_share, read_weight, read_yes
+from policies.nouns import USUAL_HEDGE_BUDGET, ServiceClass
+from policies.quantities import QUANTILES, read_count, read_quantile, read_seconds, read_share, read_weight, read_yes
 from policies.shapes import Key, Named, Table
 from policies.sla.fields import Field, Section
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 MEASURES = {"ttft": "time to first token", "tpot": "time per output token"}
 
 CLASS = Table(
@@ -21,6 +20,8 @@ CLASS = Table(
         "weight": Key(read_weight, "share of the service beside other classes; default 1"),
         "floor": Key(read_share, "share of the service while it has work, even if better ranks wait: 10%"),
         "preemptible": Key(read_yes, "true: a higher class may preempt its requests on a shard; they resume later"),
+        "hedge": Key(read_quantile, "send a request that is slower than this to a second backend too: p95"),
+        "hedge_budget": Key(read_share, "most second requests, as a share of all of a tenant in the class; default 5%"),
         "prefill_slice": Key(read_count, "tokens of a long prompt that are computed before other requests get a turn"),
     }
 )
@@ -52,7 +53,11 @@ def _read_class(field: Field, name: str, rank: int) -> ServiceClass:
         floor=section.read("floor", 0.0),
         preemptible=section.read("preemptible", False),
         prefill_slice_tokens=section.read_any("prefill_slice"),
+        hedge_quantile=section.read_any("hedge"),
+        hedge_budget=section.read("hedge_budget", USUAL_HEDGE_BUDGET),
     )
+    if "hedge_budget" in section and "hedge" not in section:
+        section.entries["hedge_budget"].doubt("has no effect without 'hedge'")
     _check_deadline(section, read)
     return read
 

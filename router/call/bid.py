@@ -122,6 +122,11 @@ class Bid:
         self.tries += not isinstance(failure, Unreached)
         return self.tries < MOST_TRIES
 
+    @property
+    def is_new(self) -> bool:
+        """Did no backend have it yet?"""
+        return not self.failed and self.prompt.beginning is None
+
     def start_over(self) -> None:
         """Forget what came of the answer: its client has seen nothing."""
         self.so_far = None if self.so_far is None else SoFar()

@@ -166,6 +166,19 @@ class Dispatcher:
             bid.is_charged = True
         return self._placed(bid, found)
 
+    def second(self, bid: Bid, placed: Placed, *, within_s: float) -> Placed | None:
+        """Begin a flight for `bid` beside that of `placed`, at another backend that is predicted to answer `within_s`.
+
+        None where there is none with room, or any other bid waits for it. It is not charged: it takes the place of the
+        first, or is cancelled.
+        """
+        if self._is_full or self._queue(bid).bids:
+            return None
+        view, decision = bid.decide(bid.request, bid.avoiding | {placed.chosen.name})
+        if decision.chosen is None or (decision.predicted_ttft_s or 0.0) > within_s:
+            return None
+        return self._placed(bid, Found(view, decision, is_free=True))
+
     async def wait(self, bid: Bid, found: Found, *, seconds: float | None) -> Placed | None:
         """Queue for a backend, after `found` had none; None if none came within `seconds`. Raises Overloaded, or what
         `refusal` says as soon as no backend can ever take it, or, where `seconds` sets no end, none is well for too

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from policies.hedging import HedgeBudget
 from policies.learning.answer_length import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
@@ -62,6 +63,7 @@ class Gateway:
     feeds: Feeds
     prefixes: Prefixes
     poison: PoisonRequests
+    hedges: HedgeBudget
     shadow: Config | None = None
     replicas: Replicas | None = None
 
@@ -100,7 +102,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in (*parts, self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.poison):
+        for part in (*parts, self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.poison, self.hedges):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
+from backends.base import Backend
 from policies.errors import (
     BackendErred,
     BackendFailed,
@@ -47,6 +48,7 @@ from router.call.carrier import Carrier, Ourselves
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.gateway import Gateway
+from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
 from router.call.placing import Placer
@@ -159,12 +161,12 @@ async def _together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def until_given_up(flight: Flight, can_move: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Raise the failure with which `flight` is given up, as soon as it is; `can_move`: could another backend go on?"""
+    """Raise what `flight` is given up with, as soon as it is; `can_move`: could another backend go on?"""
     task = asyncio.current_task()
     assert task is not None, "a call runs in a task"
-    given_up: BackendFailed | None = None
+    given_up: BaseException | None = None
 
-    def give_up(failure: BackendFailed) -> None:
+    def give_up(failure: BaseException) -> None:
         nonlocal given_up
         if given_up is None and task.cancel():
             given_up = failure
@@ -243,21 +245,44 @@ class _Call(msgspec.Struct, frozen=True):
                     ),
                 )
                 with trace.queue():
-                    placed = await placer.place(bid)
+                    race = self._race(at, await placer.place(bid), trace)
                 try:
-                    while (failure := await self._failed(at, placed, trace)) is not None:
+                    while (failure := await race.run()) is not None:
                         gateway.observer.event("retried")
                         try:
                             with trace.queue():
-                                placed = await placer.elsewhere(placed.bid)
+                                race = self._race(at, await placer.elsewhere(race.placed.bid), trace)
                         except (NoBackend, Overloaded):
                             # the last backend's error tells more than that no other is left
                             raise failure from None
                 finally:
-                    self._settle(placed, others)
+                    self._settle(race.placed, others)
 
-    async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
-        """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
+    def _race(self, at: int, placed: Placed, trace: PromptTrace) -> Race:
+        """The backend of `placed`, and where its class hedges, a second one once that is late."""
+        bid, gateway = placed.bid, self.gateway
+        tenant, service_class = self.facts.tenant.name, self.ruling.service_class
+        late_s: float | None = None
+        if service_class.hedge_quantile is not None and bid.is_new and self.carrier.continues and not self.ask.yields:
+            gateway.hedges.earn(tenant, service_class)
+            late_s = gateway.cluster.late_s(placed.flight, service_class.hedge_quantile)
+
+        def find_second(within_s: float) -> Placed | None:
+            if not gateway.hedges.allows(tenant, service_class):
+                return None
+            second = gateway.dispatcher.second(bid, placed, within_s=within_s)
+            if second is not None:
+                gateway.hedges.spend(tenant, service_class)
+                gateway.observer.event("hedged")
+            return second
+
+        return Race(placed, partial(self._failed, at, trace), find_second=find_second, late_s=late_s)
+
+    async def _failed(self, at: int, trace: PromptTrace, placed: Placed, race: Race) -> ExpectedError | None:
+        """Stream the answer from where it was placed; why that failed, if another backend may be tried.
+
+        The client gets it from the backend that begins its answer first in the `race`.
+        """
         bid, gateway = placed.bid, self.gateway
 
         def can_move() -> bool:
@@ -266,13 +291,12 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             with gateway.cluster.flying(placed.flight), until_given_up(placed.flight, can_move):
                 backend = gateway.cluster.backend_of(placed.flight)
-                self._record(at, bid.request, placed.found.view, placed.found.decision, placed.chosen)
-                gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
-                placement = Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning)
-                await self.caller.place(at, placement)
+                if placed is race.first:
+                    gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
+                    await self._announce(at, placed, backend)
                 with trace.sent(placed, backend) as attempt:
                     deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
-                    await self._relay(at, placed, deltas, attempt)
+                    await self._relay(at, placed, backend, deltas, attempt, race)
         except ExpectedError as failure:
             failure.public_message = public_message_of(failure)
             if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
@@ -282,6 +306,9 @@ class _Call(msgspec.Struct, frozen=True):
                 gateway.beliefs.failed(placed.chosen.name)
             if not bid.may_retry(placed, failure, gateway.clock()):
                 raise
+            if race.leader is not None and race.leader is not placed:
+                # it was about to be cancelled
+                return failure
             if self.caller.has_seen(at):
                 if not bid.resume():
                     raise
@@ -290,6 +317,12 @@ class _Call(msgspec.Struct, frozen=True):
                 bid.start_over()
             return failure
         return None
+
+    async def _announce(self, at: int, placed: Placed, backend: Backend) -> None:
+        """Tell log and client that `backend` answers."""
+        bid, found = placed.bid, placed.found
+        self._record(at, bid.request, found.view, found.decision, placed.chosen)
+        await self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
 
     def _is_known_to_fail(self, bid: Bid) -> bool:
         """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
@@ -436,10 +469,18 @@ class _Call(msgspec.Struct, frozen=True):
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why, shown_name))
 
-    async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
-        """Pass `deltas` on."""
+    async def _relay(
+        self,
+        at: int,
+        placed: Placed,
+        backend: Backend,
+        deltas: AsyncIterator[Delta],
+        attempt: AttemptTrace,
+        race: Race,
+    ) -> None:
+        """Pass `deltas` on, once their backend leads the `race`."""
         bid, flight = placed.bid, placed.flight
-        so_far, echo = bid.so_far, bid.echo if bid.prompt.beginning is None else ""
+        echo = bid.echo if bid.prompt.beginning is None else ""
         unechoed = set(range(bid.request.sampling.choices)) if echo else set()
         async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
             async for delta in deltas:
@@ -450,12 +491,18 @@ class _Call(msgspec.Struct, frozen=True):
                 if delta is ACCEPTED:
                     continue
                 if delta.computed_tokens is None:
+                    if race.leader is not placed and race.lead(placed) and placed is not race.first:
+                        self.gateway.observer.event("hedge_won")
+                        await self._announce(at, placed, backend)
                     if flight.first_at is not None:
                         self.account.heard(now)
-                    if so_far is not None:
-                        so_far.add(delta)
+                    if bid.so_far is not None:
+                        bid.so_far.add(delta)
                     if echo:
                         delta = self.ask.echoed(delta, echo, unechoed)  # noqa: PLW2901
+                elif placed is not race.placed:
+                    flight.relayed(now)
+                    continue
                 if delta.finish_reason is not None:
                     attempt.finished(delta.finish_reason)
                 await self.caller.write(at, delta)

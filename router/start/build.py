@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
 from backends.kinds import Surroundings
 from policies.health import HealthRules
+from policies.hedging import HedgeBudget
 from policies.learning.answer_length import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
@@ -118,6 +119,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         ),
         feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
         poison=PoisonRequests(),
+        hedges=HedgeBudget(),
     )
     board = Board(
         base.clock,

@@ -363,6 +363,10 @@ class Cluster:
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
         self.changed(name)
 
+    def late_s(self, flight: Flight, quantile: float) -> float | None:
+        """Seconds after its sending within which `flight` has its first token in this share of cases; None: unknown."""
+        return self._flying[flight].late_s(flight, quantile)
+
     @contextmanager
     def flying(self, flight: Flight) -> Iterator[Flight]:
         """`flight`, which has begun, ends when the context is left."""

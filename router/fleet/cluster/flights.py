@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from policies.errors import BackendFailed
 from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import ACCEPTED, Delta, Request, Usage
@@ -28,9 +27,9 @@ class Flight:
     `is_silent`: it may be answered in one piece, so that the end of its prefill is not seen. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
-    one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there with a failure, so
-    that another backend may be tried; `can_move`: that one could take it, or continue its answer. `patience_s` is the
-    shortest timeout of its class for a first token.
+    one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there by raising what it
+    gets, so that another backend may be tried; `can_move`: that one could take it, or continue its answer.
+    `patience_s` is the shortest timeout of its class for a first token.
 
     `alive_at` is when the backend last showed that it goes on with this request: when it was sent, a piece of its
     prefill's progress or of its answer came, or the client had taken that piece. `accepted_at`: the first sign that the
@@ -63,7 +62,7 @@ class Flight:
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
-    give_up: Callable[[BackendFailed], None] | None = field(default=None, repr=False)
+    give_up: Callable[[BaseException], None] | None = field(default=None, repr=False)
     can_move: Callable[[], bool] = field(default=lambda: True, repr=False)
     patience_s: float = USUAL_PATIENCE_S
     accepted_at: float | None = None

@@ -225,6 +225,8 @@ class Member:
         if isinstance(failure, Overloaded):
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
+            if failure is not None and not flight.answered and not flight.is_silent:
+                self._learn_wait(flight, now)
             self._learn_decode(flight, now)
             if failure is None and flight.whole_tokens:
                 self._learn_whole(flight, now)
@@ -269,6 +271,13 @@ class Member:
             return overdue("byte", now - since, timeout_s, bounds.first_byte)
         timeout_s = first_token_s(bounds, slow, patience, is_first_try=is_first_try)
         return overdue("first token", now - since, timeout_s, bounds.first_token)
+
+    def late_s(self, flight: Flight, quantile: float) -> float | None:
+        """Seconds after its sending within which `flight` has its first token in this share of cases.
+
+        None while that is not known, and where the first token is not seen.
+        """
+        return None if flight.is_silent else self.model.late_ttft_s(flight.predicted_ttft_s, quantile)
 
     def tell_learnt(self, listener: ClusterListener) -> None:
         """Tell `listener` what is known of its speed by now, if that has changed."""
@@ -400,6 +409,14 @@ class Member:
             self.limit.observe(ttft_s / idle_s, flight.crowd, self._queue)
         if self._reports_cache and not self._was_crowded(flight):
             self.model.observe_ttft(flight.work, flight.ahead, ttft_s)
+
+    def _learn_wait(self, flight: Flight, now: float) -> None:
+        """It was cancelled while it waited for its first token, which would have come later than now.
+
+        Without this a backend would look the faster, the more often another one answers first.
+        """
+        if flight.adapter_s <= 0 and now - flight.sent_at > flight.predicted_ttft_s:
+            self.model.judge(flight.predicted_ttft_s, now - flight.sent_at)
 
     def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
         """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""

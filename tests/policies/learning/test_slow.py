@@ -1,4 +1,4 @@
-"""The P99 of a quantity, from its last values."""
+"""Quantiles of a quantity, from its last values."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ def test_it_follows_a_backend_that_becomes_slower() -> None:
         slow.observe(10.0)
     assert slow.p99 is not None
     assert slow.p99 > 9.0
+
+
+@pytest.mark.parametrize(("share", "deviations"), [(0.5, 0.0), (0.9, 1.2816), (0.95, 1.6449), (0.99, 2.3263)])
+def test_each_quantile_is_that_of_a_log_normal_quantity(share: float, deviations: float) -> None:
+    rng, slow, estimates = random.Random(2), SlowTime(), []
+    for number in range(2000):
+        slow.observe(0.2 * math.exp(rng.gauss(0, 0.5)))
+        if number >= 100:
+            estimates.append(slow.quantile(share))
+        elif number < 7:
+            assert slow.quantile(share) is None
+    median = sorted(filter(None, estimates))[950]
+    assert median == pytest.approx(0.2 * math.exp(0.5 * deviations), rel=0.15)
 
 
 def test_what_is_no_duration_is_ignored() -> None:

@@ -46,10 +46,13 @@ def test_classes_rank_in_the_order_of_the_file() -> None:
     config = parse(
         "classes:\n  chat: {ttft_p99: 800ms, tpot_p50: 40ms, weight: 8}\n"
         "  night: {deadline: 15m, preemptible: true, prefill_slice: 4k}\n"
+        "  quick: {hedge: p95}\n  urgent: {hedge: p90, hedge_budget: 10%}\n"
     )
     assert config.classes == {
         "chat": ServiceClass("chat", 0, ttft_s=0.8, ttft_quantile=0.99, tpot_s=0.04, tpot_quantile=0.5, weight=8.0),
         "night": ServiceClass("night", 1, deadline_s=900.0, preemptible=True, prefill_slice_tokens=4000),
+        "quick": ServiceClass("quick", 2, hedge_quantile=0.95, hedge_budget=0.05),
+        "urgent": ServiceClass("urgent", 3, hedge_quantile=0.9, hedge_budget=0.1),
     }
 
 
@@ -185,6 +188,7 @@ MISTAKES = {
     "classes: {a: {deadline: 5 weeks}}": "must be a duration",
     "classes: {a: {preemptible: maybe}}": "must be true or false",
     "classes: {a: {prefill_slice: 1.5}}": "must be a whole number",
+    "classes: {a: {hedge: p93}}": "must be one of p50, p90, p95, p99, not 'p93'",
     "classes: {a: {ttft_p95: 1s, ttft_p50: 1s}}": "a class has one target",
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",

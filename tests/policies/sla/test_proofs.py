@@ -97,6 +97,7 @@ def test_limits_that_are_never_reached_are_reported() -> None:
     ("text", "says"),
     [
         ("classes: {a: {floor: 1%}}", "classes.a.floor: a floor has no effect on the class that is served first"),
+        ("classes: {a: {hedge_budget: 1%}}", "classes.a.hedge_budget: has no effect without 'hedge'"),
         ("cost: {uncached: 1, cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
         ("cost: {cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
     ],

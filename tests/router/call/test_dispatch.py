@@ -115,6 +115,58 @@ def test_a_request_that_finds_room_is_placed_at_once_and_the_next_waits_until_it
     run_virtually(run())
 
 
+def test_a_second_flight_begins_at_another_backend_beside_the_first() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        first = await stage.place(stage.bid())
+        assert first is not None
+        second = stage.dispatcher.second(first.bid, first, within_s=10.0)
+        assert second is not None
+        assert {first.chosen.name, second.chosen.name} == {"b0", "b1"}
+        assert first.bid.avoiding == frozenset()
+        assert second.flight.is_first_try, "its times are as good as others'"
+        stage.cluster.end(second.flight)
+        stage.leave(first)
+        stage.check()
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize("reason", ["no room", "slower", "the router is full", "another waits"])
+def test_no_second_flight_begins(reason: str) -> None:
+    async def run() -> None:
+        full = reason == "the router is full"
+        stage = await Stage(backends=2, slots=2, most_running=2 if full else 100).well()
+        first = await stage.place(stage.bid())
+        assert first is not None
+        others: list[Placed] = []
+        tasks: list[asyncio.Task[Placed | None]] = []
+        if reason in ("no room", "another waits"):
+            for _ in range(3):
+                other = await stage.place(stage.bid())
+                assert other is not None
+                others.append(other)
+        if reason == "the router is full":
+            other = await stage.place(stage.bid())
+            assert other is not None
+            others.append(other)
+        if reason == "another waits":
+            tasks = await queued(stage, stage.bid())
+            stage.cluster.end(others[-1].flight)
+        within_s = 0.0 if reason == "slower" else 10.0
+        assert stage.dispatcher.second(first.bid, first, within_s=within_s) is None
+        if tasks:
+            stage.dispatcher.correct(others.pop().bid, 1.0)
+            await asyncio.sleep(2 * PAUSE_S)
+            stage.leave(await tasks[0])
+        for other in others:
+            stage.leave(other)
+        stage.leave(first)
+        stage.check()
+
+    run_virtually(run())
+
+
 def test_a_better_rank_that_came_later_goes_first() -> None:
     async def run() -> None:
         stage = await Stage().well()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -81,6 +82,33 @@ class Serial:
 def test_a_new_backend_is_as_fast_as_its_kind_or_as_it_reports() -> None:
     assert a_member().view(0.0, {}).latency == TYPICAL
     assert a_member(prefill_s_per_token=2e-3).view(0.0, {}).latency.token_s == pytest.approx(2e-3)
+
+
+def test_a_request_that_was_cancelled_before_its_first_token_was_at_least_so_slow() -> None:
+    serial = Serial(a_member())
+    for _ in range(30):
+        serial.ask(1000)
+    flight, _ = serial.send(1000)
+    usual_s = serial.member.late_s(flight, 0.95)
+    assert usual_s is not None
+    serial.member.end(flight, asyncio.CancelledError(), now=serial.now + 0.5 * flight.predicted_ttft_s)
+    assert serial.member.late_s(flight, 0.95) == usual_s, "it was not late yet"
+    for _ in range(3):
+        flight, _ = serial.send(1000)
+        serial.now += 10 * flight.predicted_ttft_s
+        serial.member.end(flight, asyncio.CancelledError(), now=serial.now)
+    late_s = serial.member.late_s(flight, 0.95)
+    assert late_s is not None
+    assert late_s > 2 * usual_s
+
+
+def test_nothing_is_late_where_the_first_token_is_not_seen() -> None:
+    serial = Serial(a_member(replace(SHARD, may_answer_whole=True)))
+    for _ in range(30):
+        serial.ask(1000)
+    flight, _ = serial.send(1000, stream=False)
+    assert serial.member.late_s(flight, 0.95) is None
+    serial.member.end(flight, None, now=serial.now)
 
 
 def test_a_backend_is_known_after_a_few_answers() -> None:

@@ -1,0 +1,102 @@
+"""One prompt at one backend and, if that is late, at a second one: the first to begin its answer gives all of it.
+
+Source: hedged requests, Dean and Barroso, The Tail at Scale (CACM 2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from policies.errors import ExpectedError
+from router.call.bid import Placed
+
+
+class Beaten(asyncio.CancelledError):
+    """Another backend began its answer first. For the backend that is beaten its request was cancelled."""
+
+
+class Race:
+    """`first` and, where it has not begun its answer after `late_s`, the backend that `find_second` finds, if any.
+
+    `attempt` streams the answer from one of them. It calls `lead` before it passes a piece on, and returns why it
+    failed if another backend may be tried. `find_second` gets `late_s`. None for `late_s`: `first` has no second.
+
+    The client gets the answer of the `leader`, None until one begins; `placed` is the leader, and before that the
+    attempt that is charged if it ends so.
+    """
+
+    def __init__(
+        self,
+        first: Placed,
+        attempt: Callable[[Placed, Race], Coroutine[Any, Any, ExpectedError | None]],
+        *,
+        find_second: Callable[[float], Placed | None],
+        late_s: float | None,
+    ) -> None:
+        self.first = self.placed = first
+        self.leader: Placed | None = None
+        self._attempt, self._find_second, self._late_s = attempt, find_second, late_s
+        self._second: Placed | None = None
+        self._task: asyncio.Task[ExpectedError | None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        second = "no second" if self._second is None else self._second.chosen.name
+        return f"<Race of {self.first.chosen.name} and {second}>"
+
+    async def run(self) -> ExpectedError | None:
+        """The whole answer; why it failed, if another backend may be tried. Raises what the attempt raises.
+
+        If one fails before any has begun its answer, the other goes on: `first` whatever the second failed with, the
+        second where another backend may be tried after `first`.
+        """
+        if self._late_s is None:
+            return await self._attempt(self.first, self)
+        self._timer = asyncio.get_running_loop().call_later(self._late_s, self._start_second, self._late_s)
+        try:
+            try:
+                failure = await self._attempt(self.first, self)
+            except Beaten:
+                failure = None
+            goes_on = self.leader is self._second if failure is None else self.leader is not self.first
+            if self._second is None or self._task is None or not goes_on:
+                return failure
+            self.placed = self._second
+            return await self._task
+        finally:
+            await self._end_second()
+
+    def lead(self, placed: Placed) -> bool:
+        """`placed` has a piece of its answer: is it the first that has? Then the other one is cancelled."""
+        if self.leader is not None:
+            return False
+        self.leader = self.placed = placed
+        if placed is self.first:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._task is not None:
+                self._task.cancel()
+        elif self.first.flight.give_up is not None:
+            self.first.flight.give_up(Beaten())
+        return True
+
+    def _start_second(self, late_s: float) -> None:
+        self._task = asyncio.create_task(self._run_second(late_s), name=f"second of {self.first.bid.request.id}")
+
+    async def _run_second(self, late_s: float) -> ExpectedError | None:
+        # a flight that begins here is ended by the attempt: nothing can be cancelled between the two
+        self._second = self._find_second(late_s)
+        return None if self._second is None else await self._attempt(self._second, self)
+
+    async def _end_second(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled():
+            # where it lost, its failure counts for nothing
+            self._task.exception()
