@@ -118,7 +118,10 @@ def bearer(key: str) -> Mapping[str, str]:
 
 
 class HttpClient:
-    """The connections to one server. `name` is the backend's, for messages; `key_headers` is how its key is sent."""
+    """The connections to one server. `name` is the backend's, for messages; `key_headers` is how its key is sent.
+
+    `making` is held while a large request is made.
+    """
 
     def __init__(
         self,
@@ -129,6 +132,7 @@ class HttpClient:
     ) -> None:
         self.name, self.url = name, url
         self.open_requests = 0
+        self.making = asyncio.Semaphore(1)
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
         self._http: Http1Client | None = None

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 _SPACE = re.compile(rb"[ \t\n\r]*+")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\]}\s]++")
-_NEXT_IN_NESTED = re.compile(rb'[^"\[\]{}]*+(["\[\]{}])')
+_NO_MARK = re.compile(rb'[^"\[\]{}]*+')
+
+_MATCHED_BYTES = 256 * 2**10
+"""What one match looks at, at most: no other thread runs meanwhile, 4 ms here."""
 
 # letters that no encoder escapes
 _SPELT_OUT = re.compile(rb"\\u00[4-7]")
@@ -78,18 +81,20 @@ def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:
 
     Raises as `with_members` does, without parsing `raw`.
     """
+    if not more:
+        return raw
     end = raw.rindex(b"}")
-    return raw[:end] + b"," + msgspec.json.encode(more)[1:-1] + raw[end:] if more else raw
+    # one copy, beside which other threads run
+    return b"".join((raw[:end], b",", msgspec.json.encode(more)[1:-1], raw[end:]))
 
 
 def _members(raw: bytes) -> Iterator[_Member]:
     at = _after_space(raw, raw.index(b"{") + 1)
     while raw[at] != ord("}"):
-        name = _STRING.match(raw, at)
-        assert name is not None, "a JSON object has names"
-        value = _after_space(raw, raw.index(b":", name.end()) + 1)
+        name_end = _end_of_string(raw, at)
+        value = _after_space(raw, raw.index(b":", name_end) + 1)
         end = _end_of_value(raw, value)
-        yield _Member(msgspec.json.decode(name[0], type=str), at, value, end)
+        yield _Member(msgspec.json.decode(raw[at:name_end], type=str), at, value, end)
         at = _after_space(raw, end)
         if raw[at] == ord(","):
             at = _after_space(raw, at + 1)
@@ -102,20 +107,36 @@ def _after_space(raw: bytes, at: int) -> int:
 
 
 def _end_of_value(raw: bytes, at: int) -> int:
+    if raw[at] == ord('"'):
+        return _end_of_string(raw, at)
     if raw[at] not in b"{[":
-        found = (_STRING if raw[at] == ord('"') else _SCALAR).match(raw, at)
+        found = _SCALAR.match(raw, at)
         assert found is not None, "a JSON value is not empty"
         return found.end()
     depth = 0
     while True:
-        found = _NEXT_IN_NESTED.match(raw, at)
-        assert found is not None, "what JSON opens it closes"
-        mark, at = found[1], found.end()
-        if mark == b'"':
-            inner = _STRING.match(raw, at - 1)
-            assert inner is not None, "a JSON text ends"
-            at = inner.end()
-        else:
-            depth += 1 if mark in b"{[" else -1
+        at = _end_of(_NO_MARK, raw, at)
+        mark = raw[at]
+        if mark == ord('"'):
+            at = _end_of_string(raw, at)
+        elif mark in b"{[":
+            depth, at = depth + 1, at + 1
+        elif mark in b"]}":
+            depth, at = depth - 1, at + 1
             if not depth:
                 return at
+
+
+def _end_of_string(raw: bytes, at: int) -> int:
+    """Where the text ends that begins at `at`, with its quotes."""
+    at += 1
+    while raw[at := _end_of(_IN_STRING, raw, at)] != ord('"'):
+        # a match that is cut ends before the backslash of an escape
+        pass
+    return at + 1
+
+
+def _end_of(pattern: re.Pattern[bytes], raw: bytes, at: int) -> int:
+    found = pattern.match(raw, at, at + _MATCHED_BYTES)
+    assert found is not None, "it matches nothing, too"
+    return found.end()

@@ -29,8 +29,14 @@ _TEXT_OBJECT, _TEXT_COMMA = 200, 44
 """Bytes for what is an object, array or element if a text is JSON itself, as the arguments of calls of tools are."""
 
 _QUOTE = ord('"')
-_WIDE = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
-"""Matches a character beyond the first 2**16: a text with one takes four bytes for each of its characters."""
+_WIDE = 0xF0
+"""The first byte of a character beyond the first 2**16: a text with one takes four bytes for each of its characters."""
+
+_WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
+"""Matches the beginning of such a character as an escape."""
+
+_AHEAD = 3
+"""Bytes by which slices overlap where escapes are looked for, which are one longer."""
 
 
 def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, int]:
@@ -38,9 +44,9 @@ def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, i
 
     It is read no further once that is more than `most`.
     """
-    width = _width(body)
-    cost, in_text, is_escaped = len(body) * (_COPIES + width), False, False
+    width, counted, in_text, is_escaped = 1, 0, False, False
     for at in range(0, len(body), SLICE_BYTES):
+        width = max(width, _width(body[at : at + SLICE_BYTES + _AHEAD]))
         piece = body[at : at + SLICE_BYTES]
         if is_escaped:
             piece = b"_" + piece[1:]
@@ -56,12 +62,12 @@ def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, i
         outside = codes[~inside]
         objects, lists, commas = (piece.count(mark) for mark in (b"{", b"[", b","))
         own_objects, own_lists, own_commas, texts = (int(np.count_nonzero(outside == code)) for code in b'{[,"')
-        cost += own_objects * _OBJECT + (texts + own_lists) * _STRING + own_commas * _COMMA
-        cost += (objects - own_objects + lists - own_lists) * _TEXT_OBJECT + (commas - own_commas) * _TEXT_COMMA
-        if cost > most:
+        counted += own_objects * _OBJECT + (texts + own_lists) * _STRING + own_commas * _COMMA
+        counted += (objects - own_objects + lists - own_lists) * _TEXT_OBJECT + (commas - own_commas) * _TEXT_COMMA
+        if len(body) * (_COPIES + width) + counted > most:
             break
         yield len(piece)
-    return cost
+    return len(body) * (_COPIES + width) + counted
 
 
 def rough_cost(body: bytes) -> int:
@@ -82,9 +88,12 @@ def _message_cost_in_turns(message: bytes, _: float = math.inf) -> Generator[int
 
 def _width(body: bytes) -> int:
     """Bytes of its texts for each of its own, once parsed: a text, and half of it again if it is JSON itself."""
-    if body.isascii() and b"\\u" not in body:
-        return 1
-    return 6 if _WIDE.search(body) else 3
+    is_ascii = body.isascii()
+    if not is_ascii and np.frombuffer(body, np.uint8).max() >= _WIDE:
+        return 6
+    if _WIDE_ESCAPE.search(body):
+        return 6
+    return 1 if is_ascii and b"\\u" not in body else 3
 
 
 class Costs(NamedTuple):

@@ -42,12 +42,9 @@ async def read_body(http: Request, most_bytes: int, held: Held | None = None, *,
         hint = f"send it as {', '.join(CODINGS)}"
         raise InvalidRequest(f"the content encoding '{encoding[:40]}' is not supported", hint=hint)
     try:
-        raw = await _arrived(http, most_bytes, held, is_coded=encoding != "identity")
-        if encoding != "identity":
-            work = once(lambda: decoded(raw, encoding, most_bytes))
-            body = at_once(work) if held is None else await held.run(work)
-        else:
-            body = raw
+        pieces = await _arrived(http, most_bytes, held, is_coded=encoding != "identity")
+        work = once(lambda: _whole(pieces, encoding, most_bytes))
+        return at_once(work) if held is None else await held.run(work)
     except BodyTooLarge as error:
         raise RequestTooLarge(f"the body is larger than {most_bytes} bytes", hint=too_large) from error
     except BodyTimeout as error:
@@ -57,7 +54,6 @@ async def read_body(http: Request, most_bytes: int, held: Held | None = None, *,
         raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
     except ClientGone as error:
         raise CallerGone from error
-    return body.removeprefix(codecs.BOM_UTF8)
 
 
 async def read_small_body(http: Request) -> bytes:
@@ -65,9 +61,12 @@ async def read_small_body(http: Request) -> bytes:
     return await read_body(http, SMALL_BYTES, too_large="no call to this port needs more")
 
 
-async def _arrived(http: Request, most_bytes: int, held: Held | None, *, is_coded: bool) -> bytes:
-    """The body as it was sent. Waits for the memory of all of it at once, and before it reads a large one."""
-    announced, body = http.content_length or 0, bytearray()
+async def _arrived(http: Request, most_bytes: int, held: Held | None, *, is_coded: bool) -> list[bytes]:
+    """The body as it was sent. Waits for the memory of all of it at once, and before it reads a large one.
+
+    It stays in pieces, because to join a large one would keep other requests waiting. Only small ones are joined here.
+    """
+    announced, size, pieces = http.content_length or 0, 0, list[bytes]()
     if announced > most_bytes:
         raise BodyTooLarge(most_bytes)
     has_room = held is None
@@ -75,15 +74,27 @@ async def _arrived(http: Request, most_bytes: int, held: Held | None, *, is_code
         has_room = True
         await held.arrive(announced + _decoded_bytes(announced, most_bytes, is_coded=is_coded))
     async for data in http.content():
-        body += data
-        if len(body) > most_bytes:
+        if pieces and len(pieces[-1]) < SMALL_BYTES:
+            pieces[-1] += data
+        else:
+            pieces.append(data)
+        size += len(data)
+        if size > most_bytes:
             raise BodyTooLarge(most_bytes)
-        if held is not None and not has_room and len(body) > SMALL_BYTES:
+        if held is not None and not has_room and size > SMALL_BYTES:
             has_room = True
             await held.arrive(most_bytes + _decoded_bytes(most_bytes, most_bytes, is_coded=is_coded))
     if held is not None and not has_room and is_coded:
-        await held.arrive(_decoded_bytes(len(body), most_bytes, is_coded=True))
-    return bytes(body)
+        await held.arrive(_decoded_bytes(size, most_bytes, is_coded=True))
+    return pieces
+
+
+def _whole(pieces: list[bytes], encoding: str, most_bytes: int) -> bytes:
+    """The body that was sent in `pieces`, which are dropped. Raises as `decoded` does."""
+    # this lets other threads run
+    raw = b"".join(pieces)
+    pieces.clear()
+    return decoded(raw, encoding, most_bytes).removeprefix(codecs.BOM_UTF8)
 
 
 def _decoded_bytes(coded: int, most_bytes: int, *, is_coded: bool) -> int:

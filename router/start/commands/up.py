@@ -31,6 +31,7 @@ from router.start.commands.shard_options import link_options, shard_flags
 from router.start.config_file import Contents
 from router.start.descriptors import raise_descriptor_limit
 from router.start.preflight import require_startable
+from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
 
 
@@ -51,6 +52,7 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
     console = Console(stderr=True)
     log_to(console, log)
     raise_descriptor_limit()
+    switch_often()
     if process is not None:
         config = as_process(config, *place_of(process))
     require_startable(config, shares_ports=process is not None)

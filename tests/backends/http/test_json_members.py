@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.http import json_members
 from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
 
 RAW = b'\n{ "model" : "m",\t"user":"\\u00e9\\"}{", "n":1.0,"deep": {"a":[1,{"model":"x"}], "b":"]"},\n "x":null }\n'
@@ -64,6 +65,17 @@ def test_what_is_read_afterwards_is_what_was_meant(
     raw = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
     meant = {name: value for name, value in (body | changes).items() if value is not ABSENT}
     assert json.loads(with_members(raw, changes)) == meant
+
+
+@given(OBJECTS, CHANGES, st.integers(2, 9))
+def test_the_same_is_read_however_little_is_matched_at_once(
+    body: dict[str, Any], changes: dict[str, Any], matched_bytes: int
+) -> None:
+    raw = json.dumps(body).encode()
+    changed = with_members(raw, changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_members, "_MATCHED_BYTES", matched_bytes)
+        assert with_members(raw, changes) == changed
 
 
 @given(OBJECTS, st.sampled_from([None, 2]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -366,3 +367,24 @@ async def test_a_large_request_is_made_in_a_thread(size: int, monkeypatch: pytes
         assert upstream.received[0][1]["messages"] == body["messages"]
         assert upstream.received[0][1]["model"] == "theirs"
     assert (threads == [threading.get_ident()]) == (size == 100)
+
+
+async def test_large_requests_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    def exchange(backend: OpenAICompatible, request: Request, prompt: Prompt) -> Exchange:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return made(backend, request, prompt)
+
+    made = OpenAICompatible.exchange
+    monkeypatch.setattr(OpenAICompatible, "exchange", exchange)
+    body = {"model": "m", "messages": [{"role": "user", "content": "a" * 1_000_000}], "stream": True}
+    prompt = Prompt(body=body, native=Native("/v1/chat/completions", body, json.dumps(body).encode()))
+    async with an_upstream() as upstream, a_backend(upstream) as backend:
+        await asyncio.gather(*(everything(backend, a_request(stream=True), prompt) for _ in range(4)))
+        assert len(upstream.received) == 4
+    assert most == 1

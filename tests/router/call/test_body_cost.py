@@ -47,6 +47,25 @@ def test_a_body_is_read_only_until_it_is_known_to_cost_too_much() -> None:
     assert at_once(cost_in_turns(body, most=10**8)) > 10**8
 
 
+@pytest.mark.parametrize(
+    ("end", "width"), [("\U0001f600", 6), ("\u4e2d", 3), (r"\ud83d\ude00", 6), (r"\u4e2d", 3), ("a", 1)]
+)
+def test_no_step_looks_at_more_than_a_slice_and_the_widest_character_counts_for_all(
+    end: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, width_of = list[int](), body_cost._width
+
+    def width_seen(piece: bytes) -> int:
+        seen.append(len(piece))
+        return width_of(piece)
+
+    monkeypatch.setattr(body_cost, "_width", width_seen)
+    body = json.dumps("a" * 3 * body_cost.SLICE_BYTES, ensure_ascii=False)[:-1].encode() + f'{end}"'.encode()
+    assert at_once(cost_in_turns(body)) == len(body) * (body_cost._COPIES + width) + body_cost._STRING
+    assert len(seen) == 4
+    assert max(seen) <= body_cost.SLICE_BYTES + 3
+
+
 def test_a_usual_chat_is_estimated_at_a_few_times_its_bytes() -> None:
     text = json.dumps({"files": [{"path": f"src/{n}.py", "lines": [1, 2, 3], "text": "a[0]: {}"} for n in range(99)]})
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": 'Done, "as" asked \\ told.'}] * 50

@@ -6,12 +6,18 @@ import asyncio
 import gzip
 import json
 import logging
+import threading
 import zlib
 
 import pytest
 
 from backends.nesting import MOST_LEVELS
+from http1.headers import Headers
+from http1.incoming import Incoming
 from http1.limits import ServerLimits
+from http1.request import Request
+from router.call.bodies import SMALL_BYTES
+from router.protocols.http import body as body_module
 from router.start.app import Router
 from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
 
@@ -197,3 +203,35 @@ async def test_of_many_chats_far_beyond_the_context_each_is_refused_for_that_and
         answers = await asyncio.gather(*(answered(router, post) for _ in range(16)))
     assert {answer.split("\r\n")[0] for answer in answers} == {"HTTP/1.1 400 Bad Request"}
     assert all("at least" in answer and "context_length_exceeded" in answer for answer in answers)
+
+
+async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_small_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, whole = list[int](), body_module._whole
+
+    def whole_seen(pieces: list[bytes], encoding: str, most_bytes: int) -> bytes:
+        threads.append(threading.get_ident())
+        return whole(pieces, encoding, most_bytes)
+
+    monkeypatch.setattr(body_module, "_whole", whole_seen)
+    chat = {**a_chat(), "user": "a" * 2_000_000}
+    async with a_router() as router:
+        await answered(router, a_post(BODY))
+        await answered(router, a_post(b"\xef\xbb\xbf" + json.dumps(chat).encode()))
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
+async def test_a_body_that_comes_byte_by_byte_is_kept_in_few_pieces() -> None:
+    incoming = Incoming(2**20, lambda: None, lambda: None)
+    request = Request("POST", "/", Headers([]), incoming, lambda *_: pytest.fail("was answered"), 2**20)
+    reading = asyncio.create_task(body_module._arrived(request, 2**20, None, is_coded=False))
+    for _ in range(1000):
+        incoming.put(b"a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    incoming.put(b"b" * SMALL_BYTES)
+    await asyncio.sleep(0.01)
+    incoming.put(b"c")
+    incoming.end()
+    assert [len(piece) for piece in await reading] == [1000 + SMALL_BYTES, 1]
