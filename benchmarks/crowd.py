@@ -5,8 +5,11 @@
 A router runs as `pointsman serve` does, with a scripted backend, as many file descriptors as it may have, and the
 default limits. Another process opens connections from 127.0.0.2, and opens each again that is closed: a third sends
 nothing, a third half a head, a third one byte of a head every few seconds. A client at 127.0.0.1 meanwhile sends short
-chats, 50 a second, on connections of its own, one in ten on a new one; it does so before and afterwards too. Exits with
-1 if a chat fails, if nothing was logged or counted, or if descriptors or connections remain.
+chats, 50 a second, on connections of its own, one in ten on a new one; it does so before and afterwards too.
+
+The crowd also takes processor time from the client. So it first goes to a process that closes each connection at once,
+which shows what it does by itself, then to the router, twice: memory that grows the first time is not to grow again.
+Exits with 1 if a chat fails, if nothing was logged or counted, or if descriptors or connections remain.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import uvloop
@@ -137,17 +142,31 @@ async def chats(port: int, seconds: float) -> list[float]:
     return taken
 
 
-def shown(name: str, taken: list[float]) -> str:
-    """One line of the results."""
+def shown(name: str, taken: list[float]) -> float:
+    """Print one line of the results; its P99 in milliseconds."""
     cuts = statistics.quantiles(taken, n=100)
     p50, p99, longest = (seconds * 1e3 for seconds in (cuts[49], cuts[98], max(taken)))
-    return f"{name:10} {len(taken)} chats, P50 {p50:.1f} ms, P99 {p99:.1f} ms, longest {longest:.0f} ms"
+    print(f"{name:16} {len(taken)} chats, P50 {p50:.1f} ms, P99 {p99:.1f} ms, longest {longest:.0f} ms", flush=True)
+    return p99
 
 
-def state_of(process: int) -> tuple[int, float]:
-    """Open descriptors, and resident MiB."""
-    resident = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return len(list(Path(f"/proc/{process}/fd").iterdir())), resident / 2**20
+class State(NamedTuple):
+    """Of a process: open descriptors, resident MiB, and the processor time that it has used, in seconds."""
+
+    descriptors: int
+    mib: float
+    cpu_s: float
+
+
+def state_of(process: int) -> State:
+    """Its state now."""
+    folder = Path(f"/proc/{process}")
+    resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    # fields 14 and 15 of proc_pid_stat(5)
+    ticks = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return State(
+        len(list((folder / "fd").iterdir())), resident / 2**20, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    )
 
 
 async def metric(port: int, line: str) -> float:
@@ -193,31 +212,69 @@ async def _measure(http: int, metrics: int, router: int, connections: int, secon
     await chats(http, 2)
     await asyncio.sleep(2)
     start = state_of(router)
-    print(shown("before", await chats(http, seconds)), flush=True)
-    command = [sys.executable, __file__, "--crowd", str(http), "--connections", str(connections)]
-    crowd = await asyncio.create_subprocess_exec(*command, "--seconds", str(seconds + 6), stdout=subprocess.PIPE)
-    await asyncio.sleep(5)
-    print(shown("meanwhile", await chats(http, seconds)), flush=True)
-    during = state_of(router)
-    waiting = await metric(metrics, 'pointsman_http_connections{state="waiting"}')
-    out, _ = await crowd.communicate()
-    print(f"crowd: {out.decode().strip()}; the router had {waiting:.0f} waiting connections")
-    await asyncio.sleep(2)
-    print(shown("afterwards", await chats(http, seconds)), flush=True)
+    shown("before", await chats(http, seconds))
+    quiet_s = state_of(router).cpu_s - start.cpu_s
+    with a_listener_that_closes() as elsewhere:
+        alone = await _beside("crowd elsewhere", http, seconds, elsewhere, connections)
+    states, waiting, ratios = [state_of(router)], 0.0, []
+    for name in ("crowd here", "crowd again"):
+        opened, began = await closed(metrics), state_of(router)
+        p99 = await _beside(name, http, seconds, http, connections)
+        states.append(state_of(router))
+        waiting = await metric(metrics, 'pointsman_http_connections{state="waiting"}')
+        each_s = (states[-1].cpu_s - began.cpu_s - quiet_s) / (await closed(metrics) - opened)
+        ratios.append(f"{p99 / alone:.1f}")
+        print(f"   {waiting:.0f} waiting connections; {each_s * 1e6:.0f} us of the router for each that it closes")
+        await asyncio.sleep(2)
+    shown("afterwards", await chats(http, seconds))
     await asyncio.sleep(3)
     end = state_of(router)
     left = await metric(metrics, 'pointsman_http_connections{state="waiting"}')
-    closed = await metric(metrics, 'pointsman_http_limits_total{limit="connections_of_address"}')
-    print(f"descriptors {start[0]}, {during[0]}, {end[0]}; MiB {start[1]:.1f}, {during[1]:.1f}, {end[1]:.1f}")
-    print(f"closed by the limit: {closed:.0f}; waiting at the end: {left:.0f}")
-    return closed > 0 and left <= 2 and end[0] <= start[0] + 2
+    print(f"P99 with the crowd here to elsewhere: {', '.join(ratios)}")
+    for what, value in (("descriptors", "descriptors"), ("MiB", "mib")):
+        print(f"{what}:", ", ".join(f"{getattr(state, value):.0f}" for state in (start, *states, end)))
+    print(f"closed by the limit: {await closed(metrics):.0f}; waiting at the end: {left:.0f}")
+    return await closed(metrics) > 0 and left <= 2 and end.descriptors <= start.descriptors + 2
+
+
+async def _beside(name: str, http: int, seconds: float, port: int, connections: int) -> float:
+    """The P99 of chats beside a crowd at `port`, in milliseconds."""
+    command = [sys.executable, __file__, "--crowd", str(port), "--connections", str(connections)]
+    crowd = await asyncio.create_subprocess_exec(*command, "--seconds", str(seconds + 6), stdout=subprocess.PIPE)
+    await asyncio.sleep(5)
+    p99 = shown(name, await chats(http, seconds))
+    out, _ = await crowd.communicate()
+    print(f"   {out.decode().strip()}")
+    return p99
+
+
+async def closed(metrics: int) -> float:
+    """How many connections the router has closed by the limit for an address."""
+    return await metric(metrics, 'pointsman_http_limits_total{limit="connections_of_address"}')
+
+
+@contextmanager
+def a_listener_that_closes() -> Iterator[int]:
+    """The port of a process that closes every connection as soon as it is accepted."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(4096)
+        child = os.fork()
+        if not child:
+            while True:
+                listening.accept()[0].close()
+        try:
+            yield int(listening.getsockname()[1])
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def main() -> None:
     """Run the command line."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--connections", type=int, default=10_000, help="of the crowd; default: 10000")
-    reader.add_argument("--seconds", type=float, default=20.0, help="for each of the three parts; default: 20")
+    reader.add_argument("--seconds", type=float, default=20.0, help="for each of the five parts; default: 20")
     reader.add_argument("--crowd", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = reader.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
