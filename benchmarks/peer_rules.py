@@ -127,5 +127,5 @@ def policies(machine: Machine) -> dict[str, Policy]:
         "least requests": least_requests(),
         "in turn": scores.turn(),
     }
-    ours = builtin_catalogue().policies["default"]
-    return {"Pointsman: default": ours, **{name: sent_at_once(name, score) for name, score in peers.items()}}
+    ours = {f"Pointsman: {name}": builtin_catalogue().policies[name] for name in ("default", "least_cost")}
+    return {**ours, **{name: sent_at_once(name, score) for name, score in peers.items()}}

@@ -4,9 +4,9 @@
 
 The workloads are those of `simulation/workloads.py`, and `--trace TRACE` adds parts of Mooncake's conversation trace,
 a part for each seed. Loads are percent of the capacity of a fleet that shares the work perfectly and has one infinite
-cache. Eight machines with Llama-3.1-8B in bfloat16 on an L40S, by its rooflines, plan as our shards do. Everything but
-the policy is the same for all: pipeline, prefix index with exact events, scheduler. `benchmarks/peer_rules.py` has the
-peers' rules.
+cache. Eight machines with Llama-3.1-8B in bfloat16 on an L40S, by its rooflines, run 16 requests at once each and plan
+as our shards do. Everything but the policy is the same for all: pipeline, prefix index with exact events, scheduler.
+`benchmarks/peer_rules.py` has the peers' rules.
 
 `bound` is each request alone on the fastest machine, idle, which holds what one infinite cache would hold: no router
 reaches it under load. Columns are means over the seeds; `targets` is the share of requests within all targets of their
@@ -50,6 +50,7 @@ from simulation.workloads import WORKLOADS, ScaledLoad, Session, SessionRequest,
 L40S = Machine(
     Speed(step_s=15.0e9 / 734e9, token_s=1e-4, pair_s=3.5e-9, context_s=131072 / 734e9),
     kv_tokens=206_000,
+    running=16,
     step_budget_s=0.1,
 )
 

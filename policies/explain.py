@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.compose import Policy
+from policies.marginal_cost import NAME, cost_parts
 from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
 from policies.on_miss import Step
 from policies.picks import are_equal
@@ -45,8 +46,9 @@ class Skipped:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A backend that passed every filter. `scores` has a value per score, None if unknown. `adapter` is the
-    readiness of the requested LoRA adapter, if the request names one. Tenants see no `running`, `waiting`, `scores` and
-    `total`, which other tenants' requests change."""
+    readiness of the requested LoRA adapter, if the request names one. `seconds` are the parts of its marginal cost, if
+    the policy counts that. Tenants see no `running`, `waiting`, `scores`, `total` and `seconds`, which other tenants'
+    requests change."""
 
     backend: str
     pool: str
@@ -56,6 +58,7 @@ class Candidate:
     scores: Mapping[str, float | None]
     total: float | None
     adapter: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def explain(
 ) -> Explanation:
     """The Explanation of `decision` on `view`, after `ruling` on `facts`; candidates are best first."""
     totals = dict(decision.scores)
-    candidates = sorted(_candidates(view, decision), key=lambda candidate: -totals[candidate.backend])
+    candidates = sorted(_candidates(request, view, decision), key=lambda candidate: -totals[candidate.backend])
     weights = {part.name: part.weight for part in config.policies[ruling.policy].scores}
     best = None if decision.chosen is None else totals.get(decision.chosen)
     return Explanation(
@@ -171,7 +174,9 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
         skipped=skipped,
         dropped={shown_name(backend): reason for backend, reason in explanation.dropped.items()},
         candidates=tuple(
-            replace(each, backend=shown_name(each.backend), running=None, waiting=None, scores={}, total=None)
+            replace(
+                each, backend=shown_name(each.backend), running=None, waiting=None, scores={}, total=None, seconds={}
+            )
             for each in explanation.candidates
         ),
         equals=tuple(map(shown_name, explanation.equals)),
@@ -183,7 +188,7 @@ def _without_wanted(mismatch: Mismatch) -> Mismatch:
     return replace(mismatch, wanted=()) if FACTS[mismatch.field.partition(".")[0]].secret else mismatch
 
 
-def _candidates(view: ClusterView, decision: Decision) -> Iterator[Candidate]:
+def _candidates(request: Request, view: ClusterView, decision: Decision) -> Iterator[Candidate]:
     backends: Mapping[str, BackendView] = {backend.name: backend for backend in view.backends}
     scores: dict[str, dict[str, float | None]] = {name: {} for name, _ in decision.scores}
     for name, score, value in decision.details:
@@ -191,4 +196,5 @@ def _candidates(view: ClusterView, decision: Decision) -> Iterator[Candidate]:
     for name, total in decision.scores:
         seen = backends[name]
         counts = (seen.running, seen.waiting, seen.held_tokens)
-        yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter)
+        seconds = cost_parts(request, seen)._asdict() if NAME in scores[name] else {}
+        yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter, seconds)

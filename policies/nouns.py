@@ -199,7 +199,8 @@ class Request(msgspec.Struct, frozen=True):
     `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` come
     from the rules. `prompt_tokens` is exact if `least_prompt_tokens` is None. Otherwise it is the best estimate: the
     interval `likely_prompt_tokens` holds nine of ten such prompts, and all have at least `least_prompt_tokens`, which
-    is compared with limits that refuse a request.
+    is compared with limits that refuse a request. `expected_new_tokens` is the expected length of its answer, by
+    earlier ones; None if it is unknown. `promised` is its service class with the targets.
     """
 
     id: str
@@ -223,6 +224,8 @@ class Request(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     least_prompt_tokens: int | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
+    expected_new_tokens: int | None = None
+    promised: ServiceClass | None = None
 
     @property
     def surely_tokens(self) -> int:
@@ -352,6 +355,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     LoRA adapter in one word; None if the request names none, or the backend does not report its adapters. `unfit` is a
     permanent reason, in one word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed
     lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
+    `decoding_tokens` are the contexts of this router's requests that decode there, and `mean_weight` is the mean weight
+    of the classes of its requests there, 1 without any.
     """
 
     name: str
@@ -380,6 +385,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     unfit: str | None = None
     fresh_tokens: float = 0.0
     cache_tokens: int | None = None
+    decoding_tokens: float = 0.0
+    mean_weight: float = 1.0
 
 
 class ClusterView(msgspec.Struct, frozen=True):

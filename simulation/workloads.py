@@ -73,7 +73,7 @@ def load_of(workload: Workload, machines: Sequence[Machine], *, share: float, se
     """The requests of `workload` at `share` of the capacity of `machines`. Equal arguments give equal requests.
 
     The capacity is that of machines which share the work perfectly, with an infinite cache for all of them: more than
-    any router reaches.
+    any router reaches. Sessions begin until this share of it is used up; long ones go on after that.
     """
     rng = random.Random(f"{workload.name} {seed}")
     sessions = workload.draw(rng, workload.requests)
@@ -192,13 +192,13 @@ def _conversations(rng: random.Random, requests: int) -> list[Session]:
     while sum(map(len, sessions)) < requests:
         chunks, at_s, turns = rng.choice(systems), 0.0, []
         tokens = len(chunks) * CHUNK_TOKENS
-        for _ in range(rng.randint(2, 7)):
+        for _ in range(rng.randint(2, 6)):
             tokens += _around(rng, 250, 0.9, 20, 4000)
             chunks += _named(names, tokens - len(chunks) * CHUNK_TOKENS)
-            answer = _around(rng, 200, 0.6, 20, 800)
+            answer = _around(rng, 120, 0.6, 20, 600)
             turns.append(SessionRequest(at_s, tokens, answer, chunks))
             tokens += answer
-            at_s += answer * 0.03 + rng.expovariate(1 / 3.0)
+            at_s += answer * 0.03 + rng.expovariate(0.5)
         sessions.append(tuple(turns))
     return sessions
 
@@ -240,7 +240,7 @@ def _agents(rng: random.Random, requests: int) -> list[Session]:
     sessions: list[Session] = []
     while sum(map(len, sessions)) < requests:
         turns: list[SessionRequest] = []
-        _call(rng, names, turns, rng.choice(agents), at_s=0.0, depth=rng.randint(2, 4))
+        _call(rng, names, turns, rng.choice(agents), at_s=0.0, depth=rng.randint(1, 3))
         sessions.append(tuple(turns))
     return sessions
 
@@ -258,12 +258,12 @@ def _call(
     chunks, tokens = parent, len(parent) * CHUNK_TOKENS
     forks_at = rng.randint(0, 2)
     for step in range(3):
-        tokens += _around(rng, 500, 0.8, 50, 6000)
+        tokens += _around(rng, 800, 0.8, 50, 6000)
         chunks += _named(names, tokens - len(chunks) * CHUNK_TOKENS)
         answer = _around(rng, 70, 0.6, 10, 300)
         turns.append(SessionRequest(at_s, tokens, answer, chunks))
         tokens += answer
-        at_s += 1.0 + answer * 0.03 + rng.expovariate(1.0)
+        at_s += 0.3 + answer * 0.03 + rng.expovariate(2.0)
         if depth > 1 and step == forks_at:
             for _ in range(rng.randint(2, 4)):
                 _call(rng, names, turns, chunks, at_s=at_s, depth=depth - 2)
@@ -316,9 +316,9 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("chat", "single questions behind one of five system prompts", _chats, evenly, 400),
-        Workload("conversations", "two to seven turns, each behind all earlier ones", _conversations, evenly, 400),
+        Workload("conversations", "two to six turns, each behind all earlier ones", _conversations, evenly, 400),
         Workload("documents", "questions about 120 documents, by Zipf's law", _documents, evenly),
-        Workload("agents", "trees of calls with tools, which share their parents' prompts", _agents, evenly),
+        Workload("agents", "trees of calls with tools, which share their parents' prompts", _agents, evenly, 500),
         Workload("long prompts", "prompts of 2k to 60k tokens, answers of about 40", _long_prompts, evenly, 160),
         Workload("long answers", "prompts of about 150 tokens, answers of about 700", _long_answers, evenly, 240),
         Workload("bursts", "chat and documents, two thirds of them in five bursts", _USUAL, in_bursts),

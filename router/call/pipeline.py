@@ -509,17 +509,18 @@ class _Call(msgspec.Struct, frozen=True):
                 flight.relayed(self.gateway.clock())
 
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
-        ask, ruling = self.ask, self.ruling
+        ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name
         needs, sampling = wishes(ask, tokens)
+        most_tokens = room(ask, tokens, model)
         return Request(
             id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
-            tenant=self.facts.tenant.name,
+            tenant=tenant,
             model=model.name,
             domain=self.facts.tenant.domain,
             prompt_tokens=tokens.count,
             least_prompt_tokens=tokens.least,
             likely_prompt_tokens=tokens.likely,
-            max_new_tokens=room(ask, tokens, model),
+            max_new_tokens=most_tokens,
             service_class=ruling.service_class.name,
             rank=ruling.rank,
             priority=ask.priority,
@@ -533,4 +534,6 @@ class _Call(msgspec.Struct, frozen=True):
             stream=ask.stream,
             needs=needs,
             sampling=sampling,
+            expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
+            promised=ruling.service_class,
         )

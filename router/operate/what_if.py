@@ -79,6 +79,7 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
         pools=ruling.pools,
         policy=ruling.policy,
         session=described.session,
+        promised=ruling.service_class,
     )
     decision = config.policies[ruling.policy].decide(request, view, random.Random(0))
     return explain(request, facts, ruling, config=config, view=view, decision=decision)

@@ -68,8 +68,9 @@ def _record(explanation: Explanation) -> dict[str, Any]:
         for name in ("adapter", "running", "waiting", "total"):
             if candidate[name] is None:
                 del candidate[name]
-        if not candidate["scores"]:
-            del candidate["scores"]
+        for name in ("scores", "seconds"):
+            if not candidate[name]:
+                del candidate[name]
     return record
 
 
@@ -84,6 +85,8 @@ def _rounded(record: dict[str, Any]) -> dict[str, Any]:
             candidate["total"] = round(candidate["total"], 4)
         if "scores" in candidate:
             candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
+        if "seconds" in candidate:
+            candidate["seconds"] = {name: _milliseconds(seconds) for name, seconds in candidate["seconds"].items()}
     record["predicted_ttft_s"] = _milliseconds(record["predicted_ttft_s"])
     return record
 
@@ -161,6 +164,10 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
         )
         if uncounted := [name for name in explanation.weights if name not in explanation.counted]:
             yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
+    for candidate in explanation.candidates:
+        if candidate.seconds:
+            parts = (f"{name} {seconds:.3f} s" for name, seconds in candidate.seconds.items())
+            yield f"cost      {candidate.backend}: {', '.join(parts)}"
     if adapters := [
         f"{candidate.backend} {_ADAPTER[candidate.adapter]}"
         for candidate in explanation.candidates

@@ -89,7 +89,7 @@ def test_a_drained_backend_gets_no_new_request(name: str) -> None:
     assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"
 
 
-@pytest.mark.parametrize("name", ["default", "least_load", "power_of_two"])
+@pytest.mark.parametrize("name", ["default", "least_cost", "least_load", "power_of_two"])
 def test_a_busy_backend_is_spared(name: str) -> None:
     view = a_cluster(a_backend("a", running=50, waiting_tokens=10**6), a_backend("b"))
     assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"

@@ -1,10 +1,13 @@
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
+from policies.catalogue import builtin_catalogue
 from policies.explain import Explanation, explain, passed_over, without_secrets
 from policies.nouns import Tenant
 from policies.rules import Facts, Mismatch, Range, classify
+from policies.sla.config import Config
 from policies.sla.parse import parse
 from router.protocols.explanations import as_header, as_text
 from tests.policies.builders import a_backend, a_cluster, a_request
@@ -24,13 +27,13 @@ policies: {default: {score: {cache_overlap: 3, balance: 1}}}
 ACME = Tenant("acme", "acme")
 
 
-def the_explanation(*backends: Any, **what: Any) -> Explanation:
+def the_explanation(*backends: Any, config: Config = CONFIG, **what: Any) -> Explanation:
     sizes = {"prompt_tokens": 1000, "max_new_tokens": 100, "uncached_tokens": 500}
     facts = Facts(**{"tenant": ACME, "model": "llama", **sizes, **what})
-    ruling = classify(facts, CONFIG)
+    ruling = classify(facts, config)
     request, view = a_request(pools=ruling.pools), a_cluster(*backends)
-    decision = CONFIG.policies[ruling.policy].decide(request, view, random.Random(0))
-    return explain(request, facts, ruling, config=CONFIG, view=view, decision=decision)
+    decision = config.policies[ruling.policy].decide(request, view, random.Random(0))
+    return explain(request, facts, ruling, config=config, view=view, decision=decision)
 
 
 def test_each_earlier_rule_is_explained_field_by_field() -> None:
@@ -83,6 +86,25 @@ def test_a_score_that_is_not_known_of_all_is_not_counted_and_equals_are_named() 
     explanation = the_explanation(a_backend("a", held_tokens=None), a_backend("b", held_tokens=800))
     assert explanation.counted == ("balance",)
     assert explanation.equals == ("a", "b")
+
+
+def test_the_parts_of_a_marginal_cost_are_explained_in_seconds() -> None:
+    idle, busy = a_backend("a"), a_backend("b", running=3)
+    assert all(not each.seconds for each in the_explanation(idle, busy).candidates)
+    config = replace(CONFIG, policies={"default": builtin_catalogue().policies["least_cost"]})
+    explanation = the_explanation(idle, busy, config=config)
+    parts = {each.backend: each.seconds for each in explanation.candidates}
+    assert list(parts) == ["a", "b"]
+    assert list(parts["a"]) == ["queue", "prefill", "decode", "slowdown", "delay", "eviction"]
+    assert parts["a"]["slowdown"] == 0.0 < parts["b"]["slowdown"]
+    assert all(each.scores.keys() == {"marginal_cost"} for each in explanation.candidates)
+    assert f"cost      a: queue 0.000 s, prefill {parts['a']['prefill']:.3f} s, decode" in as_text(explanation)
+    seen = json.loads(as_header(explanation))["candidates"]
+    assert seen[0]["seconds"]["prefill"] == round(parts["a"]["prefill"], 3)
+    tenants = without_secrets(explanation, str)
+    assert all(not each.seconds for each in tenants.candidates)
+    assert "cost      " not in as_text(tenants)
+    assert "seconds" not in as_header(tenants)
 
 
 def test_if_no_backend_is_left_none_is_chosen() -> None:

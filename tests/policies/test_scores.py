@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from policies import scores
 from policies.compose import Score
 from policies.learning.cost import Latency
+from policies.marginal_cost import marginal_cost
 from policies.nouns import BackendView
 from tests.policies.builders import a_backend, a_request
 
@@ -18,6 +19,7 @@ ALL = [
     scores.balance(),
     scores.turn(),
     scores.session(),
+    marginal_cost(),
 ]
 
 

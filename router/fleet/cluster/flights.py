@@ -225,6 +225,7 @@ class Flights:
         self._seen: dict[int | None, Seen] = {}
         self.silent: list[tuple[float, int, Flight]] = []
         self._decoding = self._context_tokens = 0
+        self._weights = 0.0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
 
@@ -243,6 +244,11 @@ class Flights:
         """Sequences that decode, at least one, and the tokens of their contexts in total."""
         return float(max(1, self._decoding)), float(self._context_tokens)
 
+    @property
+    def mean_weight(self) -> float:
+        """The mean weight of their classes; 1 without any."""
+        return self._weights / len(self._open) if self._open else 1.0
+
     def traffic(self) -> Traffic:
         """What others need to know of them."""
         return Traffic(len(self) - self.waiting, self.waiting, self.waiting_tokens, self.waiting_pairs)
@@ -254,6 +260,7 @@ class Flights:
             self.busy_since = flight.sent_at
         self.waiting += 1
         self._open[flight] = None
+        self._weights += _weight_of(flight)
         if flight.is_silent:
             heapq.heappush(self.silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
         self._last_sent_at = flight.sent_at
@@ -311,6 +318,8 @@ class Flights:
         self._changed()
         self._count(now)
         del self._open[flight]
+        # from zero again, so that rounding does not add up
+        self._weights = self._weights - _weight_of(flight) if self._open else 0.0
         self._ended.append((flight.sent_at, now))
         self._gone += flight.sent_at <= self._reported_at
         request, rank = flight.request, self._ranks[flight.request.rank]
@@ -388,6 +397,8 @@ class Flights:
             now = self._look(rank)
             assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
             assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers flights that are gone"
+        weights = sum(map(_weight_of, self._open))
+        assert math.isclose(self._weights, weights, abs_tol=1e-6), f"{self!r}: weights are wrong"
         assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
 
     def _changed(self) -> None:
@@ -420,3 +431,8 @@ class Flights:
         self._decoding_s += seconds * self._decoding
         self._context_s += seconds * (self._counted_context + self._context_tokens) / 2 if self._decoding else 0.0
         self._counted_at, self._counted_context = now, float(self._context_tokens)
+
+
+def _weight_of(flight: Flight) -> float:
+    promised = flight.request.promised
+    return 1.0 if promised is None else promised.weight

@@ -152,6 +152,8 @@ class Member:
             reclaimable_tokens=seen.reclaimable_tokens,
             may_take=None if share >= 1.0 and not self.server.health.is_on_trial else self._may_take(share, load),
             fresh_tokens=self.fresh.at(self.turnover.at),
+            decoding_tokens=self.flights.decoding[1],
+            mean_weight=self.flights.mean_weight,
         )
 
     def known(self) -> Standing:

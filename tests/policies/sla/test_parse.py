@@ -39,7 +39,14 @@ def test_an_empty_file_is_one_open_tenant_one_class_and_two_local_shards() -> No
 def test_without_a_file_the_command_line_chooses_model_and_shards() -> None:
     config = default_config(local=1, model="/models/qwen")
     assert config.pools == {"own": PoolSpec("own", local=1, model="/models/qwen")}
-    assert set(config.policies) >= {"default", "round_robin", "least_load", "power_of_two", "session_hash"}
+    assert set(config.policies) >= {
+        "default",
+        "least_cost",
+        "round_robin",
+        "least_load",
+        "power_of_two",
+        "session_hash",
+    }
 
 
 def test_classes_rank_in_the_order_of_the_file() -> None:

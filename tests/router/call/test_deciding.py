@@ -84,7 +84,7 @@ def test_a_policy_that_has_to_choose_among_all_is_given_all(policy: str) -> None
     assert (len(view.backends), decision.left_out) == (200, 0)
 
 
-@pytest.mark.parametrize("policy", ["default", "least_load", "shortest"])
+@pytest.mark.parametrize("policy", ["default", "least_cost", "least_load", "shortest"])
 def test_other_policies_are_given_a_shortlist(policy: str) -> None:
     assert decide(a_gateway(200), policy)[1].left_out > 0
 

@@ -182,6 +182,9 @@ async def test_an_answer_uses_as_much_context_as_is_left() -> None:
     assert chat.max_new_tokens == 100 - chat.prompt_tokens
     assert nearly_full.max_new_tokens == 10
     assert half_full.max_new_tokens == 16
+    # only the first answer's length was a guess; the next ones are expected to be as long as those before
+    assert [request.expected_new_tokens for request in backend.requests] == [chat.max_new_tokens, 1, 1]
+    assert {request.promised for request in backend.requests} == {gateway.config.classes[chat.service_class]}
     await gateway.tokenizers.close()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.learning.cost import Ahead, Work, prefill_work
-from policies.nouns import Delta, Sampling, Usage
+from policies.nouns import Delta, Sampling, ServiceClass, Usage
 from router.fleet.cluster.flights import Flight, Flights, Front
 from tests.policies.builders import a_request
 
@@ -181,6 +181,20 @@ def test_each_choice_decodes_by_itself() -> None:
     assert book.company(flight, 2.0)[0] == pytest.approx(4.0)
 
 
+def test_the_mean_weight_is_that_of_the_classes_of_open_flights() -> None:
+    book = Flights()
+    assert book.mean_weight == 1.0
+    heavy = a_flight(book, promised=ServiceClass("chat", 0, weight=4.0))
+    assert book.mean_weight == 4.0
+    unknown = a_flight(book)
+    assert book.mean_weight == 2.5
+    book.end(heavy, 1.0)
+    assert book.mean_weight == 1.0
+    book.check()
+    book.end(unknown, 2.0)
+    assert book.mean_weight == 1.0
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["begin", "hear", "end"]),
@@ -202,9 +216,9 @@ def test_sums_are_those_of_the_open_flights_whatever_happens(
     for what, at, rank, preemptible, later in events:
         now += later
         if what == "begin":
-            there.append(
-                a_flight(book, at * 97 + 1, at=now, held=at, rank=rank, preemptible=preemptible, is_silent=at % 2 == 0)
-            )
+            tags = {"rank": rank, "preemptible": preemptible, "is_silent": at % 2 == 0}
+            promised = ServiceClass("x", rank, weight=at + 0.1)
+            there.append(a_flight(book, at * 97 + 1, at=now, held=at, promised=promised, **tags))
         elif there and what == "hear":
             there[at % len(there)].heard(a_piece(rank), now)
         elif there:
