@@ -11,7 +11,7 @@ class Deadline:
     """Calls `late` once its moment has passed.
 
     A timer of the event loop is made only for an earlier moment than the present timer's: moving on costs a look at the
-    clock. `cancel` it at the end, which lets go of the timer.
+    clock. `cancel` it at the end, which lets go of the timer and of `late`.
     """
 
     __slots__ = ("_armed_at", "_at", "_late", "_loop", "_timer")
@@ -37,6 +37,8 @@ class Deadline:
     def cancel(self) -> None:
         """Never be late, and leave no timer behind."""
         self._at = self._armed_at = math.inf
+        # a method of the object that has this deadline: the two would wait for the garbage collector
+        self._late = _nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -53,3 +55,7 @@ class Deadline:
             self._late()
         elif self._at < math.inf:
             self._arm(self._at)
+
+
+def _nothing() -> None:
+    pass

@@ -34,8 +34,9 @@ class Requests:
         """The body that is not complete."""
         self.body_bytes = 0
         """So much of it came."""
-        self._limits, self._make = limits, make
-        self._parser = HttpRequestParser(self)
+        self._limits = limits
+        self._make: Make | None = make
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._target, self._fields, self._head_bytes = b"", list[tuple[bytes, bytes]](), 0
         self._unseen_bytes = 0
         self._upgrading: Request | None = None
@@ -48,6 +49,7 @@ class Requests:
         while data and not self.is_deaf:
             self._unseen_bytes += len(data)
             rest = b""
+            assert self._parser is not None
             try:
                 self._parser.feed_data(data)
             except HttpParserUpgrade as upgrade:
@@ -76,6 +78,9 @@ class Requests:
     def stop(self) -> None:
         """Understand no more."""
         self.is_deaf, self.is_in_head, self.incoming, self._unseen_bytes = True, False, None, 0
+        # both refer back to this connection: a crowd of closed ones would wait for the garbage collector, which takes
+        # more than 100 ms for them
+        self._parser = self._make = None
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -124,6 +129,7 @@ class Requests:
     def on_message_complete(self) -> None:
         """A request is complete."""
         # the body of one that asks for an upgrade follows what the parser takes for its end
+        assert self._parser is not None
         if self.incoming is not None and not self._parser.should_upgrade():
             self.incoming.end()
             self.incoming = None
@@ -131,7 +137,9 @@ class Requests:
 
     def _request(self) -> Request:
         """The request of a head. Raises HttpError for one that is not served, or that could be read in two ways."""
-        parser, headers = self._parser, Headers(self._fields)
+        parser, make, headers = self._parser, self._make, Headers(self._fields)
+        assert parser is not None
+        assert make is not None
         method, version, fields = parser.get_method().decode(), parser.get_http_version(), headers.lowered
         if version not in ("1.0", "1.1"):
             raise HttpError(505, "HTTP/1.1 is spoken here")
@@ -144,7 +152,7 @@ class Requests:
             raise BadRequest("a body is sent with its length, or chunked and in no other coding")
         if (expected := fields.get("expect")) is not None and expected.lower() != "100-continue":
             raise HttpError(417, "nothing but 100-continue can be expected")
-        request = self._make(method, self._target.decode("ascii"), headers)
+        request = make(method, self._target.decode("ascii"), headers)
         if (length := fields.get("content-length")) is not None:
             request.content_length = int(length)
         request.is_http_10, request.keeps_alive = is_http_10, parser.should_keep_alive()

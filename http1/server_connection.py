@@ -48,7 +48,7 @@ class ServerConnection(asyncio.Protocol):
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool, self._loop, self._limits = pool, loop, pool.limits
-        self._parser = HttpResponseParser(self)
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._transport: Any = None
         self._deadline = Deadline(self._late, loop)
         self._silence_s = 0.0
@@ -112,6 +112,7 @@ class ServerConnection(asyncio.Protocol):
             return
         self.is_unanswered = False
         self._unseen_bytes += len(data)
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
@@ -144,6 +145,8 @@ class ServerConnection(asyncio.Protocol):
         failure = Disconnected(f"the connection ended too early{f': {exc}' if exc else ''}")
         failure.__cause__ = exc
         self._fail(failure)
+        # it refers back to this connection, which would wait for the garbage collector
+        self._parser = None
 
     def pause_writing(self) -> None:
         """The server reads slower than the request is sent."""
@@ -172,6 +175,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
+        assert self._parser is not None
         self._unseen_bytes, status = 0, self._parser.get_status_code()
         self._is_interim = status < 200
         if self._is_interim:

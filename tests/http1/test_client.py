@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import ssl
+import weakref
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from http1 import client as client_module
 from http1.client import HttpClient
 from http1.errors import AnswerError, AnswerTimeout, BadAnswer, Disconnected, Unconnected
 from http1.limits import ClientLimits
 from http1.request import Reply, Request, Response
 from http1.server import HttpServer
+from http1.server_connection import ServerConnection
 from tests.http1.parts import SOON_S, Talk, a_peer, a_server, echo, eventually
 from tests.still import still
 
@@ -510,3 +513,23 @@ async def test_errors_that_are_not_looked_at_are_not_reported(caplog: pytest.Log
                 await asking
     gc.collect()
     assert not caplog.records
+
+
+async def test_a_connection_that_ends_is_freed_at_once_and_leaves_nothing_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[ServerConnection]] = []
+
+    class Remembering(ServerConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(weakref.ref(self))
+            super().connection_made(transport)
+
+    monkeypatch.setattr(client_module, "ServerConnection", Remembering)
+    gc.disable()
+    try:
+        async with a_peer(saying(HELLO)) as port, a_client(port) as client:
+            assert await got(client) == (200, b"hello")
+        await eventually(lambda: made[0]() is None)
+    finally:
+        gc.enable()

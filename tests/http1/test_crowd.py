@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -230,3 +232,29 @@ async def test_unfinished_heads_that_use_up_the_descriptors_lock_no_client_out(l
     assert errors.count(b"descriptors\n") >= 200
     assert b"Error" not in errors
     assert int(out) <= 56
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", b"nonsense\r\n\r\n", a_request()])
+async def test_a_connection_that_ends_is_freed_at_once_and_leaves_nothing_to_the_garbage_collector(sent: bytes) -> None:
+    made: list[weakref.ref[ClientConnection]] = []
+
+    class Remembering(HttpServer):
+        def connection(self) -> ClientConnection:
+            connection = super().connection()
+            made.append(weakref.ref(connection))
+            return connection
+
+    server = Remembering(echo)
+    port = await server.listen("127.0.0.1", 0)
+    gc.disable()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        await eventually(lambda: bool(made))
+        if sent.endswith(b"\r\n\r\n"):
+            await reader.read(1)
+        writer.close()
+        await eventually(lambda: made[0]() is None)
+    finally:
+        gc.enable()
+        await server.close()
