@@ -72,7 +72,9 @@ class TritonStreams:
         try:
             await call.write(infer_request(model, inputs, signature, number))
             while True:
-                response = await asyncio.wait_for(call.read(), self._options.idle_s)
+                # before Python 3.12 wait_for loses a cancellation that comes just when the response does
+                async with asyncio.timeout(self._options.idle_s):
+                    response = await call.read()
                 if response is grpc.aio.EOF:
                     raise BackendFailed(f"{self.name} ended its stream before its final response")
                 if response.error_message:

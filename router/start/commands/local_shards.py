@@ -106,7 +106,8 @@ class LocalShard:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()
