@@ -5,7 +5,7 @@
 The engine sends an event a second to each stream. An answer has 20 to 400 events; as one ends another begins, and one
 in 20 clients leaves early. Engine, router and clients are processes of their own. A row for each 30th of the time:
 resident memory, descriptors and asyncio tasks of the router, streams under way, streams ended. Exits with 1 if a stream
-lost an event, if a gauge is not zero at the end, or if memory grew by more than 5 % from the first third to the last.
+lost an event, if a gauge is not zero at the end, or if memory grew by more than 5 % from the second third to the last.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ async def soak(streams: int, minutes: float, port: int, routing: Routing) -> lis
     found = re.findall(r"^(pointsman_(?:queued|backend_in_flight).*) (\S+)$", await metrics(port), re.MULTILINE)
     wrong = [f"{name} is {value}" for name, value in found if float(value)] + clients.wrong
     print(f"afterwards: {await asyncio.to_thread(routing.held)}, {wrong[:5]}")
-    grown = statistics.mean(sizes[20:]) / statistics.mean(sizes[5:10])
+    grown = statistics.mean(sizes[20:]) / statistics.mean(sizes[10:20])
     return [*wrong, *([f"memory grew by {grown - 1:.0%}"] if grown > 1.05 else [])]
 
 
