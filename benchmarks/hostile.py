@@ -43,6 +43,7 @@ from http1.server import HttpServer
 from policies.nouns import Prompt, Request
 from policies.sla.parse import parse
 from router.protocols.http.endpoints import HttpEndpoints
+from router.protocols.strangers import Strangers
 from router.start.app import Router
 
 KEY = "a-key-for-measurements-only"
@@ -203,7 +204,7 @@ async def slow_outcome(name: str) -> Outcome:
     """The outcome of a slow client."""
     long = Answer(texts=("a" * 1000,) * 100_000)
     async with a_router(long if name == SLOW[3] else None) as (router, backend):
-        endpoints = HttpEndpoints(router.gateway, router.telemetry.exposition)
+        endpoints = HttpEndpoints(router.gateway, router.telemetry.exposition, Strangers(router.gateway.clock))
         server = HttpServer(endpoints.answer, QUICK, refuse=endpoints.refuse)
         port = await server.listen("127.0.0.1", 0)
         whole = a_request(body=FIRST)

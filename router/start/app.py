@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Unpack
 
 from http1.client_connection import refusal
@@ -18,11 +19,11 @@ from policies.sla.server import OPEN
 from router.operate.admin.server import AdminEndpoints, MetricsEndpoint
 from router.protocols.grpc.server import GrpcServer
 from router.protocols.http.endpoints import HttpEndpoints
-from router.protocols.http.strangers import is_in
 from router.protocols.picker.server import PickerServer
 from router.protocols.registration.announcements import add_announcements
 from router.protocols.registration.fastchat_controller import FastChatController, FastChatPools
 from router.protocols.registration.fastchat_workers import Workers
+from router.protocols.strangers import Strangers, is_in
 from router.start.address import Address, cannot_listen
 from router.start.build import Parts, build
 from router.start.preflight import require_guarded
@@ -59,6 +60,7 @@ class Router:
         self.metrics = None if config.server.metrics in (None, OPEN) else Address.parse(config.server.metrics)
         self._servers: list[GrpcServer | PickerServer] = []
         self._http_servers: list[HttpServer] = []
+        self._strangers = Strangers(self.gateway.clock, self.telemetry.limited)
         self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
@@ -149,7 +151,8 @@ class Router:
             if self.admin is not None:
                 self.admin = await self._listen_admin(stack, self.admin)
             if self.grpc is not None:
-                self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer, "grpc")
+                server = partial(GrpcServer, strangers=self._strangers)
+                self.grpc = await self._listen_grpc(stack, self.grpc, server, "grpc")
             if self.picker is not None:
                 self.picker = await self._listen_grpc(stack, self.picker, PickerServer, "picker")
             # the stack leaves this first: requests end before anything that they need is closed
@@ -193,7 +196,7 @@ class Router:
 
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""
-        endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self.telemetry.limited)
+        endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self._strangers)
         return await self._serve_http(
             stack, "http", address, endpoints.answer, endpoints.refuse, shares_port=self._shares_ports
         )
@@ -254,7 +257,7 @@ class Router:
         return Address(address.host, number)
 
     async def _listen_grpc(
-        self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer], port: str
+        self, stack: AsyncExitStack, address: Address, kind: Callable[..., GrpcServer | PickerServer], port: str
     ) -> Address:
         """Serve gRPC at `address` until the stack is left; returns the address with its real port."""
         server = kind(self.gateway, str(address), shared=self._shares_ports, certificates=self._tls.get(port))

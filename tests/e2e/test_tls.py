@@ -21,6 +21,7 @@ from policies.sla.parse import parse
 from router.operate.dashboard.top import KEY_VARIABLE
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1 import inference_pb2_grpc as services
+from router.protocols.strangers import BURST_S
 from router.start.app import Router
 from router.start.cli import app
 from shards.announce import Announcement, Announcer
@@ -155,6 +156,46 @@ async def refusals(port: int, authority: Authority, stranger: Authority) -> list
             pass
         writer.transport.abort()
     return accepted
+
+
+async def test_limits_of_an_address_hold_behind_tls(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = authority.issue("router")
+    port_tls = f"{{cert: '{ours.cert}', key: '{ours.key}'}}"
+    limits = "strangers: {connections: 8, requests_per_second: 1}"
+    listens = "http: '127.0.0.1:0', grpc: '127.0.0.1:0'"
+    keys = f"tenants: {{acme: {{keys: ['sha256:{HASHES['acme']}']}}}}"
+    pool = "pools: {own: {kind: fake, at: 'a:1', model: m}}"
+    text = f"{keys}\n{pool}\nserver: {{{listens}, {limits}, tls: {port_tls}}}\n"
+    client = side(TlsSettings(ca=str(authority.cert)), alpn=HTTP_ALPN).context()
+    async with Router(parse(text)) as router, AsyncExitStack() as stack:
+        ends = []
+        for _ in range(20):
+            port = router.http.port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname="localhost")
+            stack.callback(writer.transport.abort)
+            ends.append((reader, writer))
+        closed = [asyncio.create_task(reader.read()) for reader, _ in ends]
+        await asyncio.wait_for(asyncio.wait(closed[:12]), 10)
+        # those that came last wait on
+        assert [task.done() for task in closed] == [True] * 12 + [False] * 8
+        assert "without a known key, the last of 127.0.0.1: its address has too many" in caplog.text
+        for task in closed:
+            task.cancel()
+        await asyncio.gather(*closed, return_exceptions=True)
+        assert router.grpc is not None
+        grpc_client = side(TlsSettings(ca=str(authority.cert)))
+        async with await open_channel(f"localhost:{router.grpc.port}", grpc_client, ()) as channel:
+            stub = services.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            codes = []
+            for _ in range(BURST_S + 1):
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await stub.ListModels(pb.ListModelsRequest())
+                codes.append(failed.value.code())
+            assert codes == [*[grpc.StatusCode.UNAUTHENTICATED] * BURST_S, grpc.StatusCode.RESOURCE_EXHAUSTED]
+            key = (("authorization", f"Bearer {KEYS['acme']}"),)
+            assert (await stub.ListModels(pb.ListModelsRequest(), metadata=key)).models
 
 
 async def test_operators_and_shards_use_the_admin_port_over_tls(authority: Authority, tmp_path: Path) -> None:

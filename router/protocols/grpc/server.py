@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from policies.errors import ExpectedError
+from policies.errors import ExpectedError, Unauthenticated
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from policies.quota.budget import Standing
@@ -39,6 +39,7 @@ from router.protocols.grpc.messages import (
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.status import retry_after, status_of
+from router.protocols.strangers import Strangers, address_of_peer
 from router.text.token_ids import count
 from router.text.turns import once
 from tls.certificates import Certificates
@@ -57,10 +58,16 @@ Context = grpc.aio.ServicerContext[bytes, Any]
 
 class GrpcServer:
     """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too.
-    Without `certificates` it speaks plain text."""
+    `strangers` are counted with those of other ports. Without `certificates` it speaks plain text."""
 
     def __init__(
-        self, gateway: Gateway, address: str, *, shared: bool = False, certificates: Certificates | None = None
+        self,
+        gateway: Gateway,
+        address: str,
+        *,
+        strangers: Strangers,
+        shared: bool = False,
+        certificates: Certificates | None = None,
     ) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
         self._shared = shared
@@ -69,7 +76,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=options)
         self._port = GrpcPort(self._server, certificates)
         self._health = health.aio.HealthServicer()
-        inference = Inference(gateway)
+        inference = Inference(gateway, strangers)
         self._server.add_generic_rpc_handlers((inference.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -100,8 +107,8 @@ class GrpcServer:
 class Inference:
     """The methods of `pointsman.v1.Inference`. They take bytes, so that an invalid message is a client error."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, strangers: Strangers) -> None:
+        self._gateway, self._strangers = gateway, strangers
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The methods by name. If grpc parsed requests, an invalid one would be an INTERNAL error of the server."""
@@ -152,13 +159,28 @@ class Inference:
             return pb.ListModelsReply(models=listed)
         return None
 
+    def _is_known(self, context: Context) -> bool:
+        try:
+            identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+        except ExpectedError:
+            return False
+        return True
+
     @asynccontextmanager
     async def _edge(self, context: Context) -> AsyncIterator[None]:
-        """End a failed call with a status and trailing metadata."""
+        """End a failed call with a status and trailing metadata, one of an address that sends too many without a known
+        key at once.
+        """
+        most = self._gateway.config.server.stranger_requests
+        address = "" if most is None else address_of_peer(context.peer())
         try:
             with outer_edge(self._gateway.observer):
+                if most is not None and self._strangers.is_over(address, most) and not self._is_known(context):
+                    raise self._strangers.refusal(address)
                 yield
         except ExpectedError as error:
+            if most is not None and isinstance(error, Unauthenticated):
+                self._strangers.count(address, most)
             why = tuple(context.trailing_metadata() or ())
             await abort(context, status_of(error).grpc, error.public_message, (*why, *_trailing(error)))
         except CallerGone:

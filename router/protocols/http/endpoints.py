@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from backends.messages.answer import MESSAGES_PATH
 from http1.errors import ClientGone, HttpError
 from http1.request import Handler, Reply, Request, Response, Stream
-from http1.seldom import Seldom
-from policies.errors import ExpectedError, InvalidRequest, Overloaded, Unauthenticated, UnknownModel
+from policies.errors import ExpectedError, InvalidRequest, Unauthenticated, UnknownModel
 from policies.explain import Explanation
 from policies.keys import hash_of
 from policies.nouns import Delta, Tenant, Usage
@@ -43,12 +42,12 @@ from router.protocols.http.cors import allow_origin, is_preflight, preflight
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
-from router.protocols.http.strangers import Strangers, address_of
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.reading import decode
 from router.protocols.status import retry_after
+from router.protocols.strangers import REST_S, Strangers, address_of
 
 T = TypeVar("T")
 
@@ -69,11 +68,6 @@ _ROUTES_HINT = (
 _HEALTH = frozenset({"/healthz", "/readyz"})
 """Paths that load balancers ask all the time, from few addresses."""
 
-_REST_S = 1.0
-"""How long nothing is read from a connection after its address has sent too much."""
-
-_LOG_EVERY_S = 10.0
-
 _log = logging.getLogger("pointsman.http")
 
 
@@ -82,9 +76,8 @@ class HttpEndpoints:
     that are not a valid request.
     """
 
-    def __init__(self, gateway: Gateway, metrics: Metrics, on_limit: Callable[[str], None] = lambda _: None) -> None:
-        self._gateway, self._metrics, self._on_limit = gateway, metrics, on_limit
-        self._strangers, self._logged = Strangers(gateway.clock), Seldom(_LOG_EVERY_S, gateway.clock)
+    def __init__(self, gateway: Gateway, metrics: Metrics, strangers: Strangers) -> None:
+        self._gateway, self._metrics, self._strangers = gateway, metrics, strangers
         self._routes = routes = Routes()
         for path, dialect in DIALECTS.items():
             routes.add("POST", path, self._endpoint(dialect))
@@ -153,14 +146,8 @@ class HttpEndpoints:
         return True
 
     def _turned_away(self, request: Request, address: str) -> Response:
-        self._on_limit("requests_of_address")
-        if (count := self._logged.count("requests")) is not None:
-            _log.warning(
-                "refused %d requests without a known key, the last of %s: too many in a second", count, address
-            )
-        request.rest_s = _REST_S
-        hint = "send the header 'Authorization: Bearer YOUR_KEY'"
-        what = Overloaded("too many requests without a known key", hint=hint, retry_after_s=_REST_S)
+        request.rest_s = REST_S
+        what = self._strangers.refusal(address)
         return failure_response(_shape(request)(what), what, headers={})
 
     def _misdirected(self, request: Request, by_method: Mapping[str, Handler] | None) -> Response:

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from urllib.parse import unquote
 
 from http1.request import Request
+from http1.seldom import Seldom
 from http1.waiting import group_of
+from policies.errors import Overloaded
 
 BURST_S = 10
 """An address that was silent for so long may send as many requests at once."""
+
+REST_S = 1.0
+"""How long a refused client should wait, and nothing is read from its connection."""
 
 MOST_ADDRESSES = 16_384
 """Addresses that are remembered; the one that was heard longest ago is forgotten."""
 
 
-class Strangers:
-    """A bucket of requests for each address: it fills at `per_second`, up to BURST_S seconds of it."""
+_LOG_EVERY_S = 10.0
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+_log = logging.getLogger("pointsman.http")
+
+
+class Strangers:
+    """A bucket of requests for each address: it fills at `per_second`, up to BURST_S seconds of it.
+
+    `on_limit` hears of each request that is refused.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_limit: Callable[[str], None] = lambda _: None) -> None:
+        self._clock, self._on_limit = clock, on_limit
         self._levels: dict[str, tuple[float, float]] = {}
+        self._logged = Seldom(_LOG_EVERY_S, clock)
 
     def __repr__(self) -> str:
         return f"<Strangers at {len(self._levels)} addresses>"
@@ -37,6 +53,16 @@ class Strangers:
     def is_over(self, address: str, per_second: int) -> bool:
         """Whether `address` has sent too many."""
         return address in self._levels and self._level(address, per_second) < 1
+
+    def refusal(self, address: str) -> Overloaded:
+        """The error for a request of `address`, which has sent too many; logged seldom."""
+        self._on_limit("requests_of_address")
+        if (count := self._logged.count("requests")) is not None:
+            _log.warning(
+                "refused %d requests without a known key, the last of %s: too many in a second", count, address
+            )
+        hint = "send the header 'Authorization: Bearer YOUR_KEY'"
+        return Overloaded("too many requests without a known key", hint=hint, retry_after_s=REST_S)
 
     def _level(self, address: str, per_second: int) -> float:
         most = float(per_second * BURST_S)
@@ -62,6 +88,18 @@ def address_of(request: Request, proxies: Sequence[str]) -> str:
         if not is_in(found, tuple(proxies)):
             break
     return address
+
+
+def address_of_peer(peer: str) -> str:
+    """The address in gRPC's name of a peer, `ipv4:192.0.2.1:5000` or `ipv6:%5B2001:db8::1%5D:5000`.
+
+    Behind our own TLS that is a local socket: "", so all such clients count as one.
+    """
+    family, _, where = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return ""
+    host, _, _ = unquote(where).rpartition(":")
+    return group_of((host.strip("[]"), 0))
 
 
 @lru_cache(1024)

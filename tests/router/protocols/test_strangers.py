@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 
 from http1.headers import Headers
@@ -16,7 +17,9 @@ from http1.incoming import Incoming
 from http1.request import Request, Stream
 from policies.keys import hash_of
 from policies.sla.parse import parse
-from router.protocols.http.strangers import BURST_S, MOST_ADDRESSES, Strangers, address_of, is_in
+from router.protocols.grpc.v1 import inference_pb2 as pb
+from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
+from router.protocols.strangers import BURST_S, MOST_ADDRESSES, Strangers, address_of, address_of_peer, is_in
 from tests.http1.parts import eventually
 from tests.router.parts import CHAT, KEY, a_chat, a_client, a_config, a_router
 
@@ -47,6 +50,20 @@ def test_an_address_may_send_a_burst_and_then_as_many_as_its_bucket_gets() -> No
         assert not strangers.is_over("a", 5)
         strangers.count("a", 5)
     assert strangers.is_over("a", 5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.1:5000", "192.0.2.1"),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:5000", "2001:db8:1:2::/64"),
+        ("ipv6:[::ffff:10.0.0.1]:5000", "10.0.0.1"),
+        ("unix:", ""),
+        ("", ""),
+    ],
+)
+def test_a_grpc_client_has_the_address_of_its_connection(peer: str, address: str) -> None:
+    assert address_of_peer(peer) == address
 
 
 def test_addresses_are_forgotten_in_the_order_in_which_they_were_heard() -> None:
@@ -212,3 +229,35 @@ async def test_limits_of_strangers_follow_the_file_in_effect() -> None:
 def test_the_file_sets_the_limits(text: str, settings: tuple[object, ...]) -> None:
     server = parse(text).server
     assert (server.metrics, server.strangers, server.stranger_requests, server.trusted_proxies) == settings
+
+
+async def test_calls_over_grpc_and_requests_over_http_count_together(caplog: pytest.LogCaptureFixture) -> None:
+    config = a_config(stranger_requests=1, grpc="127.0.0.1:0")
+    async with a_router(config=config) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        stub: Any = InferenceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def call(key: str) -> grpc.StatusCode:
+            try:
+                await stub.ListModels(pb.ListModelsRequest(), metadata=[("authorization", f"Bearer {key}")])
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        for _ in range(BURST_S):
+            assert await call("no-key-of-ours") is grpc.StatusCode.UNAUTHENTICATED
+        assert await call("no-key-of-ours") is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await call(KEY) is grpc.StatusCode.OK, "a known key is served"
+        async with aiohttp.ClientSession() as http, http.get(f"{router.http_url}/v1/models") as reply:
+            assert reply.status == 429
+        page, _ = router.telemetry.exposition("")
+        assert b'limit="requests_of_address"} 2.0' in page
+    assert "refused 1 requests without a known key, the last of 127.0.0.1" in caplog.text
+
+
+async def test_calls_over_grpc_are_not_counted_where_strangers_are_not_limited() -> None:
+    config = a_config(stranger_requests=None, grpc="127.0.0.1:0")
+    async with a_router(config=config) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        stub: Any = InferenceStub(channel)  # type: ignore[no-untyped-call]
+        for _ in range(2 * BURST_S):
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+                await stub.ListModels(pb.ListModelsRequest())
