@@ -12,7 +12,8 @@ NAME = "marginal_cost"
 """The score's name in the SLA file."""
 
 FIRST = 3.0
-"""A second before the first token counts as much as three seconds of decoding: the client sees nothing meanwhile."""
+"""A second before the first token, of this request or of a later one after an eviction, counts as much as three
+seconds of decoding: the client sees nothing meanwhile."""
 
 _USUAL_CHURN = 0.36
 """`fresh_tokens` of a backend in relation to its cache, if all caches are computed anew at the same rate."""
@@ -55,7 +56,8 @@ def cost_parts(request: Request, backend: BackendView) -> CostParts:
     A part counts as much as its class weighs, and up to twice as much the nearer its target is: TTFT for `queue` and
     `prefill`, TPOT for `decode`. The other requests there count with the mean weight of their classes. All that a
     backend does not report counts as none: without a cache size nothing is evicted, and without `held_tokens` the whole
-    prompt is computed. Times come from its latency model, so a backend with nothing but response times has them too.
+    prompt is computed. `delay` counts once although first tokens wait: those requests were there before, and only some
+    of them are delayed. Times come from its latency model, so a backend with nothing but response times has them too.
     """
     latency, promised, prompt_tokens = backend.latency, request.promised, request.prompt_tokens
     uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
@@ -91,6 +93,6 @@ def cost_parts(request: Request, backend: BackendView) -> CostParts:
         first * prefill_s,
         rest * decode_s,
         others * backend.running * slower_s,
-        FIRST * others * backend.waiting * work_s,
-        eviction_s,
+        others * backend.waiting * work_s,
+        FIRST * eviction_s,
     )

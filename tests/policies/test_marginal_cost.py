@@ -53,7 +53,7 @@ def test_requests_that_run_wait_for_its_prefill_or_decode_slower_beside_it() -> 
 
 
 def test_requests_that_wait_are_delayed_by_its_prefill() -> None:
-    assert cost_parts(ASKED, a_backend(waiting=2, **IDLE)).delay == pytest.approx(FIRST * 2 * 1.0)
+    assert cost_parts(ASKED, a_backend(waiting=2, **IDLE)).delay == pytest.approx(2 * 1.0)
 
 
 def test_it_waits_for_the_prompts_in_front_of_it_and_for_a_place() -> None:
@@ -68,8 +68,8 @@ def test_it_waits_for_the_prompts_in_front_of_it_and_for_a_place() -> None:
 
 def test_a_prompt_evicts_most_where_most_was_computed_lately() -> None:
     calm, churned = (a_backend(cache_tokens=100_000, fresh_tokens=fresh, **IDLE) for fresh in (9000.0, 90_000.0))
-    assert cost_parts(ASKED, calm).eviction == pytest.approx(0.25)
-    assert cost_parts(ASKED, churned).eviction == pytest.approx(1.0)
+    assert cost_parts(ASKED, calm).eviction == pytest.approx(FIRST * 0.25)
+    assert cost_parts(ASKED, churned).eviction == pytest.approx(FIRST * 1.0)
     assert cost_parts(ASKED, a_backend(fresh_tokens=9000.0, **IDLE)).eviction == 0.0
 
 
