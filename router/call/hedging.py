@@ -6,11 +6,14 @@ Source: hedged requests, Dean and Barroso, The Tail at Scale (CACM 2013).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from policies.errors import ExpectedError
 from router.call.bid import Placed
+
+_log = logging.getLogger("pointsman.pipeline")
 
 
 class Beaten(asyncio.CancelledError):
@@ -97,6 +100,7 @@ class Race:
             return
         self._task.cancel()
         await asyncio.wait((self._task,))
-        if not self._task.cancelled():
-            # where it lost, its failure counts for nothing
-            self._task.exception()
+        error = None if self._task.cancelled() else self._task.exception()
+        # an expected failure of the one that lost counts for nothing
+        if error is not None and self.placed is self.first and not isinstance(error, ExpectedError):
+            _log.error("a second request failed by an unplanned exception", exc_info=error)

@@ -244,6 +244,21 @@ def test_where_the_second_fails_the_first_goes_on(failure: ExpectedError) -> Non
     run_virtually(scenario())
 
 
+def test_a_mistake_in_the_second_request_is_logged_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.learn()
+        mistake: Any = ZeroDivisionError("a mistake")
+        world.script = first_try(SLOW, Answer((), error=mistake))
+        caller, error, _ = await world.ask()
+        assert (error, text_of(caller)) == (None, "slow")
+        await world.gateway.tokenizers.close()
+
+    run_virtually(scenario())
+    assert "a second request failed by an unplanned exception" in caplog.text
+    assert "ZeroDivisionError: a mistake" in caplog.text
+
+
 @virtually
 async def test_where_both_fail_a_third_backend_answers() -> None:
     world = World()
