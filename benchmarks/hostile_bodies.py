@@ -3,7 +3,8 @@
     python benchmarks/hostile_bodies.py [--bytes 16000000] [--only NAME ...]
 
 The bodies are those of `worst_bodies.py`, the largest that is let in, and a gzip bomb. For each of them a router is
-started, with one engine, which is a stand-in. A client of a third tenant sends 20 short chats a second, first alone and
+started, with two engines, which are stand-ins: one for the bodies that are let in, which it takes long to read, and one
+for the good client. A client of a third tenant sends 20 short chats a second, first alone and
 then while sixteen bodies are sent at once, three times. Printed are the statuses, the peak of the router's memory
 (VmHWM) without and with the bodies, and the good client's times. Exits with 1 if a router takes more than `--most` MiB
 or a good request fails.
@@ -41,7 +42,9 @@ TENANTS = ("bad", "worse", "good")
 SLA = """
 classes: {{chat: {{ttft_p95: 60s}}}}
 tenants: {{{tenants}}}
-pools: {{own: {{kind: openai_compatible, at: ["http://127.0.0.1:{engine}"], model: m, tokenizer: "{tokenizer}"}}}}
+pools:
+  own: {{kind: openai_compatible, at: ["http://127.0.0.1:{engine}"], model: m, tokenizer: "{tokenizer}"}}
+  good: {{kind: openai_compatible, at: ["http://127.0.0.1:{other}"], model: good, tokenizer: "{tokenizer}"}}
 rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:{http}", grpc: off}}
 """
@@ -108,7 +111,7 @@ def burst(port: int, path: str, body: bytes, headers: tuple[str, ...]) -> dict[i
 
 async def good_client(port: int, until: asyncio.Event) -> tuple[list[float], int]:
     """Milliseconds of each request, and how many failed."""
-    chat = {"model": "m", "messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 5}
+    chat = {"model": "good", "messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 5}
     request, times, failures = posted(CHAT, json.dumps(chat).encode(), "good"), list[float](), 0
 
     async def one() -> None:
@@ -132,16 +135,18 @@ def memory_of(pid: int, name: str) -> float:
 
 @contextmanager
 def a_router(folder: Path) -> Iterator[tuple[int, int]]:
-    """The port and the process id of a router with one engine."""
-    engine, http = free_ports(2)
+    """The port and the process id of a router with its engines."""
+    engine, other, http = free_ports(3)
     hashes = {name: hashlib.sha256(key_of(name).encode()).hexdigest() for name in TENANTS}
     tenants = ", ".join(f'{name}: {{keys: ["sha256:{digest}"]}}' for name, digest in hashes.items())
     file = folder / "sla.yaml"
-    file.write_text(SLA.format(tenants=tenants, engine=engine, http=http, tokenizer=weights()))
+    file.write_text(SLA.format(tenants=tenants, engine=engine, other=other, http=http, tokenizer=weights()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    a_standin = ("-m", "tests.standins.openai_compatible", "--delay", "0")
     commands = (
-        ["-m", "tests.standins.openai_compatible", "--port", str(engine), "--delay", "0"],
-        ["-m", "router", "serve", str(file)],
+        ("-m", "router", "serve", str(file)),
+        (*a_standin, "--port", str(engine)),
+        (*a_standin, "--port", str(other), "--model", "good"),
     )
     programs = [
         subprocess.Popen(
@@ -150,7 +155,7 @@ def a_router(folder: Path) -> Iterator[tuple[int, int]]:
         for command in commands
     ]
     try:
-        yield http, programs[1].pid
+        yield http, programs[0].pid
     finally:
         for program in programs:
             program.terminate()
@@ -161,7 +166,7 @@ def a_router(folder: Path) -> Iterator[tuple[int, int]]:
 async def measured(path: str, body: bytes, headers: tuple[str, ...], senders: ProcessPoolExecutor) -> Seen:
     """What `body` does to a router."""
     with tempfile.TemporaryDirectory() as folder, a_router(Path(folder)) as (port, pid):
-        chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        chat = {"model": "good", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
         first = posted(CHAT, json.dumps(chat).encode(), "good")
         async with asyncio.timeout(60):
             while await answered(port, first) != 200:  # noqa: ASYNC110 - of another process

@@ -1,10 +1,10 @@
 """A tenant with requests that make backends fail, beside a good tenant.
 
-    python benchmarks/poison.py [--seconds 60] [--vllm] [--varied]
+    python benchmarks/poison.py [--seconds 60] [--alone 30] [--vllm] [--varied]
 
 A router and two servers run in processes of their own: stand-ins that answer 500 to the bad requests at once, or with
 `--vllm` real engines (`make engines`), which do so after some work. The good tenant sends 5 short chats a second:
-alone, then beside a tenant with 20 bad requests a second, then alone again, each for `--seconds` after some seconds
+alone, then for `--seconds` beside a tenant with 20 bad requests a second, then alone again, each after some seconds
 that do not count. The bad requests are all the same, or with `--varied` all different. Printed are the times of the
 good tenant, what the bad one was answered, and the processor time of the router and the engines. Exits with 1 if a good
 request fails, if a backend was not in use, or if the good tenant's P95 beside the bad one is above `--most` times that
@@ -212,7 +212,7 @@ async def run(options: argparse.Namespace) -> bool:
                 await asyncio.sleep(1)
 
         async def by_itself(name: str) -> None:
-            alone.append(await system.steadily("good", GOOD_PER_S, options.seconds, good_requests()))
+            alone.append(await system.steadily("good", GOOD_PER_S, options.alone, good_requests()))
             print(f"good tenant {name}: {alone[-1]}; {system.cpu()}", flush=True)
 
         looking = asyncio.create_task(look())
@@ -234,7 +234,8 @@ async def run(options: argparse.Namespace) -> bool:
 def main() -> None:
     """Run the command line."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("--seconds", type=float, default=60.0, help="for each of the three parts; default: 60")
+    reader.add_argument("--seconds", type=float, default=60.0, help="for the part beside the bad tenant; default: 60")
+    reader.add_argument("--alone", type=float, default=30.0, help="seconds of each part without it; default: 30")
     reader.add_argument("--vllm", action="store_true", help="with two real vLLM; default: stand-ins")
     reader.add_argument(
         "--varied", action="store_true", help="each bad request has another text; default: all the same"

@@ -115,7 +115,8 @@ def tokens_in(prompt: Any) -> int:
         return len(prompt.encode())
     if all(isinstance(item, int) for item in prompt):
         return len(prompt)
-    return sum(tokens_in(part["text"] if "text" in part else part.get("content") or "") for part in prompt)
+    texts = (part if isinstance(part, str) else part.get("text", part.get("content")) or "" for part in prompt)
+    return sum(map(tokens_in, texts))
 
 
 @asynccontextmanager
