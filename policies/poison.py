@@ -6,8 +6,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-_KEPT_S = 60.0
-"""How long a request is remembered after its last failure: what fails today may work after an engine's restart."""
+_BLOCKED_S = 60.0
+"""How long a request that is to blame is refused; then one goes on trial: an engine that was repaired serves it."""
+
+_REMEMBERED_S = 600.0
+"""How long a request that is to blame is remembered after its last failure."""
 
 _MOST = 1024
 
@@ -22,17 +25,29 @@ class _Failure(NamedTuple):
     request: str
 
 
+class _Record(NamedTuple):
+    """The failures at requests of one digest, by backend. `trial_at`: when one of these requests may go to a backend
+    again; None while they are not to blame.
+    """
+
+    failures: Mapping[str, _Failure]
+    forgotten_at: float
+    trial_at: float | None = None
+
+
 class PoisonRequests:
     """The failures of requests of late, by tenant and digest; the oldest go first beyond `most`."""
 
-    def __init__(self, *, kept_s: float = _KEPT_S, most: int = _MOST) -> None:
-        self._kept_s, self._most = kept_s, most
-        # (tenant, digest) -> backends that failed at it, and until when that is remembered; oldest first
-        self._failures: OrderedDict[tuple[str, bytes], tuple[Mapping[str, _Failure], float]] = OrderedDict()
+    def __init__(
+        self, *, blocked_s: float = _BLOCKED_S, remembered_s: float = _REMEMBERED_S, most: int = _MOST
+    ) -> None:
+        self._blocked_s, self._remembered_s, self._most = blocked_s, remembered_s, most
+        # by (tenant, digest), oldest first
+        self._records: OrderedDict[tuple[str, bytes], _Record] = OrderedDict()
         self._by_tenant: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<PoisonRequests {len(self._failures)} failures>"
+        return f"<PoisonRequests {len(self._records)} failures>"
 
     def has_any_of(self, tenant: str) -> bool:
         """Is a failure of a request of `tenant` remembered? Without any there is no need to compute a digest."""
@@ -47,34 +62,60 @@ class PoisonRequests:
         them has served other requests since: then the request is to blame. Else none: the backends may be broken.
         """
         self._forget(now)
-        failures = {**self._pop(tenant, digest), backend: _Failure(now, request)}
-        self._failures[tenant, digest] = (failures, now + self._kept_s)
-        self._by_tenant[tenant] += 1
-        if len(self._failures) > self._most:
-            self._pop(*next(iter(self._failures)))
+        before = self._pop(tenant, digest)
+        known = before.failures.items() if before is not None else ()
+        was_to_blame = before is not None and before.trial_at is not None
+        recent = {name: failure for name, failure in known if was_to_blame or now - failure.at < self._blocked_s}
+        failures = {**recent, backend: _Failure(now, request)}
         others = (served_since(name, failure.at) for name, failure in failures.items() if name != backend)
-        return {name: failure.request for name, failure in failures.items()} if any(others) else {}
+        is_to_blame = any(others)
+        trial_at = now + self._blocked_s if is_to_blame else None
+        self._records[tenant, digest] = _Record(failures, now + self._remembered_s, trial_at)
+        self._by_tenant[tenant] += 1
+        if len(self._records) > self._most:
+            self._pop(*next(iter(self._records)))
+        return {name: failure.request for name, failure in failures.items()} if is_to_blame else {}
 
-    def knows(self, tenant: str, digest: bytes, now: float, served_since: ServedSince) -> bool:
-        """Did two backends fail at the request of `digest`, of which one has served others since?"""
+    def refuses(self, tenant: str, digest: bytes, now: float, served_since: ServedSince) -> bool:
+        """Did two backends fail at requests of `digest`, of which one has served others since?
+
+        Once in a while one such request may try again: then not.
+        """
         self._forget(now)
-        failures, _ = self._failures.get((tenant, digest), ({}, 0.0))
-        return len(failures) > 1 and any(served_since(name, failure.at) for name, failure in failures.items())
+        record = self._records.get((tenant, digest))
+        if record is None:
+            return False
+        trial_at = record.trial_at
+        if trial_at is None:
+            failures = {
+                name: failure for name, failure in record.failures.items() if now - failure.at < self._blocked_s
+            }
+            if len(failures) < 2 or not any(served_since(name, failure.at) for name, failure in failures.items()):
+                return False
+            trial_at = max(failure.at for failure in failures.values()) + self._blocked_s
+        if is_trial := now >= trial_at:
+            # others are refused until this one has failed or passed
+            trial_at = now + self._blocked_s
+        self._records[tenant, digest] = record._replace(trial_at=trial_at)
+        return not is_trial
+
+    def passed(self, tenant: str, digest: bytes) -> None:
+        """A request of `digest` was answered."""
+        self._pop(tenant, digest)
 
     def check(self) -> None:
         """Assert that the bound on memory holds, and that the counts agree."""
-        assert len(self._failures) <= self._most, f"{self!r}: remembers too much"
-        assert self._by_tenant == Counter(tenant for tenant, _ in self._failures), f"{self!r}: counts are wrong"
+        assert len(self._records) <= self._most, f"{self!r}: remembers too much"
+        assert self._by_tenant == Counter(tenant for tenant, _ in self._records), f"{self!r}: counts are wrong"
 
     def _forget(self, now: float) -> None:
-        while self._failures and next(iter(self._failures.values()))[1] <= now:
-            self._pop(*next(iter(self._failures)))
+        while self._records and next(iter(self._records.values())).forgotten_at <= now:
+            self._pop(*next(iter(self._records)))
 
-    def _pop(self, tenant: str, digest: bytes) -> Mapping[str, _Failure]:
-        failures, _ = self._failures.pop((tenant, digest), (None, 0.0))
-        if failures is None:
-            return {}
-        self._by_tenant[tenant] -= 1
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
-        return failures
+    def _pop(self, tenant: str, digest: bytes) -> _Record | None:
+        record = self._records.pop((tenant, digest), None)
+        if record is not None:
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
+        return record

@@ -297,6 +297,8 @@ class _Call(msgspec.Struct, frozen=True):
                 with trace.sent(placed, backend) as attempt:
                     deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
                     await self._relay(at, placed, backend, deltas, attempt, race)
+                if gateway.poison.has_any_of(bid.request.tenant):
+                    gateway.poison.passed(bid.request.tenant, digest(bid))
         except ExpectedError as failure:
             failure.public_message = public_message_of(failure)
             if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
@@ -330,7 +332,7 @@ class _Call(msgspec.Struct, frozen=True):
         if not gateway.poison.has_any_of(tenant):
             # so that a digest is not computed for ordinary requests
             return False
-        return gateway.poison.knows(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
+        return gateway.poison.refuses(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
 
     def _is_to_blame(self, bid: Bid, backend: str) -> bool:
         """Is the prompt of `bid` the cause of the error of `backend`? Then no backend that failed at it is to blame."""

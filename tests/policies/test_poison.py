@@ -19,14 +19,14 @@ BOTH = serving("a", "b")
 
 
 def test_one_backend_that_fails_shows_nothing_and_two_blame_the_request() -> None:
-    poison = PoisonRequests(kept_s=60.0)
+    poison = PoisonRequests()
     assert not poison.has_any_of("acme")
     assert not poison.failed("acme", b"1", "r", "a", 0.0, BOTH)
     assert not poison.failed("acme", b"1", "r", "a", 1.0, BOTH), "the same backend again"
     assert poison.has_any_of("acme")
-    assert not poison.knows("acme", b"1", 1.0, BOTH)
+    assert not poison.refuses("acme", b"1", 1.0, BOTH)
     assert poison.failed("acme", b"1", "r2", "b", 2.0, BOTH) == {"a": "r", "b": "r2"}
-    assert poison.knows("acme", b"1", 61.9, BOTH)
+    assert poison.refuses("acme", b"1", 61.9, BOTH)
     poison.check()
 
 
@@ -36,31 +36,67 @@ def test_backends_that_have_served_nothing_since_may_be_broken() -> None:
     assert not poison.failed("acme", b"1", "r", "b", 1.0, serving())
     third = poison.failed("acme", b"1", "r", "c", 1.0, serving("c"))
     assert not third, "the first ones may be broken, and the third too"
-    assert not poison.knows("acme", b"1", 2.0, serving())
-    assert poison.knows("acme", b"1", 2.0, serving("a")), "it served others since it failed at this one"
+    assert not poison.refuses("acme", b"1", 2.0, serving())
+    assert poison.refuses("acme", b"1", 2.0, serving("a")), "it served others since it failed at this one"
+    assert poison.refuses("acme", b"1", 60.9, serving())
+    assert not poison.refuses("acme", b"1", 61.0, serving()), "this one may try"
+
+
+def blamed(now: float = 0.0, tenant: str = "acme") -> PoisonRequests:
+    poison = PoisonRequests()
+    for backend in ("a", "b"):
+        poison.failed(tenant, b"1", "r", backend, now, BOTH)
+    return poison
 
 
 def test_other_requests_and_those_of_other_tenants_are_not_blamed() -> None:
-    poison = PoisonRequests()
-    for backend in ("a", "b"):
-        poison.failed("acme", b"1", "r", backend, 0.0, BOTH)
-    assert not poison.knows("acme", b"2", 0.0, BOTH)
-    assert not poison.knows("other", b"1", 0.0, BOTH)
+    poison = blamed()
+    assert not poison.refuses("acme", b"2", 0.0, BOTH)
+    assert not poison.refuses("other", b"1", 0.0, BOTH)
     assert not poison.has_any_of("other")
 
 
-def test_it_is_forgotten_after_a_while() -> None:
-    poison = PoisonRequests(kept_s=60.0)
-    for backend in ("a", "b"):
-        poison.failed("acme", b"1", "r", backend, 0.0, BOTH)
-    assert not poison.knows("acme", b"1", 60.0, BOTH)
+def test_after_a_while_one_request_goes_on_trial_and_the_others_are_refused() -> None:
+    poison = blamed()
+    assert not poison.refuses("acme", b"1", 60.0, BOTH), "this one may try"
+    assert poison.refuses("acme", b"1", 60.0, BOTH)
+    assert poison.failed("acme", b"1", "r3", "a", 61.0, BOTH), "one failure is enough now"
+    assert poison.refuses("acme", b"1", 120.9, BOTH)
+    assert not poison.refuses("acme", b"1", 121.0, BOTH)
+
+
+def test_a_trial_without_an_end_is_followed_by_another_one() -> None:
+    poison = blamed()
+    assert [poison.refuses("acme", b"1", at, BOTH) for at in (60.0, 119.9, 120.0)] == [False, True, False]
+
+
+def test_a_request_that_is_answered_is_not_to_blame_any_more() -> None:
+    poison = blamed()
+    poison.passed("acme", b"1")
+    assert not poison.refuses("acme", b"1", 1.0, BOTH)
     assert not poison.has_any_of("acme")
-    assert not poison.failed("acme", b"1", "r", "c", 60.0, BOTH), "it counts anew"
+    poison.passed("acme", b"1")
+    poison.check()
+
+
+def test_it_is_forgotten_in_the_end() -> None:
+    poison = blamed()
+    assert not poison.refuses("acme", b"1", 600.0, BOTH)
+    assert not poison.has_any_of("acme")
+    assert not poison.failed("acme", b"1", "r", "c", 600.0, BOTH), "it counts anew"
+
+
+def test_a_failure_long_ago_does_not_count_for_a_request_that_is_not_to_blame() -> None:
+    poison = PoisonRequests()
+    poison.failed("acme", b"1", "r", "a", 0.0, BOTH)
+    assert not poison.failed("acme", b"1", "r", "b", 60.0, BOTH)
+    assert not poison.refuses("acme", b"1", 60.0, BOTH)
+    assert poison.failed("acme", b"1", "r", "a", 61.0, BOTH)
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 9), st.sampled_from("ab"), st.floats(0.0, 40.0))))
 def test_memory_is_bounded_and_counts_agree_whatever_fails(failures: list[tuple[str, int, str, float]]) -> None:
-    poison, now = PoisonRequests(kept_s=60.0, most=5), 0.0
+    poison, now = PoisonRequests(remembered_s=60.0, most=5), 0.0
     for tenant, number, backend, wait_s in failures:
         now += wait_s
         poison.failed(tenant, bytes([number]), "r", backend, now, BOTH)
