@@ -1,11 +1,12 @@
 """Many idle and slow connections from one address: what they do to other clients of a router.
 
-    python benchmarks/crowd.py [--connections 10000] [--seconds 20]
+    python benchmarks/crowd.py [--connections 10000] [--seconds 20] [--once]
 
 A router runs as `pointsman serve` does, with a scripted backend, as many file descriptors as it may have, and the
 default limits. Another process opens connections from 127.0.0.2, and opens each again that is closed: a third sends
-nothing, a third half a head, a third one byte of a head every few seconds. A client at 127.0.0.1 meanwhile sends short
-chats, 50 a second, on connections of its own, one in ten on a new one; it does so before and afterwards too.
+nothing, a third half a head, a third one byte of a head every few seconds. With `--once` none comes back. A client at
+127.0.0.1 meanwhile sends short chats, 50 a second, on connections of its own, one in ten on a new one; it does so
+before and afterwards too.
 
 The crowd also takes processor time from the client. So it first goes to a process that closes each connection at once,
 which shows what it does by itself, then to the router, twice: memory that grows the first time is not to grow again.
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +73,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """It was closed."""
         self._transport = None
-        self._crowd.connected -= 1
-        self._crowd.closed += 1
-        self._crowd.wanted.put_nowait(self._kind)
+        self._crowd.lost(self._kind)
 
     def _drip(self) -> None:
         if self._transport is not None:
@@ -83,10 +82,10 @@ class Client(asyncio.Protocol):
 
 
 class Crowd:
-    """Keeps `count` connections to `port` open, as far as the server lets it."""
+    """Opens `count` connections to `port`; where it `comes_back`, each again that the server closes."""
 
-    def __init__(self, port: int, count: int) -> None:
-        self._port = port
+    def __init__(self, port: int, count: int, *, comes_back: bool) -> None:
+        self._port, self._comes_back = port, comes_back
         self.wanted: asyncio.Queue[int] = asyncio.Queue()
         self.connected = self.closed = self.opened = 0
         for number in range(count):
@@ -95,6 +94,13 @@ class Crowd:
     async def run(self) -> None:
         """Open what is wanted, until cancelled."""
         await asyncio.gather(*(self._open() for _ in range(OPENED_AT_ONCE)))
+
+    def lost(self, kind: int) -> None:
+        """A connection was closed."""
+        self.connected -= 1
+        self.closed += 1
+        if self._comes_back:
+            self.wanted.put_nowait(kind)
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -111,9 +117,9 @@ class Crowd:
             await asyncio.sleep(0.1)
 
 
-async def be_a_crowd(port: int, count: int, seconds: float) -> None:
+async def be_a_crowd(port: int, count: int, seconds: float, *, comes_back: bool) -> None:
     """Keep `count` connections to `port` for `seconds`, then print what became of them."""
-    crowd = Crowd(port, count)
+    crowd = Crowd(port, count, comes_back=comes_back)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await crowd.run()
@@ -183,7 +189,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(connections: int, seconds: float) -> bool:
+def measure(crowd: Sequence[str], seconds: float) -> bool:
     """Measure, print, and return whether all is well."""
     http, metrics = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +198,7 @@ def measure(connections: int, seconds: float) -> bool:
         with log.open("wb") as errors:
             router = subprocess.Popen([sys.executable, "-m", "router", "serve", str(file)], stderr=errors)
         try:
-            is_well = uvloop.run(_measure(http, metrics, router.pid, connections, seconds))
+            is_well = uvloop.run(_measure(http, metrics, router.pid, crowd, seconds))
         finally:
             router.terminate()
             router.wait()
@@ -201,7 +207,7 @@ def measure(connections: int, seconds: float) -> bool:
     return is_well and bool(lines)
 
 
-async def _measure(http: int, metrics: int, router: int, connections: int, seconds: float) -> bool:
+async def _measure(http: int, metrics: int, router: int, crowd: Sequence[str], seconds: float) -> bool:
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
         while True:
             with suppress(aiohttp.ClientError):
@@ -215,14 +221,14 @@ async def _measure(http: int, metrics: int, router: int, connections: int, secon
     shown("before", await chats(http, seconds))
     quiet_s = state_of(router).cpu_s - start.cpu_s
     with a_listener_that_closes() as elsewhere:
-        alone = await _beside("crowd elsewhere", http, seconds, elsewhere, connections)
+        alone = await _beside("crowd elsewhere", http, seconds, elsewhere, crowd)
     states, waiting, ratios = [state_of(router)], 0.0, []
     for name in ("crowd here", "crowd again"):
         opened, began = await closed(metrics), state_of(router)
-        p99 = await _beside(name, http, seconds, http, connections)
+        p99 = await _beside(name, http, seconds, http, crowd)
         states.append(state_of(router))
         waiting = await metric(metrics, 'pointsman_http_connections{state="waiting"}')
-        each_s = (states[-1].cpu_s - began.cpu_s - quiet_s) / (await closed(metrics) - opened)
+        each_s = (states[-1].cpu_s - began.cpu_s - quiet_s) / max(1, await closed(metrics) - opened)
         ratios.append(f"{p99 / alone:.1f}")
         print(f"   {waiting:.0f} waiting connections; {each_s * 1e6:.0f} us of the router for each that it closes")
         await asyncio.sleep(2)
@@ -237,9 +243,9 @@ async def _measure(http: int, metrics: int, router: int, connections: int, secon
     return await closed(metrics) > 0 and left <= 2 and end.descriptors <= start.descriptors + 2
 
 
-async def _beside(name: str, http: int, seconds: float, port: int, connections: int) -> float:
+async def _beside(name: str, http: int, seconds: float, port: int, options: Sequence[str]) -> float:
     """The P99 of chats beside a crowd at `port`, in milliseconds."""
-    command = [sys.executable, __file__, "--crowd", str(port), "--connections", str(connections)]
+    command = [sys.executable, __file__, "--crowd", str(port), *options]
     crowd = await asyncio.create_subprocess_exec(*command, "--seconds", str(seconds + 6), stdout=subprocess.PIPE)
     await asyncio.sleep(5)
     p99 = shown(name, await chats(http, seconds))
@@ -275,13 +281,15 @@ def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--connections", type=int, default=10_000, help="of the crowd; default: 10000")
     reader.add_argument("--seconds", type=float, default=20.0, help="for each of the five parts; default: 20")
+    reader.add_argument("--once", action="store_true", help="connections that are closed do not come back")
     reader.add_argument("--crowd", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = reader.parse_args()
+    crowd = ["--connections", str(options.connections), *(["--once"] if options.once else [])]
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if options.crowd:
-        uvloop.run(be_a_crowd(options.crowd, options.connections, options.seconds))
-    elif not measure(options.connections, options.seconds):
+        uvloop.run(be_a_crowd(options.crowd, options.connections, options.seconds, comes_back=not options.once))
+    elif not measure(crowd, options.seconds):
         sys.exit(1)
 
 

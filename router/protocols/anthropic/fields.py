@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from router.protocols.openai.fields import MOST_STOPS
+from router.protocols.openai.fields import MOST_STOPS, MOST_TOOLS
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -101,7 +101,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=500)]
     messages: Annotated[list[Turn], Meta(min_length=1)]
     system: str | list[Block] | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

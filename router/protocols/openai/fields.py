@@ -13,6 +13,7 @@ MOST_CHOICES = 128
 MOST_MESSAGES = 32 * 2**10
 MOST_PROMPTS = 128
 MOST_STOPS = 16
+MOST_TOOLS = 2048
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -130,7 +131,7 @@ class ChatBody(Common, kw_only=True):
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: _Count | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None

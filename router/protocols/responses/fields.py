@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from router.protocols.openai.fields import MOST_TOOLS
+
 
 class ResponsePart(msgspec.Struct):
     """One part of an item's content."""
@@ -79,7 +81,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.protocols.openai.fields import MOST_MESSAGES
+from router.protocols.openai.fields import MOST_MESSAGES, MOST_TOOLS
 from router.text.cuts import MOST_PIECE_CHARACTERS
 from tests.router.call.test_model_text import with_pool
 from tests.router.parts import (
@@ -105,3 +105,24 @@ async def test_more_messages_than_any_conversation_has_are_refused_before_they_a
         status, reply = await client.answer(CHAT, data=json.dumps(body, separators=(",", ":")))
     assert (status, reply["error"]["param"]) == (400, "messages")
     assert str(MOST_MESSAGES) in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        (CHAT, {"type": "function", "function": {"name": "f"}}),
+        ("/v1/messages", {"name": "f", "input_schema": {}}),
+        ("/v1/messages/count_tokens", {"name": "f", "input_schema": {}}),
+        ("/v1/responses", {"type": "function", "name": "f"}),
+    ],
+)
+async def test_more_tools_than_any_model_takes_are_refused_before_they_are_read(path: str, tool: Any) -> None:
+    asked = {"model": MODEL, "input": "hi"} if "responses" in path else a_chat(max_tokens=5)
+    async with a_router() as router, a_client(router) as client:
+        said = []
+        for count in (MOST_TOOLS, MOST_TOOLS + 1):
+            body = json.dumps(asked | {"tools": [tool] * count}, separators=(",", ":"))
+            said.append(str(await client.answer(path, data=body)))
+    # so many are read: they are counted, or too long for this model
+    assert f"length <= {MOST_TOOLS}" not in said[0]
+    assert f"length <= {MOST_TOOLS}" in said[1]
