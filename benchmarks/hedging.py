@@ -31,7 +31,8 @@ from policies.sla.parse import parse
 from router.start.app import Router
 from shards.bundled import NAME
 from shards.bundled.documents import document, facts_within, prompt
-from tests.engines.programs import ROOT, Program, free_ports
+from tests.chaos.continued import a_shard
+from tests.engines.programs import Program, free_ports
 
 SLA = """
 classes: {{plain: {{}}, hedged: {{hedge: p95}}}}
@@ -85,20 +86,7 @@ def told(tenant: str, times: Sequence[float]) -> str:
 
 async def measure(folder: Path, seconds: float, rate: float, every_s: float) -> None:
     ports, rng = free_ports(2), random.Random(1)
-    programs = []
-    for at, port in enumerate(ports):
-        command = (
-            sys.executable,
-            "-m",
-            "shards",
-            "--listen",
-            f"127.0.0.1:{port}",
-            "--threads",
-            "1",
-            "--kv-memory",
-            "0.1",
-        )
-        programs.append(Program(f"own-{at}", command, folder, "", environment={"PYTHONPATH": str(ROOT)}))
+    programs = [a_shard(f"own-{at}", port, folder) for at, port in enumerate(ports)]
     try:
         for program in programs:
             program.start()

@@ -71,10 +71,10 @@ class Race:
         finally:
             await self._end_second()
 
-    def lead(self, placed: Placed) -> bool:
-        """`placed` has a piece of its answer: is it the first that has? Then the other one is cancelled."""
+    def lead(self, placed: Placed) -> None:
+        """`placed` is the first with a piece of its answer: the other one is cancelled. Raises Beaten if it is not."""
         if self.leader is not None:
-            return False
+            raise Beaten
         self.leader = self.placed = placed
         if placed is self.first:
             if self._timer is not None:
@@ -83,7 +83,6 @@ class Race:
                 self._task.cancel()
         elif self.first.flight.give_up is not None:
             self.first.flight.give_up(Beaten())
-        return True
 
     def _start_second(self, late_s: float) -> None:
         self._task = asyncio.create_task(self._run_second(late_s), name=f"second of {self.first.bid.request.id}")

@@ -493,9 +493,11 @@ class _Call(msgspec.Struct, frozen=True):
                 if delta is ACCEPTED:
                     continue
                 if delta.computed_tokens is None:
-                    if race.leader is not placed and race.lead(placed) and placed is not race.first:
-                        self.gateway.observer.event("hedge_won")
-                        await self._announce(at, placed, backend)
+                    if race.leader is not placed:
+                        race.lead(placed)
+                        if placed is not race.first:
+                            self.gateway.observer.event("hedge_won")
+                            await self._announce(at, placed, backend)
                     if flight.first_at is not None:
                         self.account.heard(now)
                     if bid.so_far is not None:

@@ -22,7 +22,6 @@ REST_S = 1.0
 MOST_ADDRESSES = 16_384
 """Addresses that are remembered; the one that was heard longest ago is forgotten."""
 
-
 _LOG_EVERY_S = 10.0
 
 _log = logging.getLogger("pointsman.http")

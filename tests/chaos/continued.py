@@ -109,24 +109,19 @@ async def _serves(port: int) -> None:
         await channel.channel_ready()
 
 
+def a_shard(name: str, port: int, folder: Path) -> Program:
+    """A shard with the bundled model, on one thread."""
+    options = ("--listen", f"127.0.0.1:{port}", "--threads", "1", "--kv-memory", "0.1")
+    return Program(name, (sys.executable, "-m", "shards", *options), folder, "", environment={"PYTHONPATH": str(ROOT)})
+
+
 @asynccontextmanager
 async def shards(folder: Path, count: int = 3) -> AsyncIterator[Shards]:
     """`count` shards with the bundled model, and a router that has reached them."""
     ports = {f"own-{at}": port for at, port in enumerate(free_ports(count))}
     programs = {}
     for name, port in ports.items():
-        command = (
-            sys.executable,
-            "-m",
-            "shards",
-            "--listen",
-            f"127.0.0.1:{port}",
-            "--threads",
-            "1",
-            "--kv-memory",
-            "0.1",
-        )
-        programs[name] = Program(name, command, folder, "", environment={"PYTHONPATH": str(ROOT)})
+        programs[name] = a_shard(name, port, folder)
     try:
         for program in programs.values():
             program.start()

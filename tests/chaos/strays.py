@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from tests.chaos.system import KEYS, STRAYS, System
 
@@ -27,12 +27,17 @@ def a_message(system: System, question: str, *, streams: bool = True, most: int 
     return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
-async def connected(system: System, *, to_grpc: bool = False) -> Streams:
-    """A connection to the first router."""
+@asynccontextmanager
+async def connected(system: System, *, to_grpc: bool = False) -> AsyncIterator[Streams]:
+    """A connection to the first router, aborted in the end."""
     address = system.doors[0].grpc if to_grpc else system.doors[0].http.removeprefix("http://")
     host, _, port = address.rpartition(":")
     # a small buffer: the router notices early that a client does not read
-    return await asyncio.open_connection(host, int(port), limit=4096)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
 
 
 @asynccontextmanager
@@ -62,15 +67,12 @@ async def leaving(system: System, seed: int) -> AsyncIterator[None]:
 
     async def act(number: int) -> None:
         message = a_message(system, f"Stray {number}", streams=rng.random() < 0.7)
-        reader, writer = await connected(system)
-        try:
+        async with connected(system) as (reader, writer):
             writer.write(message[: rng.randrange(1, len(message))] if rng.random() < 0.2 else message)
             with suppress(TimeoutError):
                 async with asyncio.timeout(rng.expovariate(1 / 0.15)):
                     while await reader.read(1024):
                         pass
-        finally:
-            writer.transport.abort()
 
     async with repeated(act, 6):
         yield
@@ -81,13 +83,10 @@ async def reading_slowly(system: System, _: int) -> AsyncIterator[None]:
     """Clients read ten bytes a second."""
 
     async def act(number: int) -> None:
-        reader, writer = await connected(system)
-        try:
+        async with connected(system) as (reader, writer):
             writer.write(a_message(system, f"Stray {number}"))
             while await reader.read(10):  # noqa: ASYNC110
                 await asyncio.sleep(1)
-        finally:
-            writer.transport.abort()
 
     async with repeated(act, 20):
         yield
@@ -98,15 +97,12 @@ async def pipelining(system: System, _: int) -> AsyncIterator[None]:
     """Clients send eight requests at once on one connection and read all the answers."""
 
     async def act(number: int) -> None:
-        reader, writer = await connected(system)
-        try:
+        async with connected(system) as (reader, writer):
             for part in range(8):
                 writer.write(a_message(system, f"Stray {number}.{part}", streams=part % 2 == 0, most=4))
             async with asyncio.timeout(20):
                 while await reader.read(1024):
                     pass
-        finally:
-            writer.transport.abort()
 
     async with repeated(act, 4):
         yield
@@ -115,17 +111,12 @@ async def pipelining(system: System, _: int) -> AsyncIterator[None]:
 @asynccontextmanager
 async def unfinished_heads(system: System, _: int) -> AsyncIterator[None]:
     """Two hundred connections that never finish the head of their request."""
-    writers = []
-    try:
+    async with AsyncExitStack() as stack:
         for number in range(200):
             with suppress(OSError):
-                _, writer = await connected(system)
+                _, writer = await stack.enter_async_context(connected(system))
                 writer.write(a_message(system, f"Stray {number}")[: 10 + number % 60])
-                writers.append(writer)
         yield
-    finally:
-        for writer in writers:
-            writer.transport.abort()
 
 
 @asynccontextmanager
@@ -134,15 +125,12 @@ async def sending_garbage(system: System, seed: int) -> AsyncIterator[None]:
     rng = random.Random(seed)
 
     async def act(number: int) -> None:
-        reader, writer = await connected(system, to_grpc=number % 2 == 0)
-        try:
+        async with connected(system, to_grpc=number % 2 == 0) as (reader, writer):
             writer.write(rng.randbytes(rng.randrange(1, 5000)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.3):
                     while await reader.read(1024):
                         pass
-        finally:
-            writer.transport.abort()
 
     async with repeated(act, 6):
         yield
@@ -153,13 +141,10 @@ async def sending_too_much(system: System, _: int) -> AsyncIterator[None]:
     """Clients send chats of 8 MB for a model of 4,096 tokens."""
 
     async def act(number: int) -> None:
-        reader, writer = await connected(system)
-        try:
+        async with connected(system) as (reader, writer):
             writer.write(a_message(system, "x y " * 2_000_000))
             async with asyncio.timeout(20):
                 await reader.read(1024)
-        finally:
-            writer.transport.abort()
 
     async with repeated(act, 2):
         yield

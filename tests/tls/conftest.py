@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from tests.tls.authority import Authority
+from tests.tls.clock import Clock
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -21,3 +22,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

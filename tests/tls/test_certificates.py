@@ -11,21 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.tls.authority import Authority, Issued
+from tests.tls.clock import Clock
 from tls.certificates import LOOK_EVERY_S, Certificates
 from tls.errors import TlsError
 from tls.settings import TlsSettings
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def a_port(settings: TlsSettings, clock: Clock | None = None) -> Certificates:

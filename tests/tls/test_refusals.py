@@ -4,20 +4,9 @@ import ssl
 
 import pytest
 
+from tests.tls.clock import Clock
 from tls.errors import TlsError
 from tls.refusals import ONCE_IN_S, Refusals
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def test_a_line_names_port_peer_reason_and_remedy(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,9 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import BackendErred, BackendFailed, BackendRefused, ExpectedError
 from policies.nouns import Prompt, Request, ServiceClass, Usage
 from policies.sla.config import Config
+from router.call.bid import Placed
 from router.call.gateway import Gateway
+from router.call.hedging import Beaten, Race
 from router.protocols.openai.request import chat_ask
 from router.start.build import build
 from tests.router.callers import Listener, ended, well
@@ -257,6 +259,16 @@ def test_a_mistake_in_the_second_request_is_logged_and_harms_nothing(caplog: pyt
     run_virtually(scenario())
     assert "a second request failed by an unplanned exception" in caplog.text
     assert "ZeroDivisionError: a mistake" in caplog.text
+
+
+@virtually
+async def test_the_one_that_is_beaten_cannot_lead() -> None:
+    first, second = cast("Placed", object()), cast("Placed", object())
+    race = Race(first, cast("Any", None), find_second=lambda _: None, late_s=None)
+    race.lead(first)
+    with pytest.raises(Beaten):
+        race.lead(second)
+    assert race.placed is first
 
 
 @virtually
