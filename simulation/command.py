@@ -43,6 +43,7 @@ class Wanted:
     seed: int = 0
     find: str | None = None
     json: Path | None = None
+    log: Path | None = None
 
     @property
     def is_for_machines(self) -> bool:
@@ -106,7 +107,7 @@ def _coming(wanted: Wanted) -> _Coming:
 def _simulated(name: str, config: Config, wanted: Wanted, coming: _Coming) -> Summary:
     fleet, arrivals = _prepared(config, wanted, coming)
     with _progress(name, len(arrivals)) as on_progress:
-        done = simulate(config, fleet, arrivals, seed=wanted.seed, on_progress=on_progress)
+        done = simulate(config, fleet, arrivals, seed=wanted.seed, on_progress=on_progress, log=wanted.log)
     return summary_of(done, agreement(done.calls, coming.then) if coming.then else None)
 
 

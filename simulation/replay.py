@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import struct
-from base64 import b64decode
-from binascii import Error as Base64Error
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from policies.errors import InvalidRequest
-from router.operate.telemetry.decision_record import VERSION, Record
+from router.operate.telemetry.decision_reader import records_of
+from router.operate.telemetry.decision_record import Record, unpacked_keys
 from simulation.arrivals import Arrival
 from simulation.client import Call
-from simulation.trace import lines_of
 
 _USUAL_NEW_TOKENS = 256
 """Length of answers in a log without any answer."""
@@ -51,7 +49,7 @@ def read_log(path: Path, *, most: int | None = None) -> Log:
     The log has one key for 512 tokens of a prompt; the rest of a prompt is taken to be unlike any other. A missing
     answer is taken to be as long as the average of its class.
     """
-    records = list(_records(path, most))
+    records = list(islice(records_of(path), most))
     if not records:
         raise InvalidRequest(f"{path} has no decision", hint="see docs/decision-log.md")
     usual = _answers_by_class(records)
@@ -72,35 +70,11 @@ def agreement(calls: Iterable[Call], then: Mapping[str, Then]) -> Agreement:
     )
 
 
-def _records(path: Path, most: int | None) -> Iterator[tuple[int, Record]]:
-    decoder = msgspec.json.Decoder(Record)
-    count = 0
-    for number, text in lines_of(path):
-        if count == most:
-            return
-        try:
-            record = decoder.decode(text)
-        except msgspec.ValidationError as error:
-            hint = "is it a decision log? A trace is read with --trace"
-            raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            # cut off by a crash, see docs/decision-log.md
-            continue
-        if record.version != VERSION:
-            raise InvalidRequest(f"{path}:{number}: version {record.version} is not known", hint=f"known: {VERSION}")
-        if record.choices < 1:
-            hint = "was the log edited?"
-            raise InvalidRequest(f"{path}:{number}: choices is {record.choices}; it must be 1 or more", hint=hint)
-        yield number, record
-        count += 1
-
-
 def _arrival(record: Record, number: int, line: int, usual: Mapping[str, float]) -> Arrival:
     answer = (record.completion_tokens or 0) / record.choices or usual.get(record.service_class, _USUAL_NEW_TOKENS)
     try:
-        packed = b64decode(record.keys, validate=True)
-        chunks = struct.unpack(f"<{len(packed) // 8}Q", packed)
-    except (Base64Error, struct.error) as error:
+        chunks = unpacked_keys(record.keys)
+    except ValueError as error:
         raise InvalidRequest(f"line {line}: keys are damaged", hint="see docs/decision-log.md") from error
     return Arrival(
         number,

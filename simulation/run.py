@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from backends.base import CacheListener
 from policies.errors import ExpectedError
 from policies.sla.config import Config
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
+from router.operate.telemetry.decision_log import DecisionLog
 from router.shared.store.memory import MemoryStore
 from router.start.build import build
 from simulation.arrivals import Arrival
@@ -58,14 +60,16 @@ def simulate(
     seed: int = 0,
     changes: Sequence[Change] = (),
     on_progress: Progress = lambda *_: None,
+    log: Path | None = None,
 ) -> Run:
     """Simulate `config` on `arrivals`, which are settled and in order of time, with the backends of `fleet`.
 
-    `changes` happen to backends meanwhile; those after the last request's end do not happen.
+    `changes` happen to backends meanwhile; those after the last request's end do not happen. The router's decision log
+    is written to `log`, if there is one. Its times begin at 0. Raises ConfigError if it cannot be written.
 
-    Pure but for `on_progress`: the same arguments give the same Run.
+    Pure but for `on_progress` and `log`: the same arguments give the same Run.
     """
-    return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed, changes, on_progress))
+    return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed, changes, on_progress, log))
 
 
 async def _run(
@@ -75,6 +79,7 @@ async def _run(
     seed: int,
     changes: Sequence[Change],
     on_progress: Progress,
+    log: Path | None,
 ) -> Run:
     clock = asyncio.get_running_loop().time
     made: list[SimulatedBackend] = []
@@ -92,6 +97,10 @@ async def _run(
         quotas=MemoryStore(clock),
     )
     gateway = operations.gateway
+    if log is not None:
+        # the virtual clock does not wait for the disk, and no line may be dropped
+        operations.telemetry.decisions = DecisionLog(str(log), most_waiting=0)
+        operations.telemetry.decisions.open()
     calls = {_id_of(arrival): Call(arrival) for arrival in arrivals}
     assert len(calls) == len(arrivals), "two arrivals have one id"
     listening = Listening(calls)
@@ -105,6 +114,8 @@ async def _run(
     await _answered(gateway, calls, on_progress)
     changing.cancel()
     await asyncio.gather(changing, return_exceptions=True)
+    if operations.telemetry.decisions is not None:
+        operations.telemetry.decisions.close()
     for backend in made:
         backend.check()
         await backend.close()

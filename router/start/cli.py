@@ -309,6 +309,9 @@ def simulate(
     model: Annotated[str | None, typer.Option(help="Model of lines that name none.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws; the same seed gives the same result.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the results as JSON; - is stdout.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write the simulated router's decision log, for `diagnose`.")
+    ] = None,
 ) -> None:
     """Simulate a day of requests under FILE: TTFT of each class against its target, rejections, cost per tenant,
     load of each backend. Starts nothing.
@@ -329,6 +332,8 @@ def simulate(
         raise typer.BadParameter("--speed must be above 0")
     if find_backends is not None and against is not None:
         raise typer.BadParameter("--find-backends is for one file; leave --against out")
+    if log is not None and (against is not None or find_backends is not None):
+        raise typer.BadParameter("--log is for one simulation; leave --against and --find-backends out")
     try:
         counts = read_counts(backends or ())
     except ValueError as error:
@@ -348,8 +353,51 @@ def simulate(
             seed=seed,
             find=find_backends,
             json=json,
+            log=log,
         )
     )
+
+
+@app.command(short_help="Why hit rate, TTFT and TPOT are what they are.")
+def diagnose(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Decision logs of routers in front of the same backends.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Draw the result as SVG, too.")] = None,
+    cache_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS", help="KV cache of each backend that does not report its size: 500k (default: infinite)."
+        ),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(help="Only the last N requests; 100,000 take about 300 MB.", min=1)
+    ] = 100_000,
+) -> None:
+    """Explain hit rate, TTFT and TPOT of the requests in decision logs. Starts nothing.
+
+    From the ideal hit rate (one infinite cache for all prompts) it subtracts the losses in order: too small caches,
+    cache domains, copies, placement, index errors, overlap, evictions of engines. What is left was measured. Each
+    missed target is divided into seconds of queue, prefill, interference and slow backends. Every cause comes with
+    examples and with the setting that changes it.
+
+    Routers write logs with `serve --decisions LOG`, simulated ones with `simulate --log LOG`.
+
+    \b
+    Examples:
+      pointsman diagnose decisions.jsonl
+      pointsman diagnose decisions.jsonl.1 decisions.jsonl --picture diagnosis.svg
+      pointsman diagnose decisions.jsonl --json > diagnosis.json
+    """
+    from policies.quantities import read_tokens
+    from router.operate.diagnose.command import DiagnoseOptions, run
+
+    try:
+        size = None if cache_tokens is None else read_tokens(cache_tokens)
+    except ValueError as error:
+        raise typer.BadParameter(f"--cache-tokens: {error}") from error
+    run(DiagnoseOptions(logs, json=json, picture=picture, cache_tokens=size, most=requests))
 
 
 @app.command(short_help="The dashboard in a terminal.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,13 +16,20 @@ from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
 from policies.quantities import read_tokens
 from router.operate.dashboard.snapshot import detail, snapshot
+from router.operate.diagnose.diagnosis import diagnosis_of
+from router.operate.diagnose.logged import read_logs
+from router.operate.diagnose.nouns import Diagnosis
 from router.operate.operations import Operations
+from router.operate.telemetry.decision_log import STANDARD_OUTPUT, DecisionLog
 from router.operate.what_if import WhatIf, explain_on_paper
 from router.protocols.explanations import as_json
 from router.protocols.http.body import read_small_body
 from router.protocols.http.routes import Routes
 
 PAGE = "/dashboard"
+
+_MOST_DIAGNOSED, _MOST_BYTES = 2000, 4 * 2**20
+"""Requests and bytes of the log in one diagnosis: less than a tenth of a second in a thread."""
 
 _JSON = {"Content-Type": "application/json"}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -60,9 +69,21 @@ def add_data(routes: Routes, operations: Operations) -> None:
         explanation = explain_on_paper(described, gateway.config, live)
         return Response(200, as_json(explanation), _JSON)
 
+    async def diagnose(_: Request) -> Response:
+        return json_reply(await asyncio.to_thread(_diagnosis, operations.telemetry.decisions))
+
     routes.add("GET", "/admin/snapshot", tell)
+    routes.add("GET", "/admin/diagnosis", diagnose)
     routes.add("GET", "/admin/decisions/{number}", tell_one)
     routes.add("POST", "/admin/explain", explain)
+
+
+def _diagnosis(log: DecisionLog | None) -> Diagnosis:
+    """The diagnosis of the newest requests in this router's own log. Blocks for a moment."""
+    if log is None or log.path == STANDARD_OUTPUT:
+        hint = "name a file in server.decision_log"
+        raise InvalidRequest("this router writes no decision log to a file", hint=hint)
+    return diagnosis_of(read_logs([Path(log.path)], most=_MOST_DIAGNOSED, last_bytes=_MOST_BYTES))
 
 
 def query_of(request: Request) -> Mapping[str, str]:

@@ -17,8 +17,10 @@ def why(decision: Decision) -> str:
 
 
 def _chosen(decision: Decision) -> str:
+    if decision.awaits is not None:
+        return f"waits for {decision.awaits}"
     if decision.chosen is None:
-        return "no can take it"
+        return "no backend can take it"
     if len(decision.scores) == 1:
         return "the only candidate"
     scores = [

@@ -20,7 +20,7 @@ from policies.nouns import ClusterView, Decision, Request
 from router.call.bid import Placed
 from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import AttemptTrace, PromptTrace, Span, Target
-from router.operate.telemetry.decision_record import Ended, Made, record_of
+from router.operate.telemetry.decision_record import Ended, Made, packed_shared_keys, record_of
 
 STANDARD_OUTPUT = "-"
 
@@ -161,6 +161,7 @@ class LoggedPrompt:
         self._arrived_unix_s = unix_time() - (clock() - arrived_at)
         self._made: list[Made] = []
         self._last: tuple[Request, Made] | None = None
+        self._shared_keys = ""
 
     def __repr__(self) -> str:
         return f"<LoggedPrompt {len(self._made)} tries>"
@@ -175,7 +176,9 @@ class LoggedPrompt:
         self._last = request, Made(began_at, decision, view)
 
     def sent(self, placed: Placed, target: Target) -> AttemptTrace:
-        """Keep the backend that it went to."""
+        """Keep the backend that it went to, and the keys of the prompt: its tokens are not kept."""
+        if not self._made:
+            self._shared_keys = packed_shared_keys(placed.bid.prompt.token_ids, placed.bid.request.model)
         self._made.append(Made.of(placed))
         return self._trace.sent(placed, target)
 
@@ -206,4 +209,5 @@ class LoggedPrompt:
             trace_id=self._trace_id,
             error=why_of(error),
             made=tuple(made),
+            shared_keys=self._shared_keys,
         )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
+from policies.learning.cost import Latency
 from policies.nouns import BackendView, ClusterView, Decision, Request, Usage
 from router.call.bid import Placed
 from router.fleet.cluster.flights import Flight
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, root_key
 
 VERSION = 1
 """Version of the record. A field may be added without a new version; no field changes its meaning."""
@@ -20,8 +24,13 @@ VERSION = 1
 KEYS_EVERY_BLOCKS = 8
 """Every eighth block key is kept, one for 512 tokens: keys are chained, so each stands for those before it."""
 
+KEY_TOKENS = KEYS_EVERY_BLOCKS * BLOCK_TOKENS
+"""Tokens of a prompt for each kept key, if they were counted."""
+
+_KEY_BYTES = KEY_TOKENS * TOKEN_BYTES
+
 MOST_SEEN = 16
-"""Most backends kept of one view, those with the best scores first."""
+"""Most backends kept of one view: the chosen one, and those with the best scores first."""
 
 MOST_DROPPED = 64
 """Most dropped backends kept of one decision."""
@@ -55,6 +64,10 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
     first_s: float | None = None
     last_s: float | None = None
     left_out: int = 0
+    cache_tokens: int | None = None
+    max_requests: int | None = None
+    speed: tuple[float, float, float, float, float, float] | None = None
+    pace: tuple[float, float] = (1.0, 1.0)
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,6 +103,10 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_id: str | None = None
     error: str | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
+    shared_keys: str = ""
+    key_tokens: int = KEY_TOKENS
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +142,7 @@ class Ended:
     trace_id: str | None = None
     error: str | None = None
     made: Sequence[Made] = field(default_factory=tuple)
+    shared_keys: str = ""
 
 
 def record_of(ended: Ended) -> Record:
@@ -164,13 +182,48 @@ def record_of(ended: Ended) -> Record:
         trace_id=ended.trace_id,
         error=ended.error,
         likely_prompt_tokens=request.likely_prompt_tokens,
+        shared_keys=ended.shared_keys,
+        key_tokens=_key_tokens(request),
+        ttft_target_s=None if request.promised is None else request.promised.ttft_s,
+        tpot_target_s=None if request.promised is None else request.promised.tpot_s,
     )
 
 
 def packed_keys(keys: Sequence[int]) -> str:
     """Every KEYS_EVERY_BLOCKS-th of `keys`, as base64 of little-endian uint64."""
-    kept = keys[KEYS_EVERY_BLOCKS - 1 :: KEYS_EVERY_BLOCKS]
-    return b64encode(struct.pack(f"<{len(kept)}Q", *kept)).decode()
+    return _packed(keys[KEYS_EVERY_BLOCKS - 1 :: KEYS_EVERY_BLOCKS])
+
+
+def packed_shared_keys(token_ids: bytes, model: str) -> str:
+    """Keys of every KEY_TOKENS of `token_ids` (little-endian uint32), in the same form, of no cache domain.
+
+    Prompts of `model` that begin alike have equal keys, although their tenants' domains differ.
+    """
+    parent, keys = root_key(model, ""), []
+    whole = memoryview(token_ids)
+    for start in range(0, len(whole) - _KEY_BYTES + 1, _KEY_BYTES):
+        parent = xxh3_64_intdigest(whole[start : start + _KEY_BYTES], parent)
+        keys.append(parent)
+    return _packed(keys)
+
+
+def unpacked_keys(packed: str) -> tuple[int, ...]:
+    """The keys in a record's field. Raises ValueError if it is damaged."""
+    keys = b64decode(packed, validate=True)
+    if len(keys) % 8:
+        raise ValueError("keys are not whole")
+    return struct.unpack(f"<{len(keys) // 8}Q", keys)
+
+
+def _packed(keys: Sequence[int]) -> str:
+    return b64encode(struct.pack(f"<{len(keys)}Q", *keys)).decode()
+
+
+def _key_tokens(request: Request) -> int:
+    """Tokens for each kept key: of text an average, by the estimated length of the prompt."""
+    if request.likely_prompt_tokens is None or not request.block_keys:
+        return KEY_TOKENS
+    return max(1, KEYS_EVERY_BLOCKS * request.prompt_tokens // len(request.block_keys))
 
 
 def _try_of(made: Made, arrived_at: float) -> Try:
@@ -178,6 +231,9 @@ def _try_of(made: Made, arrived_at: float) -> Try:
     best = sorted(decision.scores, key=lambda pair: -pair[1])[:MOST_SEEN]
     views = {backend.name: backend for backend in made.view.backends}
     names = [name for name, _ in best] or list(views)[:MOST_SEEN]
+    if decision.chosen in views and decision.chosen not in names:
+        names[-1] = decision.chosen
+    chosen = views.get(decision.chosen or "")
     return Try(
         policy=decision.policy,
         at_s=round(made.at - arrived_at, 6),
@@ -190,7 +246,24 @@ def _try_of(made: Made, arrived_at: float) -> Try:
         first_s=_since(arrived_at, flight.first_at if flight else None),
         last_s=_since(arrived_at, flight.last_at if flight else None),
         left_out=decision.left_out,
+        cache_tokens=None if chosen is None else chosen.cache_tokens,
+        max_requests=None if chosen is None else chosen.max_requests,
+        speed=None if chosen is None else _speed_of(chosen.latency),
+        pace=(1.0, 1.0) if chosen is None else _pace_of(chosen, made.view),
     )
+
+
+def _speed_of(latency: Latency) -> tuple[float, float, float, float, float, float]:
+    prefill = _short(latency.fixed_s), _short(latency.token_s), _short(latency.pair_s)
+    return (*prefill, _short(latency.step_s), _short(latency.sequence_s), _short(latency.context_s))
+
+
+def _pace_of(chosen: BackendView, view: ClusterView) -> tuple[float, float]:
+    """Its times of prefill and of decoding, in those of its pool's median backend (of two, the faster)."""
+    peers = [backend.latency for backend in view.backends if backend.pool == chosen.pool]
+    prefill = chosen.latency.token_s / (median_low(latency.token_s for latency in peers) or 1.0)
+    decode = chosen.latency.step_s / (median_low(latency.step_s for latency in peers) or 1.0)
+    return round(prefill, 2), round(decode, 2)
 
 
 def _seen_of(view: BackendView) -> SeenBackend:
@@ -209,6 +282,10 @@ def _seen_of(view: BackendView) -> SeenBackend:
 
 def _since(start: float, at: float | None) -> float | None:
     return None if at is None else round(at - start, 6)
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -145,12 +145,21 @@ async function explain(event) {
   }
 }
 
+async function diagnose() {
+  try {
+    panels.diagnosed(await ask("/admin/diagnosis"));
+  } catch (error) {
+    find("#diagnosed").replaceChildren(h("p", { class: "error" }, `✕ ${error.message}`));
+  }
+}
+
 const KEYS = {
   "/": () => find("#filter").focus(),
   p: pause,
   j: () => move(1),
   k: () => move(-1),
   e: () => find("#explain [name=prompt_tokens]").focus(),
+  d: diagnose,
   t: nextTheme,
   "?": () => find("#help").showModal(),
 };
@@ -173,5 +182,6 @@ find("#pause").addEventListener("click", pause);
 find("#theme").addEventListener("click", nextTheme);
 find("#help-button").addEventListener("click", KEYS["?"]);
 find("#explain").addEventListener("submit", explain);
+find("#diagnose").addEventListener("click", diagnose);
 theme(localStorage.getItem("pointsman-theme") ?? "system");
 keepRefreshing();

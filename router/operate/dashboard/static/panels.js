@@ -271,3 +271,36 @@ export function explained(found) {
     ])),
     h("div", {}, found.candidates.length ? table(found.candidates, Object.keys(found.weights)) : ""));
 }
+
+/** Where cached tokens were lost, from the ideal to the measured value, and what missed targets waited for. */
+export function diagnosed(found) {
+  const parts = found.hit_rate ? [lostTokens(found.hit_rate)] : [];
+  for (const target of found.targets) parts.push(missedTarget(target));
+  for (const note of found.notes) parts.push(h("p", { class: "sub" }, note));
+  document.querySelector("#diagnosed").replaceChildren(...parts);
+}
+
+function lostTokens(rate) {
+  const whole = Math.max(1, rate.prompt_tokens);
+  const lost = rate.ideal_tokens - rate.measured_tokens;
+  const rows = rate.losses.filter((loss) => loss.tokens > 0).map((loss) =>
+    causeRow(loss, bar(loss.tokens / lost, { bad: true }), `-${loss.points.toFixed(1)} points`));
+  const title = `Hit rate ${share(rate.measured_tokens / whole)}, with one infinite cache ${share(rate.ideal_tokens / whole)}, ` +
+    `of ${count(rate.prompt_tokens)} prompt tokens in ${count(rate.requests)} requests`;
+  return h("div", {}, h("p", {}, title), causeTable(rows));
+}
+
+function missedTarget(target) {
+  const rows = target.causes.filter((cause) => cause.seconds > 0).map((cause) =>
+    causeRow(cause, bar(cause.seconds / target.seconds, { bad: true }), seconds(cause.seconds)));
+  return h("div", {}, h("p", {}, `${target.target}: ${count(target.missed)} of ${count(target.requests)} requests missed their target`),
+    causeTable(rows));
+}
+
+function causeRow(cause, drawn, amount) {
+  const example = cause.examples.length ? `${cause.examples[0].request} at ${cause.examples[0].backend}` : "";
+  return h("tr", {}, h("td", {}, cause.cause.replaceAll("_", " ")), h("td", {}, drawn), h("td", { class: "n" }, amount),
+    h("td", {}, `${cause.meaning}. Change: ${cause.remedy}`), h("td", {}, example));
+}
+
+const causeTable = (rows) => (rows.length ? h("table", {}, h("tbody", {}, ...rows)) : "");

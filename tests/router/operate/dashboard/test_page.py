@@ -83,7 +83,7 @@ async def test_a_decision_is_found_and_opened_with_the_keyboard_alone(browser: s
         await page.until("document.querySelector('#detail .strip')")
         assert "3 of 3" not in await page.text("#detail")
         assert "192 of 192 tokens" in await page.text("#detail .strip")
-        assert "expected_ttft" in await page.text("#detail table")
+        assert "marginal_cost" in await page.text("#detail table")
 
 
 async def test_a_list_that_is_held_still_does_not_move(browser: str) -> None:
@@ -117,6 +117,16 @@ async def test_a_backend_is_drained_weighed_and_dies_before_ones_eyes(browser: s
         backends[1].is_well = False
         await page.until("/✕ ill/.test(document.querySelector('#backends').innerText)")
         await page.until("/✕ 1 of 2/.test(document.querySelector('#tiles').innerText)")
+
+
+async def test_a_router_without_a_log_says_how_to_have_a_diagnosis(browser: str) -> None:
+    async with a_dashboard(browser) as (_, page):
+        await page.until(SHOWN)
+        await page.press("d")
+        await page.until("/✕ .*server.decision_log/.test(document.querySelector('#diagnosed').innerText)")
+        # the browser itself notes an answer of 400
+        assert [complaint for complaint in page.complaints if "400" not in complaint] == []
+        page.complaints.clear()
 
 
 async def test_a_request_is_explained(browser: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -9,6 +10,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +20,7 @@ from rich.console import Console
 
 from router.operate.dashboard.nouns import Snapshot
 from router.operate.dashboard.top import frame
+from router.operate.diagnose.causes import HIT_CAUSES
 from router.start.app import Router
 from tests.router.operate.dashboard.scene import PacedBackend, a_document, a_running_scene, a_scene, ask, keep
 
@@ -222,3 +225,23 @@ async def test_the_page_itself_may() -> None:
     async with an_operator() as operator:
         for name in (f"127.0.0.1:{operator.router.admin and operator.router.admin.port}", "localhost:1"):
             assert (await operator.get("/admin/snapshot", Host=name, Origin=f"http://{name}"))[0] == 200
+
+
+async def test_the_newest_requests_of_the_log_are_diagnosed(tmp_path: Path) -> None:
+    async with an_operator(PacedBackend("own-0"), decision_log=str(tmp_path / "log")) as operator:
+        for _ in range(3):
+            await operator.ask()
+        log = operator.router.telemetry.decisions
+        assert log is not None
+        # its lines are written when it is closed
+        await asyncio.to_thread(log.close)
+        status, found = await operator.get("/admin/diagnosis")
+    assert (status, found["requests"]) == (200, 3)
+    assert [loss["cause"] for loss in found["hit_rate"]["losses"]] == list(HIT_CAUSES)
+
+
+async def test_a_router_without_a_log_says_how_to_have_one() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        status, found = await operator.get("/admin/diagnosis")
+    assert status == 400
+    assert "server.decision_log" in found["error"]["message"]

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from policies.errors import BackendFailed, ConfigError
-from policies.learning.cost import Ahead
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Request, Usage
+from policies.learning.cost import Ahead, Latency
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Request, ServiceClass, Usage
 from router.fleet.cluster.flights import Flight, Flights
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.decision_record import (
@@ -30,6 +30,7 @@ from router.operate.telemetry.decision_record import (
     Try,
     packed_keys,
     record_of,
+    unpacked_keys,
 )
 from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client, a_config, a_router, an_answer
 
@@ -139,6 +140,45 @@ def test_a_view_of_a_thousand_backends_is_cut_to_the_best() -> None:
     (tried,) = record_of(an_end(made=(made,))).tries
     assert [seen.backend for seen in tried.seen] == [f"b{i}" for i in range(899, 899 - MOST_SEEN, -1)]
     assert (tried.backends, len(tried.dropped), tried.at_s) == (1000, MOST_DROPPED, 1.0)
+
+
+def test_the_chosen_backend_is_kept_even_if_others_have_better_scores() -> None:
+    scores = tuple((f"b{i}", i / 100) for i in range(30))
+    (tried,) = record_of(an_end(made=(Made(11.0, Decision("b3", "p", (), scores), a_view(30)),))).tries
+    assert len(tried.seen) == MOST_SEEN
+    assert tried.seen[-1].backend == "b3"
+
+
+def test_the_speed_of_the_chosen_backend_is_kept_with_its_pace_among_its_pool() -> None:
+    usual, slow = Latency(), Latency(token_s=2e-4, step_s=0.015)
+    backends = [
+        BackendView(name, pool, "fake", frozenset(), latency=latency, cache_tokens=4096)
+        for name, pool, latency in (("b0", "own", usual), ("b1", "own", slow), ("b2", "other", slow))
+    ]
+    view = ClusterView(tuple(backends), 0.0)
+    tried = [record_of(an_end(made=(Made(11.0, Decision(name, "p"), view),))).tries[0] for name in ("b0", "b1", "b2")]
+    assert [attempt.pace for attempt in tried] == [(1.0, 1.0), (4.0, 1.5), (1.0, 1.0)]
+    assert tried[1].speed == (0.02, 2e-4, 2e-9, 0.015, 1e-4, 3e-8)
+    assert tried[1].cache_tokens == 4096
+
+
+def test_the_targets_of_the_class_are_kept() -> None:
+    promised = ServiceClass("chat", 0, ttft_s=0.5, tpot_s=0.04)
+    record = record_of(an_end(a_request(promised=promised)))
+    assert (record.ttft_target_s, record.tpot_target_s) == (0.5, 0.04)
+
+
+def test_keys_of_text_stand_for_the_tokens_that_such_a_prompt_has() -> None:
+    text = a_request(prompt_tokens=900, likely_prompt_tokens=(800, 1000), block_keys=tuple(range(18)))
+    assert record_of(an_end(text)).key_tokens == 400
+    assert record_of(an_end(a_request(block_keys=tuple(range(18))))).key_tokens == 512
+
+
+def test_packed_keys_are_unpacked_again_and_damaged_ones_are_an_error() -> None:
+    assert unpacked_keys(packed_keys(range(17))) == (7, 15)
+    for damaged in ("AAA=", "%%"):
+        with pytest.raises(ValueError, match=r"whole|base64|characters"):
+            unpacked_keys(damaged)
 
 
 def test_times_and_scores_have_six_digits_behind_the_point() -> None:
