@@ -17,7 +17,7 @@ DECISION = Decision(
     NAMES[0],
     "default",
     scores=tuple((name, 0.5) for name in NAMES),
-    details=tuple((name, score, 0.5) for name in NAMES for score in ("expected_ttft", "balance")),
+    details=tuple((name, score, 0.5) for name in NAMES for score in ("marginal_cost", "balance")),
 )
 
 

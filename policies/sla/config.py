@@ -102,7 +102,9 @@ class StoreSettings:
     """State that several routers share: the address of a Redis (None: nothing is shared), and the number of `replicas`.
 
     `strict` rejects limited requests while the store is away, instead of using each router's share. The names
-    of all keys there begin with `namespace`. `tls` is for connections to it.
+    of all keys there begin with `namespace`. `tls` is for connections to it. `quotas` has the addresses of the servers
+    that count quotas, each for a part of the tenants; without any it is `redis`. Only routers of one `cell` share
+    news; quotas and issued keys are those of all cells.
     """
 
     redis: str | None = field(default=None, repr=False)
@@ -110,6 +112,8 @@ class StoreSettings:
     strict: bool = False
     namespace: str = "pointsman"
     tls: TlsSettings | None = None
+    quotas: tuple[str, ...] = field(default=(), repr=False)
+    cell: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

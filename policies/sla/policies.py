@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from policies.catalogue import WEIGHT, Catalogue, Part, usual_filters
 from policies.compose import Filter, Policy, Score, WeightedScore
 from policies.picks import best
-from policies.quantities import read_weight
+from policies.quantities import read_weight, read_yes
 from policies.shapes import TEXT, Choice, Either, Key, Many, Named, Scalar, Shape, Table
 from policies.sla.fields import Field, Section
 
@@ -22,6 +22,9 @@ def policy_table(catalogue: Catalogue) -> Table:
         {
             "filter": Key(Many(_choice(catalogue.filters)), "which backends may take a request: all filters must pass"),
             "score": Key(Table(scores), "how suitable each backend is: score and weight, or {weight, options}"),
+            "waits_for_best": Key(
+                read_yes, "true: full backends are scored too, and a request may wait for one while others have room"
+            ),
             "pick": Key(_choice(catalogue.picks), "how one is chosen; default best"),
         }
     )
@@ -53,7 +56,14 @@ def _read_policy(section: Section, name: str, catalogue: Catalogue) -> Policy:
     # may be chosen that a shortlist leaves out
     has_usual = {part for part, _ in usual_filters()} <= {part for part, _ in filters}
     allows_shortlist = bool(scores) and has_usual and all(part.allows_shortlist for part in parts)
-    return Policy(name, filters, scores, pick=chosen[1] if chosen else best(), allows_shortlist=allows_shortlist)
+    return Policy(
+        name,
+        filters,
+        scores,
+        pick=chosen[1] if chosen else best(),
+        allows_shortlist=allows_shortlist,
+        waits_for_best=section.read("waits_for_best", False),
+    )
 
 
 def _read_filters(section: Section, catalogue: Catalogue) -> tuple[tuple[str, Filter], ...]:

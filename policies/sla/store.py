@@ -6,9 +6,9 @@ import re
 from urllib.parse import urlsplit
 
 from policies.quantities import quoted, read_count, read_yes
-from policies.shapes import NAME_PATTERN, Key, Scalar, Table
+from policies.shapes import NAME_PATTERN, Key, Many, Scalar, Table
 from policies.sla.config import StoreSettings
-from policies.sla.fields import Field
+from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.tls import CLIENT_TLS, read_client
 
@@ -29,6 +29,10 @@ STORE = Table(
         "namespace": Key(
             NAMESPACE, "prefix of all keys there, so that two deployments can use one Redis; default pointsman"
         ),
+        "quotas": Key(
+            Many(REDIS), "addresses of servers that count quotas, each for a part of the tenants; default redis"
+        ),
+        "cell": Key(NAMESPACE, "only routers of one cell share news; quotas and keys are those of all cells"),
     }
 )
 
@@ -39,20 +43,49 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
     if field is None:
         return usual
     section = field.section(STORE)
-    given, named = section.get("redis"), section.get("namespace")
+    given, named, cell = section.get("redis"), section.get("namespace"), section.get("cell")
     url = given.read(lambda text: _url(text, outside)) if given else None
+    quotas = _quotas(section, outside)
     if given is None:
         field.complain("has no redis: write the address of the server that the routers share")
     tls = read_client(section.get("tls"))
-    if tls is not None and url is not None and not url.startswith("rediss://"):
+    if tls is not None and any(not each.startswith("rediss://") for each in (*([url] if url else []), *quotas)):
         section.entries["tls"].complain("is for rediss:// addresses alone (write rediss://, or leave tls out)")
+    if cell is not None and "replicas" not in section:
+        cell.doubt(
+            "counts on replicas: while Redis is away, each router's part of a limit follows from the number of all"
+        )
     return StoreSettings(
         redis=url,
         replicas=section.read("replicas", usual.replicas),
         strict=section.read("strict", usual.strict),
         namespace=named.read(_namespace) or usual.namespace if named else usual.namespace,
         tls=tls,
+        quotas=quotas,
+        cell=cell.read(_namespace) if cell else None,
     )
+
+
+def _quotas(section: Section, outside: Outside) -> tuple[str, ...]:
+    places: list[str] = []
+    urls: list[str] = []
+    for field in section.items("quotas"):
+        url = field.read(lambda text: _url(text, outside))
+        if url is None:
+            continue
+        if (place := place_of(url)) in places:
+            field.complain("names a server twice (each one counts the quotas of its own part of the tenants)")
+        places.append(place)
+        urls.append(url)
+    return tuple(urls)
+
+
+def place_of(url: str) -> str:
+    """The server and the database of a Redis address, without user and password."""
+    parts = urlsplit(url)
+    if url.startswith("unix://"):
+        return f"{parts.path}?{parts.query}"
+    return f"{parts.hostname}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
 
 
 def _url(text: str, outside: Outside) -> str:

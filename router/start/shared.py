@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from policies.sla.config import Config, StoreSettings
+from policies.sla.store import place_of
 from router.call.gateway import Gateway
 from router.fleet.feeds.relay import Relay
 from router.operate.telemetry.telemetry import Telemetry
 from router.shared.keys.base import KeyStore
 from router.shared.keys.file import FileKeys
+from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
+from router.shared.store.spread import SpreadStore
 from tls.certificates import Certificates
 
 if TYPE_CHECKING:
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
 def quota_store(
     config: Config, telemetry: Telemetry, routers: Callable[[], int], certificates: Certificates | None = None
-) -> MemoryStore | GuardedStore:
-    """Where quotas are counted: in Redis, or in memory for this router alone. `routers` counts those that are known."""
+) -> QuotaStore:
+    """Where quotas are counted: in one Redis or in several, or in memory for this router alone. `routers` counts those
+    that are known."""
     shared = config.store
     if shared.redis is None:
         return MemoryStore(time.time)
@@ -32,13 +36,17 @@ def quota_store(
     from router.shared.store.redis import RedisStore
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
-    return GuardedStore(
-        RedisStore(shared.redis, prefix=shared.namespace, certificates=certificates),
-        clock=time.time,
-        options=options,
-        on_event=telemetry.event,
-        routers=routers,
-    )
+    stores = {
+        place_of(url): GuardedStore(
+            RedisStore(url, prefix=shared.namespace, certificates=certificates),
+            clock=time.time,
+            options=options,
+            on_event=telemetry.event,
+            routers=routers,
+        )
+        for url in shared.quotas or (shared.redis,)
+    }
+    return SpreadStore(stores) if len(stores) > 1 else next(iter(stores.values()))
 
 
 def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Relay | None:
@@ -61,9 +69,14 @@ def key_store(config: Config, telemetry: Telemetry, certificates: Certificates |
 
 
 def replicas(
-    url: str, namespace: str, gateway: Gateway, telemetry: Telemetry, certificates: Certificates | None = None
-) -> Replicas:
-    """The exchange of `gateway` with other routers; not started."""
+    shared: StoreSettings, gateway: Gateway, telemetry: Telemetry, certificates: Certificates | None = None
+) -> Replicas | None:
+    """The exchange of `gateway` with the other routers of its cell, not started; None without a Redis."""
+    url, key = shared.redis, f"{shared.namespace}:replicas"
+    if url is None:
+        return None
+    if shared.cell is not None:
+        key = f"{shared.namespace}:cell:{shared.cell}:replicas"
     from router.shared.replicas.replicas import Replicas
     from router.shared.replicas.shelf import RedisShelf
     from router.shared.replicas.stream import RedisStream
@@ -71,8 +84,8 @@ def replicas(
     # not from the router's rng: two routers with one seed would take each other for themselves
     by = uuid.uuid4().hex
     replicas = Replicas(
-        RedisStream(url, by, key=f"{namespace}:replicas", certificates=certificates),
-        RedisShelf(url, key=f"{namespace}:replicas:snapshot", certificates=certificates),
+        RedisStream(url, by, key=key, certificates=certificates),
+        RedisShelf(url, key=f"{key}:snapshot", certificates=certificates),
         by,
         beliefs=gateway.beliefs,
         cluster=gateway.cluster,

@@ -79,10 +79,10 @@ class PrefixCache:
             return found
         return None
 
-    def named(self, key: int, *, domain: str) -> CachedBlock | None:
-        """The cached block that `key` names in `domain`. Good enough for a pin, but not for reading KV."""
+    def named(self, key: int, *, domain: str | None = None) -> CachedBlock | None:
+        """The cached block that `key` names in `domain`, or in any. Good enough for a pin, but not for reading KV."""
         found = self._by_key.get(key)
-        return found if found is not None and found.domain == domain else None
+        return found if found is not None and domain in (None, found.domain) else None
 
     def extend_path(
         self, path: list[CachedBlock], tokens_of: Callable[[int], bytes], *, limit: int, domain: str

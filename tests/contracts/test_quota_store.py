@@ -15,6 +15,7 @@ from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
+from router.shared.store.spread import SpreadStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock, RedisServer, a_redis
 from tests.shards.attached import eventually
@@ -80,6 +81,14 @@ def guarded_and_gone(server: RedisServer) -> AbstractAsyncContextManager[Stage]:
     return guarded(server, url=f"{server.url}-nowhere")
 
 
+@asynccontextmanager
+async def spread(server: RedisServer) -> AsyncIterator[Stage]:
+    """Two databases of one server are as good as two servers."""
+    clock = HandClock()
+    urls = (server.url, f"{server.url}?db=1")
+    yield Stage(SpreadStore({url: RedisStore(url, clock=clock) for url in urls}), clock)
+
+
 class Opens(Protocol):
     def __call__(self, server: RedisServer) -> AbstractAsyncContextManager[Stage]: ...
 
@@ -89,6 +98,7 @@ STAGES: dict[str, Opens] = {
     "redis": in_redis,
     "guarded": guarded,
     "guarded, Redis gone": guarded_and_gone,
+    "spread": spread,
 }
 
 

@@ -12,9 +12,9 @@ from policies.prefix.match import faded
 from router.fleet.belief_news import Learnt
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
-from router.fleet.cluster.flights import Traffic
 from router.shared.prefixes.prefix import Dropped, Prefix, PrefixNews
-from router.shared.replicas.news import News, batches, decode, encode
+from router.shared.replicas.news import News, Running, batches, decode, encode
+from router.shared.replicas.own_traffic import OwnTraffic
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.scribe import Scribe, Taken
 from router.shared.replicas.shelf import Shelf
@@ -34,21 +34,24 @@ _LEAST_TRUST = 0.5
 class ReplicaOptions:
     """Intervals, deadlines and bounds of the exchange.
 
-    News are written and read every `every_s`. Without an answer within `deadline_s` the stream counts as away,
-    and is retried after `first_backoff_s`, then at growing intervals. `patience_s`: how long the start waits until it
-    has caught up. At most `most_kept` news wait to be sent; the oldest are dropped. Running requests are sent again
-    every `again_s`, and a router that is silent for `silent_s` counts as gone. One of the routers writes a snapshot
-    every `snapshot_every_s`. A router that started too late to read everything and found no snapshot counts as exact
-    after `settled_s`; for the same time it keeps a snapshot's backends that are not members yet.
+    News are written and read every `every_s`, less often by more than `at_full_pace` routers. Without an answer within
+    `deadline_s` the stream counts as away, and is retried after `first_backoff_s`, then at growing intervals.
+    `patience_s`: how long the start waits until it has caught up. At most `most_kept` news wait to be sent; the oldest
+    are dropped. A sign of life is sent every `again_s`, all running requests every `whole_s`, and a router that is
+    silent for `silent_s` counts as gone. One of the routers writes a snapshot every `snapshot_every_s`. A router that
+    started too late to read everything and found no snapshot counts as exact after `settled_s`; for the same time it
+    keeps a snapshot's backends that are not members yet.
     """
 
     every_s: float = 0.015
+    at_full_pace: int = 8
     deadline_s: float = 0.25
     first_backoff_s: float = 0.1
     most_backoff_s: float = 2.0
     patience_s: float = 2.0
     most_kept: int = 4096
     again_s: float = 1.0
+    whole_s: float = 8.0
     silent_s: float = 4.0
     snapshot_every_s: float = 8.0
     settled_s: float = 60.0
@@ -88,8 +91,8 @@ class Replicas:
         self._on_event, self._on_state, self._on_prefix = on_event, on_state, on_prefix
         self._peers = Peers(silent_s=options.silent_s)
         self._news: deque[tuple[float, News]] = deque()
-        self._sent_traffic: dict[str, Traffic] = {}
-        self._sent_at = self._heard_all_at = -1e9
+        self._traffic = OwnTraffic(cluster, again_s=options.again_s, whole_s=options.whole_s)
+        self._heard_all_at = -1e9
         self._after, self._is_known = START, False
         self._is_current = self._is_whole = False
         self._listens_since = clock()
@@ -146,7 +149,7 @@ class Replicas:
                 await self._task
         if self._is_current:
             with suppress(StoreFailed):
-                await self._calls.run(self._stream.exchange(self._payloads({}), self._after))
+                await self._calls.run(self._stream.exchange(self._payloads(Running({})), self._after))
         await self._stream.close()
         await self._scribe.close()
         await self._calls.end()
@@ -171,7 +174,7 @@ class Replicas:
             if not self._is_known:
                 await self._find()
             count = len(self._news)
-            payloads = self._payloads(self._new_traffic())
+            payloads = self._payloads(self._traffic.due(self._clock()))
             found = await self._calls.run(self._stream.exchange(payloads, self._after))
         except StoreFailed as failure:
             self._lost(failure.fault)
@@ -179,22 +182,27 @@ class Replicas:
         if found.unwritten is None:
             self._drop_sent(count)
         await self._hear(found)
+        is_behind = len(found.entries) == AT_ONCE
+        if not is_behind:
+            self._peers.forget_silent(self._clock())
+        self._cluster.hear_elsewhere(self._peers.changed())
         if found.unwritten is not None:
             self._lost(found.unwritten.fault)
-        elif len(found.entries) < AT_ONCE:
+        elif not is_behind:
             self._caught_up()
             if self.is_exact:
                 await self._scribe.write(self._after)
-        return self._is_known and len(found.entries) == AT_ONCE
+        return self._is_known and is_behind
 
     def check(self) -> None:
-        """Assert that nothing is buffered without bound."""
+        """Assert that nothing is buffered without bound, and that the peers' requests add up."""
         assert len(self._news) <= self._options.most_kept, f"{self!r} keeps too much"
+        self._peers.check()
 
     async def _look_after(self) -> None:
         while True:
             if not await self.turn():
-                await asyncio.sleep(self._options.every_s if self._is_known else self._backoff())
+                await asyncio.sleep(self._interval_s() if self._is_known else self._backoff())
 
     async def _find(self) -> None:
         """Find out whether the stream still has every entry after the last one read; if not, and at first, take over
@@ -237,18 +245,8 @@ class Replicas:
                     self._beliefs.forget(name)
             self._awaited.clear()
 
-    def _payloads(self, traffic: dict[str, Traffic] | None) -> list[bytes]:
-        now = self._clock()
-        payloads = [encode(batch) for batch in batches(self._news, traffic, now)]
-        if traffic is not None:
-            self._sent_traffic, self._sent_at = traffic, now
-        return payloads
-
-    def _new_traffic(self) -> dict[str, Traffic] | None:
-        """The running requests here, if they changed or were not sent for a while."""
-        traffic = self._cluster.traffic()
-        is_due = self._clock() - self._sent_at >= self._options.again_s
-        return traffic if is_due or traffic != self._sent_traffic else None
+    def _payloads(self, running: Running | None) -> list[bytes]:
+        return [encode(batch) for batch in batches(self._news, running, self._clock())]
 
     def _drop_sent(self, count: int) -> None:
         # the oldest may have been dropped while the others were written
@@ -264,7 +262,6 @@ class Replicas:
                 await asyncio.sleep(0)
                 # two clocks drift apart, so that both times are the server's
                 self._hear_one(entry, now - max(0, found.now_ms - entry.at_ms) / 1000)
-        self._cluster.hear_elsewhere(self._peers.together(now))
 
     def _hear_one(self, entry: Entry, written_at: float) -> None:
         try:
@@ -272,7 +269,7 @@ class Replicas:
         except ValueError:  # of a router of another version, or of another program
             self._on_event("replicas_unreadable")
             return
-        self._peers.hear(entry.by, batch.traffic, written_at)
+        self._peers.hear(entry.by, batch.traffic, batch.changes, written_at)
         for age_ms, news in batch.news:
             if isinstance(news, Prefix | Dropped):
                 self._on_prefix(news)
@@ -297,10 +294,12 @@ class Replicas:
 
     def _lost(self, fault: Fault) -> None:
         self._is_current = self._is_known = False
+        self._traffic.lost()
         self._on_event(f"replicas_{fault}")
         now = self._clock()
         self._beliefs.doubt(max(_LEAST_TRUST, faded(now - self._heard_all_at)))
-        self._cluster.hear_elsewhere(self._peers.together(now))
+        self._peers.forget_silent(now)
+        self._cluster.hear_elsewhere(self._peers.changed())
         self._on_state(False, len(self._peers))
         self._let_go_on(self._turns + 1)
 
@@ -310,6 +309,11 @@ class Replicas:
             if number <= turn and not done.done():
                 done.set_result(None)
         self._waiting = [(number, done) for number, done in self._waiting if not done.done()]
+
+    def _interval_s(self) -> float:
+        """Time between two exchanges. It grows with the routers beyond `at_full_pace`: each exchange reads one entry of
+        each of them, so that the entries that all routers read would grow with their square."""
+        return self._options.every_s * max(1.0, self.routers / self._options.at_full_pace)
 
     def _backoff(self) -> float:
         backoff_s = self._backoff_s

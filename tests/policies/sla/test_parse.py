@@ -41,7 +41,6 @@ def test_without_a_file_the_command_line_chooses_model_and_shards() -> None:
     assert config.pools == {"own": PoolSpec("own", local=1, model="/models/qwen")}
     assert set(config.policies) >= {
         "default",
-        "least_cost",
         "round_robin",
         "least_load",
         "power_of_two",

@@ -4,7 +4,8 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.config import StoreSettings
-from policies.sla.parse import parse
+from policies.sla.parse import examine, parse
+from policies.sla.secrets import Outside
 
 
 def test_without_it_nothing_is_shared() -> None:
@@ -26,6 +27,26 @@ def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
     assert parse(f"store: {{redis: '{url}', namespace: team-a}}").store == StoreSettings(url, namespace="team-a")
 
 
+def test_quotas_may_be_counted_by_several_servers() -> None:
+    text = "store: {redis: 'redis://there', quotas: ['redis://a', '${env:URL}']}"
+    read = parse(text, environment={"URL": "redis://me:pw@b"}).store
+    assert read.quotas == ("redis://a", "redis://me:pw@b")
+    assert "pw" not in repr(read)
+    assert parse("store: {redis: 'redis://there', quotas: 'redis://a'}").store.quotas == ("redis://a",)
+
+
+def test_routers_may_be_divided_into_cells() -> None:
+    assert parse("store: {redis: 'redis://there', cell: east-1, replicas: 16}").store.cell == "east-1"
+
+
+def test_a_cell_without_the_number_of_all_routers_is_doubted() -> None:
+    def doubts(text: str) -> tuple[str, ...]:
+        return examine(text, source="sla.yaml", outside=Outside({})).doubts
+
+    assert any("counts on replicas" in doubt for doubt in doubts("store: {redis: 'redis://there', cell: east}"))
+    assert not any("replicas" in doubt for doubt in doubts("store: {redis: 'redis://there', cell: east, replicas: 9}"))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -37,6 +58,11 @@ def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
         ("{redis: 'redis://there:99999'}", "must have a port from 1 to 65535"),
         ("{redis: 'redis://there:6379/production'}", "must end with the number of a database"),
         ("{redis: 'redis://there', namespace: 'a b'}", "namespace"),
+        ("{redis: 'redis://there', quotas: ['redis://a', 'redis://a:6379']}", "names a server twice"),
+        ("{redis: 'redis://there', quotas: [there]}", "must be an address"),
+        ("{redis: 'redis://there', quotas: []}", "quotas"),
+        ("{redis: 'rediss://there', quotas: ['redis://a'], tls: {ca: a.pem}}", "is for rediss:// addresses alone"),
+        ("{redis: 'redis://there', cell: 'a b'}", "must be letters, digits"),
         ("{redis: '${env:URL}'}", "not 'the value that it refers to'"),
     ],
 )

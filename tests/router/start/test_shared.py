@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from backends.fake import FakeBackend
+from policies.nouns import Limits
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation
 from policies.sla.parse import parse
 from router.fleet.prompt_keys import PromptKeys
 from router.shared.replicas.feed_relay import RedisRelay
@@ -51,6 +53,42 @@ async def test_two_deployments_share_a_redis_and_nothing_in_it(server: RedisServ
         with server.admin() as admin:
             names = {bytes(name) for name in admin.keys("*")}
     assert {name.partition(b":")[0] for name in names} == {b"east", b"west"}
+
+
+async def test_cells_share_quotas_and_keys_but_no_news(server: RedisServer) -> None:
+    server.clean()
+
+    def in_cell(cell: str) -> Router:
+        text = FILE.replace("URL", server.url).replace("NAME", f"all, replicas: 2, cell: {cell}")
+        return Router(parse(text), backends=lambda _: (FakeBackend("a", pool="own"),))
+
+    async with in_cell("one") as one, in_cell("one") as also, in_cell("two") as two:
+        also.gateway.beliefs.sent("a", PromptKeys((1, 2, 3)))
+        await eventually(lambda: one.gateway.beliefs.longest(PromptKeys((1, 2, 3))) != {})
+        assert two.gateway.beliefs.longest(PromptKeys((1, 2, 3))) == {}
+        await one.gateway.keys.issue("acme")
+        await two.gateway.keys.look()
+        assert len(two.gateway.keys.of("acme")) == 1
+        descriptors = (Descriptor("acme", Limits(requests_per_minute=60)),)
+        await one.gateway.admission.store.reserve(Reservation("r", descriptors, Charge(50)))
+        refused = await two.gateway.admission.store.reserve(Reservation("s", descriptors, Charge(50)))
+        assert isinstance(refused, Refused)
+
+
+async def test_quotas_may_lie_in_other_servers(server: RedisServer) -> None:
+    server.clean()
+    tenants = [f"tenant-{number}" for number in range(20)]
+    with a_redis() as first, a_redis() as second:
+        text = FILE.replace("URL", server.url).replace("NAME", f"all, quotas: ['{first.url}', '{second.url}']")
+        async with Router(parse(text), backends=lambda _: (FakeBackend("a", pool="own"),)) as router:
+            for tenant in tenants:
+                descriptors = (Descriptor(tenant, Limits(requests_per_minute=60)),)
+                granted = await router.gateway.admission.store.reserve(Reservation(tenant, descriptors, Charge(1)))
+                assert isinstance(granted, Reservation)
+        with server.admin() as news, first.admin() as some, second.admin() as others:
+            assert not news.keys("*tenant*")
+            assert {len(some.keys("*levels")), len(others.keys("*levels"))} != {0, 20}
+            assert len(some.keys("*levels")) + len(others.keys("*levels")) == 20
 
 
 async def test_what_is_drained_from_engines_lies_under_that_name_too(server: RedisServer) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from backends.fake import FakeBackend
 from policies.nouns import Delta
 from router.fleet.belief_news import MOST_KEYS
-from router.fleet.cluster.flights import Traffic
 from router.fleet.prompt_keys import PromptKeys
+from router.shared.replicas.news import Batch, encode
+from router.shared.replicas.stream import AT_ONCE
 from tests.policies.builders import a_request
 from tests.router.shared.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys
 from tests.router.shared.store.parts import Line, RedisServer, a_line, a_redis
@@ -114,6 +117,104 @@ async def test_requests_under_way_elsewhere_count_until_they_end(server: RedisSe
         x.cluster.end(first)
         x.cluster.end(second)
         await eventually(lambda: y.elsewhere() == (0, 0, 0))
+
+
+async def test_a_request_is_reported_once_and_not_with_every_later_change(server: RedisServer) -> None:
+    many = tuple(f"own-{number}" for number in range(300))
+    async with a_site(server.url, "x", backends=("a", *many)) as x, a_site(server.url, "y") as y:
+        flights = [x.cluster.begin(name, a_request(), 100) for name in many]
+        await all_reported(x, y)
+        before = written_bytes(server)
+        flights.append(x.cluster.begin("a", a_request(), 100))
+        await all_reported(x, y)
+        # signs of life are a few bytes
+        assert written_bytes(server) - before < 500
+        for flight in flights:
+            x.cluster.end(flight)
+
+
+async def test_a_report_that_was_lost_with_redis_is_repeated(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        flight = x.cluster.begin("a", a_request(), 100)
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        server.stop()
+        await eventually(fell(x, "gone"))
+        await eventually(fell(y, "gone"))
+        x.cluster.end(flight)
+        server.start()
+        await eventually(lambda: y.elsewhere()[1] == 0)
+
+
+async def test_a_router_that_was_held_up_reports_everything_again(server: RedisServer) -> None:
+    async with a_site(server.url, "y") as y:
+        x = Site(server.url, "x")
+        flight = x.cluster.begin("a", a_request(), 100)
+        await x.replicas.turn()
+        for site in (x, y):
+            site.ahead_s += QUICK.silent_s + 1
+        await eventually(lambda: y.elsewhere()[1] == 0)
+        await x.replicas.turn()
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        x.cluster.end(flight)
+        await x.replicas.close()
+
+
+async def test_a_router_that_was_held_up_counts_no_other_as_gone_before_it_has_read_everything(
+    server: RedisServer,
+) -> None:
+    x, y = Site(server.url, "x"), Site(server.url, "y")
+    flight = x.cluster.begin("a", a_request(), 100)
+    await x.replicas.turn()
+    await y.replicas.turn()
+    for number in range(AT_ONCE):
+        with server.admin() as admin:
+            admin.xadd(KEY, {"by": f"z{number}", "news": encode(Batch())})
+    x.cluster.end(flight)
+    flight = x.cluster.begin("a", a_request(), 100)
+    await x.replicas.turn()
+    y.ahead_s += QUICK.silent_s
+    assert await y.replicas.turn()
+    assert y.elsewhere()[1] == 1
+    assert not await y.replicas.turn()
+    assert y.elsewhere()[1] == 1
+    x.cluster.end(flight)
+    await x.replicas.close()
+    await y.replicas.close()
+
+
+async def test_a_backend_that_joins_later_has_the_requests_of_others_at_once(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y", backends=("b",)) as y, y.cluster:
+        flight = x.cluster.begin("a", a_request(), 100)
+        await all_reported(x, y)
+        await y.cluster.add(FakeBackend("a"))
+        assert y.elsewhere()[1] == 1
+        x.cluster.end(flight)
+
+
+async def test_many_routers_exchange_less_often(server: RedisServer) -> None:
+    often = replace(QUICK, every_s=0.02, at_full_pace=9, silent_s=1e9)
+    rare = replace(often, at_full_pace=1)
+    async with a_site(server.url, "x", rare) as x, a_site(server.url, "y", often) as y:
+        others = [Site(server.url, f"other-{number}") for number in range(7)]
+        for other in others:
+            await other.replicas.turn()
+        await eventually(lambda: x.replicas.routers == y.replicas.routers == 9)
+        turns = x.replicas._turns, y.replicas._turns
+        await eventually(lambda: y.replicas._turns >= turns[1] + 40)
+        # a ninth as often, but for the time that an exchange takes on a busy machine
+        assert x.replicas._turns - turns[0] < 30
+        for other in others:
+            await other.replicas.close()
+
+
+async def all_reported(*sites: Site) -> None:
+    for site in sites:
+        await site.replicas.catch_up()
+
+
+def written_bytes(server: RedisServer) -> int:
+    with server.admin() as admin:
+        return sum(len(entry[b"news"]) for _, entry in admin.xrange(KEY))  # type: ignore[union-attr]
 
 
 async def test_a_router_that_falls_silent_has_nothing_under_way(server: RedisServer) -> None:
@@ -294,7 +395,3 @@ async def test_a_stream_without_writers_expires(server: RedisServer) -> None:
         pass
     with server.admin() as admin:
         assert 0 < admin.ttl(KEY) <= 3600
-
-
-def test_traffic_adds_up() -> None:
-    assert Traffic(1, 2, 300, 4.5).plus(Traffic(1, 1, 100, 0.5)) == Traffic(2, 3, 400, 5.0)

@@ -1,0 +1,62 @@
+"""Quotas of many tenants in several stores: each tenant has one, by its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from router.shared.store.base import QuotaStore
+
+
+class SpreadStore:
+    """`stores` by name; a tenant's quotas are in one of them, the same one at every router with the same names.
+
+    A store that is added takes over an even part of the tenants, and no others move. If one store fails, the
+    tenants of the others notice nothing.
+    """
+
+    def __init__(self, stores: Mapping[str, QuotaStore]) -> None:
+        assert stores, "there must be a store"
+        self._stores = dict(stores)
+
+    def __repr__(self) -> str:
+        return f"<SpreadStore {', '.join(map(repr, self._stores.values()))}>"
+
+    def name_for(self, tenant: str) -> str:
+        """The name of the store with the quotas of `tenant`: the largest hash of both (rendezvous hashing)."""
+        return max(self._stores, key=lambda name: blake2b(f"{tenant}\n{name}".encode(), digest_size=8).digest())
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        """See QuotaStore."""
+        return await self._of(asked.descriptors).reserve(asked) if asked.descriptors else asked
+
+    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """See QuotaStore."""
+        if reservation.descriptors:
+            await self._of(reservation.descriptors).settle(reservation, charge)
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """See QuotaStore."""
+        await asyncio.gather(
+            *(
+                store.renew([each for each in reservations if each.descriptors and self._of(each.descriptors) is store])
+                for store in self._stores.values()
+            )
+        )
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        """See QuotaStore."""
+        return await (self._of(descriptors) if descriptors else next(iter(self._stores.values()))).standing(descriptors)
+
+    async def start(self) -> None:
+        """See QuotaStore."""
+        await asyncio.gather(*(store.start() for store in self._stores.values()))
+
+    async def close(self) -> None:
+        """See QuotaStore."""
+        await asyncio.gather(*(store.close() for store in self._stores.values()))
+
+    def _of(self, descriptors: Sequence[Descriptor]) -> QuotaStore:
+        return self._stores[self.name_for(descriptors[0].tenant)]
