@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
 
 from backends.base import CacheListener, Description, Load
 from policies.errors import ContextExceeded, InvalidRequest, Overloaded
@@ -13,7 +11,8 @@ from policies.nouns import Capability, Delta, Prompt, Request, Usage
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.nouns import CacheChange, Cause, Submission
 from shards.sched.limits import Refusal
-from simulation.engine import Drew, SimulatedEngine
+from simulation.driver import Driver, Unread
+from simulation.engine import SimulatedEngine
 from simulation.speed import Machine
 
 TOKEN_IDS, NEW_TOKENS = "token_ids", "new_tokens"
@@ -23,14 +22,6 @@ _WAY_S = 1e-9
 """Age in s of a report when it is read, so that it does not include requests sent at the same moment."""
 
 _REFUSALS = {Cause.CONTEXT: ContextExceeded, Cause.OVERLOADED: Overloaded}
-
-
-@dataclass(slots=True)
-class _Inbox:
-    """The unread pieces of one answer."""
-
-    drawn: deque[Drew] = field(default_factory=deque)
-    came: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SimulatedBackend:
@@ -57,10 +48,9 @@ class SimulatedBackend:
         self.on_load: Callable[[str], None] = lambda _: None
         self.engine = SimulatedEngine(machine, model=model)
         self._listener, self._clock = listener, clock
-        self._inboxes: dict[int, _Inbox] = {}
+        self._driver = Driver(self.engine, clock=clock, on_step=self._tell)
         self._numbers = 0
         self._coming = 0
-        self._timer: asyncio.Handle | None = None
         self._load = Load(max_requests=machine.running) if machine.tells_load else Load()
         self._description = Description(
             models,
@@ -96,9 +86,7 @@ class SimulatedBackend:
 
     async def close(self) -> None:
         """Forget its timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._driver.close()
 
     async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream an answer of the length in the body. Raises ContextExceeded, Overloaded, InvalidRequest."""
@@ -114,27 +102,20 @@ class SimulatedBackend:
         left, drawn_tokens = request.sampling.choices, 0
         try:
             while left:
-                if not inbox.drawn:
-                    inbox.came.clear()
-                    await inbox.came.wait()
-                drew = inbox.drawn.popleft()
+                drew = await inbox.take()
                 drawn_tokens += drew.tokens
                 left -= drew.is_last
                 end = "stop" if drew.is_last else None
                 usage = None if left else Usage(request.prompt_tokens, drawn_tokens, drew.cached)
                 yield Delta(choice=drew.choice, token_ids=(0,) * drew.tokens, finish_reason=end, usage=usage)
         finally:
-            del self._inboxes[number]
-            if left:
-                self.engine.cancel(number, self._clock())
-                self._reschedule()
+            self._driver.leave(number)
 
     def check(self) -> None:
         """Assert the engine's invariants, and that it has no requests without a reader."""
-        self.engine.check()
-        assert self.engine.has_requests == bool(self._inboxes), f"{self!r} has requests without a reader"
+        self._driver.check()
 
-    def _submit(self, request: Request, token_ids: bytes, new_tokens: int) -> tuple[int, _Inbox]:
+    def _submit(self, request: Request, token_ids: bytes, new_tokens: int) -> tuple[int, Unread]:
         self._numbers += 1
         submission = Submission(
             self._numbers,
@@ -146,39 +127,14 @@ class SimulatedBackend:
             choices=request.sampling.choices,
             preemptible=request.preemptible and self.machine.ranks,
         )
-        refusal = self.engine.submit(submission, token_ids, new_tokens=new_tokens, now_s=self._clock())
-        if refusal is not None:
-            raise _error_of(refusal)
-        inbox = self._inboxes[self._numbers] = _Inbox()
-        self._reschedule()
+        inbox = self._driver.submit(submission, token_ids, new_tokens=new_tokens)
+        if isinstance(inbox, Refusal):
+            raise _error_of(inbox)
         return self._numbers, inbox
 
-    def _reschedule(self) -> None:
-        """Set the timer for the end of the running step, or for a step at once, with all requests of this moment."""
-        if self._timer is not None:
-            self._timer.cancel()
-        loop, ends_s = asyncio.get_running_loop(), self.engine.ends_s
-        self._timer = loop.call_soon(self._go_on) if ends_s is None else loop.call_at(ends_s, self._go_on)
-
-    def _go_on(self) -> None:
-        """End a step and begin the next."""
-        self._timer = None
-        if self.engine.ends_s is not None:
-            drawn = self.engine.end()
-            self._tell(drawn)
-        ends_s = self.engine.begin(self._clock())
-        wakes_s = self.engine.next_change_s if ends_s is None else ends_s
-        if wakes_s is not None:
-            self._timer = asyncio.get_running_loop().call_at(wakes_s, self._go_on)
-
-    def _tell(self, drawn: list[Drew]) -> None:
-        """Publish what a shard's report has: load, cache events, new tokens."""
+    def _tell(self) -> None:
+        """Publish what a shard's report has: load and cache events."""
         self._report()
-        for drew in drawn:
-            inbox = self._inboxes.get(int(str(drew.key)))
-            if inbox is not None:
-                inbox.drawn.append(drew)
-                inbox.came.set()
         for event in self.engine.drain_events():
             if not self.machine.tells_cache:
                 continue

@@ -37,6 +37,15 @@ class Drew(NamedTuple):
     cached: int
 
 
+class StoredBlock(NamedTuple):
+    """A block of the cache: its tokens (little-endian uint32) come behind those of `parent`, if it has one."""
+
+    key: int
+    parent: int | None
+    token_ids: bytes
+    domain: str
+
+
 @dataclass(slots=True)
 class _Due:
     """A step that began at `began_s`, and `steps - 1` steps after it, each `later_s` longer than the one before."""
@@ -131,13 +140,15 @@ class SimulatedEngine:
             self._arrivals += 1
         return None
 
-    def cancel(self, key: Hashable, now_s: float) -> None:
-        """End a request in any state; one that is not here has ended already."""
+    def cancel(self, key: Hashable, now_s: float) -> bool:
+        """End a request in any state; False if it is not here, because it has ended already."""
         request = self._scheduler.roster.requests.get(key)
-        if request is not None:
-            self._cut_short(now_s)
-            for sequence in self._scheduler.roster.sequences_of(request):
-                self._finish(sequence)
+        if request is None:
+            return False
+        self._cut_short(now_s)
+        for sequence in self._scheduler.roster.sequences_of(request):
+            self._finish(sequence)
+        return True
 
     def begin(self, now_s: float) -> float | None:
         """Begin a step; returns when it ends, or None if there is nothing to compute."""
@@ -171,6 +182,13 @@ class SimulatedEngine:
     def drain_events(self) -> tuple[CacheEvent, ...]:
         """The changes of its cache since the last call, in order."""
         return self._pool.prefix.drain_events()
+
+    def stored_block(self, key: int) -> StoredBlock | None:
+        """The cached block that `key` names; None if it has been evicted."""
+        found = self._pool.prefix.named(key)
+        if found is None:
+            return None
+        return StoredBlock(key, found.parent.key if found.parent else None, found.token_ids, found.domain)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler, and that it has the answer's length of every request."""

@@ -19,6 +19,9 @@ from simulation.speed import Machine
 BATCH = "batch"
 """The priority of requests that no person waits for."""
 
+FLOORED = "floored"
+"""The priority of requests of a class that is served after others, but has a floor."""
+
 
 class SessionRequest(NamedTuple):
     """One request, `after_s` seconds after its session began. `chunks` name the beginning of its prompt."""
@@ -43,8 +46,8 @@ Begin = Callable[[random.Random, int], list[float]]
 class Workload:
     """A kind of load. `meaning` describes it in one sentence; `requests` is the number of them in one run.
 
-    `speeds` are those of the backends, relative to the usual machine; `changes` happens to them, at shares of the whole
-    time.
+    `speeds` are those of the backends, relative to the usual machine; the last `first_come` of them serve first come,
+    first served. `changes` happens to them, at shares of the whole time.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Workload:
     begin: Begin
     requests: int = 300
     speeds: tuple[float, ...] = (1.0,) * 8
+    first_come: int = 0
     changes: tuple[Change, ...] = ()
 
 
@@ -310,6 +314,10 @@ def _batch(rng: random.Random, requests: int) -> list[Session]:
     return sessions
 
 
+def _floored(rng: random.Random, requests: int) -> list[Session]:
+    return [(turn._replace(priority=FLOORED),) for (turn,) in _documents(rng, requests)]
+
+
 _USUAL = _together((_chats, 0.5), (_documents, 0.5))
 
 WORKLOADS = {
@@ -349,6 +357,19 @@ WORKLOADS = {
             "batch beside chat",
             "chat, and long requests without haste",
             _together((_chats, 0.6), (_batch, 0.4)),
+            evenly,
+        ),
+        Workload(
+            "mixed kinds",
+            "chat and documents on four of our shards and four engines that serve first come, first served",
+            _USUAL,
+            evenly,
+            first_come=4,
+        ),
+        Workload(
+            "floors",
+            "chat, and documents of a class that comes after it but has a floor",
+            _together((_chats, 0.7), (_floored, 0.3)),
             evenly,
         ),
     )
