@@ -39,6 +39,7 @@ from policies.picks import are_equal
 from policies.predict import predicted_ttft_s
 from policies.rules import Facts, classify
 from policies.sla.parse import parse
+from router.call.bid import Look
 from router.call.deciding import decided
 from router.call.gateway import Gateway
 from router.call.prepare import believed
@@ -60,7 +61,8 @@ rules:
 policies:
   default:
     filter: [healthy, serves_model, fits_context, {has_room: {tokens: 512}}, under_limit]
-    score: {expected_ttft: 1, cache_thrift: 4, balance: 1}
+    score: {marginal_cost: 1}
+    waits_for_best: true
 """
 CACHE_TOKENS = 4_000_000
 DESCRIBED = Description(frozenset({MODEL}), 2_000_000, 128_000, speaks_tokens=True, reports_cache=True, preempts=True)
@@ -108,7 +110,7 @@ class Bench:
         gateway, held = self.gateway, self.held(tokens)
         request = self.request(tokens, held)
         policy = gateway.config.policies[request.policy]
-        view, decision = decided(request, policy, held, gateway, all_backends=all_backends)
+        view, decision = decided(request, policy, held, gateway, look=Look(all_backends=all_backends))
         gateway.observer.decided(request, decision, None, config_version=gateway.config.version)
         return view, decision
 
@@ -234,7 +236,7 @@ class Compared:
         request = bench.request(prompt, held)
         policy = bench.gateway.config.policies[request.policy]
         few, chosen = decided(request, policy, held, bench.gateway)
-        everything, best = decided(request, policy, held, bench.gateway, all_backends=True)
+        everything, best = decided(request, policy, held, bench.gateway, look=Look(all_backends=True))
         assert (chosen.chosen is None) == (best.chosen is None), "a shortlist refuses what others take"
         self.refused[best.chosen is None] += 1
         if chosen.chosen is None or best.chosen is None:

@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 
 from policies import filters, picks, scores
-from policies.catalogue import builtin_catalogue
+from policies.catalogue import builtin_catalogue, usual_filters
 from policies.compose import Policy, Score, WeightedScore
 from policies.nouns import BackendView, Request
 from simulation.speed import Machine
@@ -108,6 +108,16 @@ def least_requests() -> Score:
     return lambda _, candidates: ranked([-float(load(backend)) for backend in candidates])
 
 
+def former() -> Policy:
+    """Our default until 2026-11: shares of TTFT and KV, and the first backend with room."""
+    parts = (
+        WeightedScore("expected_ttft", 1.0, scores.expected_ttft()),
+        WeightedScore("cache_thrift", 4.0, scores.cache_thrift()),
+        WeightedScore("balance", 1.0, scores.balance()),
+    )
+    return Policy("former default", usual_filters(), parts, picks.best(), allows_shortlist=True)
+
+
 def sent_at_once(name: str, score: Score) -> Policy:
     """A peer's policy: it sends at once, and the backend queues."""
     kept = (("healthy", filters.healthy()), ("serves_model", filters.serves_model()))
@@ -127,5 +137,5 @@ def policies(machine: Machine) -> dict[str, Policy]:
         "least requests": least_requests(),
         "in turn": scores.turn(),
     }
-    ours = {f"Pointsman: {name}": builtin_catalogue().policies[name] for name in ("default", "least_cost")}
+    ours = {"Pointsman: default": builtin_catalogue().policies["default"], "Pointsman: former default": former()}
     return {**ours, **{name: sent_at_once(name, score) for name, score in peers.items()}}

@@ -1,7 +1,10 @@
-"""Prefix cache hits of two real vLLM behind Pointsman, SMG and vllm-router, by the engines' own counters.
+"""Prefix cache hits of two real vLLM behind Pointsman and other routers, by the engines' own counters.
 
     make engines && python benchmarks/real_engines.py [--workloads documents chats agents] [--routers ...]
-        [--runs 3] [--seed 0]
+        [--runs 3] [--seed 0] [--programs DIR ...]
+
+SMG, vllm-router and Envoy are there after `make engines`; sglang-router needs `pip install sglang-router` and the
+directory of the program in `--programs`.
 
 Two vLLM on CPUs with the bundled model, each with a small prefix cache (600 blocks of 32 tokens), so that what is
 computed twice evicts what will be asked again. Six requests run at once. The three workloads have about 400 requests
@@ -26,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import os
 import random
@@ -36,8 +38,9 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +49,19 @@ import aiohttp
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from shards.bundled import NAME  # noqa: I001 - after the path is set
+from benchmarks.router_programs import (
+    Running,
+    Setting,
+    a_pointsman,
+    ahead_of_others,
+    envoy_with_picker,
+    of_others,
+    pointsman,
+    running,
+)
+from shards.bundled import NAME
 from shards.bundled.documents import document, facts_within, prompt
-from tests.engines.programs import MISSING, Program, VLLM, VLLMOptions, a_vllm, free_ports, program
+from tests.engines.programs import MISSING, VLLM, VLLMOptions, a_vllm
 from tests.engines.routed import KEY
 from tests.router.shared.store.parts import a_redis
 
@@ -254,88 +267,32 @@ classes: {{chat: {{}}}}
 tenants: {{everyone: {{keys: ["{key}"]}}}}
 pools:
   engines: {pool}
-rules: [{{class: chat}}]
-server: {{http: "127.0.0.1:{port}", grpc: off}}
+rules: [{{class: chat, policy: {policy}}}]
+server: {servers}
 {more}
 """
 
 
-@contextmanager
-def running(*programs: Program) -> Iterator[None]:
-    with ExitStack() as stack:
-        for each in programs:
-            stack.callback(each.stop)
-            each.start()
-        for each in programs:
-            each.wait_until_ready(60)
-        yield
-
-
-def a_pointsman(name: str, folder: Path, vllms: Sequence[VLLM], *, events: bool, more: str = "") -> tuple[Program, str]:
-    (port,) = free_ports(1)
-    pool: dict[str, Any] = {"kind": "vllm", "at": [each.url for each in vllms], "model": NAME}
-    pool["options"] = {"events": "none"}
-    if events:
-        pool["options"] |= {"events": [each.events for each in vllms], "replay": [each.replay for each in vllms]}
-    key = "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()
-    file = folder / f"{name}.yaml"
-    file.write_text(SLA.format(key=key, pool=json.dumps(pool), port=port, more=more))
-    url = f"http://127.0.0.1:{port}"
-    command = (sys.executable, "-c", "from router.start.cli import main; main()", "serve", str(file))
-    environment = {"PYTHONPATH": str(ROOT)}
-    return Program(name, command, folder, f"{url}/readyz", environment=environment), url
-
-
 @asynccontextmanager
-async def pointsman(folder: Path, vllms: Sequence[VLLM], events: bool = True) -> AsyncIterator[list[str]]:
-    router, url = a_pointsman("pointsman", folder, vllms, events=events)
-    with running(router):
-        yield [url]
-
-
-@asynccontextmanager
-async def without_events(folder: Path, vllms: Sequence[VLLM]) -> AsyncIterator[list[str]]:
-    async with pointsman(folder, vllms, events=False) as urls:
-        yield urls
-
-
-@asynccontextmanager
-async def replicas(folder: Path, vllms: Sequence[VLLM], events: bool = True) -> AsyncIterator[list[str]]:
-    """Two of them that share a Redis; each request goes to either."""
+async def replicas(setting: Setting, *, events: bool = True) -> AsyncIterator[list[str]]:
+    """Two Pointsman that share a Redis; each request goes to either."""
     with a_redis() as redis:
         more = f'store: {{redis: "{redis.url}", replicas: 2}}'
-        routers = [a_pointsman(f"pointsman-{at}", folder, vllms, events=events, more=more) for at in range(2)]
+        routers = [a_pointsman(f"pointsman-{at}", setting, events=events, more=more) for at in range(2)]
         with running(*(each for each, _ in routers)):
             yield [url for _, url in routers]
 
 
-@asynccontextmanager
-async def replicas_without_events(folder: Path, vllms: Sequence[VLLM]) -> AsyncIterator[list[str]]:
-    async with replicas(folder, vllms, events=False) as urls:
-        yield urls
-
-
-@asynccontextmanager
-async def of_others(name: str, folder: Path, vllms: Sequence[VLLM], *words: str) -> AsyncIterator[list[str]]:
-    port, metrics = free_ports(2)
-    engines = [each.url for each in vllms]
-    command = (program(name), *words, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines)
-    flags = ("--prometheus-port", str(metrics))
-    router = Program(name, (*command, *flags), folder, f"http://127.0.0.1:{port}/readiness", {"PYTHONPATH": ""})
-    with running(router):
-        yield [f"http://127.0.0.1:{port}"]
-
-
-ROUTERS: dict[str, Callable[[Path, Sequence[VLLM]], Any]] = {
+ROUTERS: dict[str, Callable[[Setting], Running]] = {
     "Pointsman, events": pointsman,
-    "Pointsman, no events": without_events,
+    "Pointsman, no events": partial(pointsman, events=False),
     "Pointsman, two replicas, events": replicas,
-    "Pointsman, two replicas, no events": replicas_without_events,
-    "SMG 1.13 cache_aware": lambda at, vllms: of_others("smg", at, vllms, "launch", "--policy", "cache_aware"),
-    "vllm-router 0.1.17 cache_aware": lambda at, vllms: of_others("vllm-router", at, vllms, "--policy", "cache_aware"),
-    "vllm-router 0.1.17 consistent_hash": lambda at, vllms: of_others(
-        "vllm-router", at, vllms, "--policy", "consistent_hash"
-    ),
+    "Pointsman, two replicas, no events": partial(replicas, events=False),
+    "Envoy with Pointsman's picker, events": envoy_with_picker,
+    "SMG 1.13 cache_aware": lambda at: of_others(at, "smg", "launch", "--policy", "cache_aware"),
+    "sglang-router 0.3.2 cache_aware": lambda at: of_others(at, "sglang-router", "launch", "--policy", "cache_aware"),
+    "vllm-router 0.1.17 cache_aware": lambda at: of_others(at, "vllm-router", "--policy", "cache_aware"),
+    "vllm-router 0.1.17 consistent_hash": lambda at: of_others(at, "vllm-router", "--policy", "consistent_hash"),
 }
 
 
@@ -353,7 +310,10 @@ def emptied(vllms: Sequence[VLLM]) -> None:
 
 
 async def settled(client: Client, feeds: int) -> None:
-    """Wait 2 s for probes, then until the `feeds` of all routers have heard what engines repeat of their past."""
+    """Wait 2 s for probes, then until the `feeds` of all routers have heard what engines repeat of their past.
+
+    A gateway that asks a router shows no feeds, and is waited for as long.
+    """
     await asyncio.sleep(2.0)
     async with asyncio.timeout(60):
         while True:
@@ -369,7 +329,7 @@ async def settled(client: Client, feeds: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def run(router: str, workload: str, seed: int, folder: Path, vllms: Sequence[VLLM]) -> dict[str, Any]:
+async def run(router: str, workload: str, seed: int, setting: Setting, vllms: Sequence[VLLM]) -> dict[str, Any]:
     emptied(vllms)
 
     def counters() -> tuple[float, float, list[float]]:
@@ -378,9 +338,10 @@ async def run(router: str, workload: str, seed: int, folder: Path, vllms: Sequen
         )
         return sum(hits), sum(queries), queries
 
-    async with ROUTERS[router](folder, vllms) as urls, aiohttp.ClientSession() as http:
+    async with ROUTERS[router](setting) as urls, aiohttp.ClientSession() as http:
         client = Client(http, urls, random.Random(seed))
-        await settled(client, len(vllms) * len(urls) if "no events" not in router and "Pointsman" in router else 0)
+        shows_feeds = router.startswith("Pointsman") and "no events" not in router
+        await settled(client, len(vllms) * len(urls) if shows_feeds else 0)
         before = counters()
         began = time.perf_counter()
         await WORKLOADS[workload](random.Random(seed), client.ask)
@@ -411,14 +372,6 @@ def on_a_core_of_its_own(vllm: VLLM, at: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(vllm.pid, {cores[at % len(cores)]})
-
-
-def ahead_of_engines() -> None:
-    """Give this process and those that it starts from now on a core as soon as they need one."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except (AttributeError, PermissionError) as error:
-        print(f"  times to first token include waits of the routers for a core: {error}")
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -455,6 +408,7 @@ def main() -> None:
     options.add_argument("--routers", nargs="+", choices=ROUTERS, default=list(ROUTERS))
     options.add_argument("--runs", type=int, default=3)
     options.add_argument("--seed", type=int, default=0, help="of the first run; each run adds one")
+    options.add_argument("--programs", nargs="+", type=Path, default=[], help="directories with other programs")
     options.add_argument("--results", type=Path, help="lines of JSON, which are added to and shown together")
     chosen = options.parse_args()
     if MISSING:
@@ -470,11 +424,12 @@ def main() -> None:
                 on_a_core_of_its_own(each, at)
             for each in vllms:
                 each.wait_until_ready()
-            ahead_of_engines()
+            ahead_of_others()
+            setting = Setting(Path(folder), vllms, NAME, SLA, programs=chosen.programs)
             for seed in range(chosen.seed, chosen.seed + chosen.runs):
                 for workload in chosen.workloads:
                     for router in chosen.routers:
-                        results.append(asyncio.run(run(router, workload, seed, Path(folder), vllms)))
+                        results.append(asyncio.run(run(router, workload, seed, setting, vllms)))
                         line = json.dumps(results[-1])
                         print(line, flush=True)
                         if chosen.results:

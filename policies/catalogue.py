@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from policies import filters, marginal_cost, picks, scores
 from policies.compose import Filter, Pick, Policy, Score, WeightedScore
-from policies.quantities import read_count, read_seconds, read_share, read_tokens
+from policies.quantities import read_count, read_seconds, read_tokens
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -128,7 +128,7 @@ def builtin_catalogue() -> Catalogue:
             "serves_model": Part(filters.serves_model, allows_shortlist=True),
             "fits_context": Part(filters.fits_context, allows_shortlist=True),
             "has_room": Part(filters.has_room, {"tokens": read_tokens}, allows_shortlist=True),
-            "under_limit": Part(filters.under_limit, {"beyond": read_share}, allows_shortlist=True),
+            "under_limit": Part(filters.under_limit, allows_shortlist=True),
         },
         scores={
             "expected_ttft": Part(scores.expected_ttft, allows_shortlist=True),
@@ -151,13 +151,10 @@ def _joined(known: Mapping[str, V], more: Mapping[str, V]) -> dict[str, V]:
 
 
 def _named_policies() -> dict[str, Policy]:
-    ttft = WeightedScore("expected_ttft", 1.0, scores.expected_ttft())
     balance = WeightedScore("balance", 1.0, scores.balance())
-    thrift = WeightedScore("cache_thrift", 4.0, scores.cache_thrift())
     cost = WeightedScore(marginal_cost.NAME, 1.0, marginal_cost.marginal_cost())
     policies = (
-        Policy("least_cost", patient_filters(), (cost,), picks.best(), allows_shortlist=True),
-        _policy("default", (ttft, thrift, balance), allows_shortlist=True),
+        Policy("default", usual_filters(), (cost,), picks.best(), allows_shortlist=True, waits_for_best=True),
         _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),
         _policy("least_load", (balance,), allows_shortlist=True),
         _policy("power_of_two", (balance,), picks.best_of(sample=2)),
@@ -170,12 +167,6 @@ def _policy(
     name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = None, *, allows_shortlist: bool = False
 ) -> Policy:
     return Policy(name, usual_filters(), weighted, pick or picks.best(), allows_shortlist)
-
-
-def patient_filters() -> tuple[tuple[str, Filter], ...]:
-    """The usual filters, but half as many requests as a backend runs at once may wait there in addition."""
-    patient = filters.under_limit(beyond=0.5)
-    return tuple((name, patient if name == "under_limit" else each) for name, each in usual_filters())
 
 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:

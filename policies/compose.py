@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from policies.nouns import BackendView, ClusterView, Decision, Request
-from policies.predict import predicted_ttft_s, will_fit
-from policies.waiting import PASSING, UNREACHED
+from policies.predict import place_s, predicted_ttft_s, whole_s, will_fit
+from policies.waiting import PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
 """Whether a backend may take a request."""
@@ -39,6 +39,8 @@ class Policy:
     pick: Pick
     allows_shortlist: bool = False
     """Whether it chooses nearly as well from a shortlist of a large fleet; otherwise it gets all backends."""
+    waits_for_best: bool = False
+    """Whether it scores full backends too, and lets a request wait for one of them while others have room."""
     heeds_context: bool = field(init=False)
     """Whether it drops backends with a context that is too short."""
 
@@ -46,7 +48,13 @@ class Policy:
         object.__setattr__(self, "heeds_context", any(name == "fits_context" for name, _ in self.filters))
 
     def decide(
-        self, request: Request, view: ClusterView, rng: random.Random, *, avoiding: Collection[str] = ()
+        self,
+        request: Request,
+        view: ClusterView,
+        rng: random.Random,
+        *,
+        avoiding: Collection[str] = (),
+        takes_any: bool = False,
     ) -> Decision:
         """The backend for `request`, with the reasons. `chosen` is None if no backend is left.
 
@@ -56,27 +64,38 @@ class Policy:
         requests yet is dropped as `warming`. Of several objections a permanent one is reported before a passing one. If
         the prompt's length is estimated and some backends certainly fit it, the others that may or may not fit it
         are dropped as `may_not_fit`.
+
+        A policy that waits for the best scores backends without a place as well, and if it picks one of these, the
+        decision `awaits` it; not with `takes_any`: then the backends with room are the only candidates.
         """
-        kept, dropped = self._filtered(request, view, avoiding)
+        waits = self.waits_for_best and not takes_any
+        kept, dropped = self._filtered(request, view, avoiding, spare=PLACE if waits else frozenset())
         if not kept:
             return Decision(None, self.name, dropped, left_out=view.left_out)
         totals, details = self._scored(request, kept)
-        chosen, expected_s = self.pick(totals, rng), None
-        for backend in kept:
-            if backend.name == chosen:
-                expected_s = predicted_ttft_s(request, backend)
-        return Decision(chosen, self.name, dropped, totals, details, expected_s, view.left_out)
+        chosen = self.pick(totals, rng)
+        backend = next(backend for backend in kept if backend.name == chosen)
+        if waits:
+            full = {name for name, reason in dropped if reason in PLACE}
+            if chosen in full:
+                has_other = any(other.name not in full for other in kept)
+                wait_s = place_s(request, backend, whole_s(request, backend)) if has_other else None
+                return Decision(
+                    None, self.name, dropped, totals, details, None, view.left_out, awaits=chosen, wait_s=wait_s
+                )
+        return Decision(chosen, self.name, dropped, totals, details, predicted_ttft_s(request, backend), view.left_out)
 
     def _filtered(
-        self, request: Request, view: ClusterView, avoiding: Collection[str]
+        self, request: Request, view: ClusterView, avoiding: Collection[str], *, spare: Collection[str]
     ) -> tuple[list[BackendView], tuple[tuple[str, str], ...]]:
+        """The candidates, and the objections; the candidates include backends with an objection of `spare`."""
         kept: list[BackendView] = []
         dropped: list[tuple[str, str]] = []
         for backend in view.backends:
             reason = self._objection(request, backend, avoiding)
-            if reason is None:
+            if reason is None or reason in spare:
                 kept.append(backend)
-            else:
+            if reason is not None:
                 dropped.append((backend.name, reason))
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
             sure = [backend for backend in kept if will_fit(request, backend)]
@@ -98,7 +117,7 @@ class Policy:
             return "incapable"
         passing: str | None = None
         for name, passes in self.filters:
-            if passing is not None and name in PASSING:
+            if passing is not None and name in PASSING and (passing not in PLACE or name in PLACE):
                 continue
             if not passes(request, backend):
                 if name not in PASSING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.compose import Policy
-from policies.marginal_cost import NAME, cost_parts
+from policies.marginal_cost import NAME, cost_of
 from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
 from policies.on_miss import Step
 from policies.picks import are_equal
@@ -46,9 +46,9 @@ class Skipped:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A backend that passed every filter. `scores` has a value per score, None if unknown. `adapter` is the
-    readiness of the requested LoRA adapter, if the request names one. `seconds` are the parts of its marginal cost, if
-    the policy counts that. Tenants see no `running`, `waiting`, `scores`, `total` and `seconds`, which other tenants'
-    requests change."""
+    readiness of the requested LoRA adapter, if the request names one. `cost` has the parts of its marginal cost, if
+    the policy counts that: the seconds of each, and their weight. Tenants see no `running`, `waiting`, `scores`,
+    `total` and `cost`, which other tenants' requests change."""
 
     backend: str
     pool: str
@@ -58,7 +58,7 @@ class Candidate:
     scores: Mapping[str, float | None]
     total: float | None
     adapter: str | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    cost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Explanation:
     `counted` are the scores that every candidate has: others do not count. `ruled_class` is the class of the rule;
     `service_class` ranks lower if the caller asked for that. `targets` are its targets in seconds, by their names in
     the file, and `on_miss` its steps if they are missed. `equals` are candidates with the same total as the chosen one.
-    `predicted_ttft_s` is the predicted time to first token at the chosen one. If `prompt_tokens` is an estimate,
+    `predicted_ttft_s` is the predicted time to first token at the chosen one. Without a chosen one, the request waits
+    for the full backend `awaits` if there is one, although others may have room. If `prompt_tokens` is an estimate,
     the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the other facts that a rule of the
     file tests, by name.
     """
@@ -96,6 +97,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     equals: tuple[str, ...]
     chosen: str | None
+    awaits: str | None = None
     predicted_ttft_s: float | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
     left_out: int = 0
@@ -134,6 +136,7 @@ def explain(
         candidates=tuple(candidates),
         equals=tuple(each.backend for each in candidates if best is not None and are_equal(totals[each.backend], best)),
         chosen=decision.chosen,
+        awaits=decision.awaits,
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
         left_out=decision.left_out,
@@ -174,13 +177,12 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
         skipped=skipped,
         dropped={shown_name(backend): reason for backend, reason in explanation.dropped.items()},
         candidates=tuple(
-            replace(
-                each, backend=shown_name(each.backend), running=None, waiting=None, scores={}, total=None, seconds={}
-            )
+            replace(each, backend=shown_name(each.backend), running=None, waiting=None, scores={}, total=None, cost={})
             for each in explanation.candidates
         ),
         equals=tuple(map(shown_name, explanation.equals)),
         chosen=explanation.chosen and shown_name(explanation.chosen),
+        awaits=explanation.awaits and shown_name(explanation.awaits),
     )
 
 
@@ -196,5 +198,5 @@ def _candidates(request: Request, view: ClusterView, decision: Decision) -> Iter
     for name, total in decision.scores:
         seen = backends[name]
         counts = (seen.running, seen.waiting, seen.held_tokens)
-        seconds = cost_parts(request, seen)._asdict() if NAME in scores[name] else {}
-        yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter, seconds)
+        cost = cost_of(request, seen).parts if NAME in scores[name] else {}
+        yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter, cost)

@@ -42,17 +42,14 @@ def has_room(*, tokens: int = 0) -> Filter:
     return passes
 
 
-def under_limit(*, beyond: float = 0.0) -> Filter:
+def under_limit() -> Filter:
     """Does it run and queue fewer requests than it runs at once, without those that it would preempt?
 
-    With `beyond`, this share of that number may wait there in addition: a prompt can then wait for the cache that holds
-    it. If it does not report that number, the limit is adaptive; without either it passes.
+    If it does not report that number, the limit is adaptive; without either it passes.
     """
 
     def passes(_: Request, backend: BackendView) -> bool:
         limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
-        return limit is None or backend.running + backend.waiting - backend.reclaimable_requests < limit * (
-            1.0 + beyond
-        )
+        return limit is None or backend.running + backend.waiting - backend.reclaimable_requests < limit
 
     return passes

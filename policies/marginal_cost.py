@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from policies.compose import Score
 from policies.nouns import BackendView, Request
+from policies.predict import place_s
 
 NAME = "marginal_cost"
 """The score's name in the SLA file."""
@@ -18,17 +19,19 @@ seconds of decoding: the client sees nothing meanwhile."""
 _USUAL_CHURN = 0.36
 """`fresh_tokens` of a backend in relation to its cache, if all caches are computed anew at the same rate."""
 
-_LEAST_S = 1e-3
-"""Costs are told apart to about this."""
+_NEAR, _NEAR_IDLE, _NEAR_S, _NEAR_TOKENS = 0.03, 0.25, 1e-3, 64
+"""Costs within this share and these seconds of the least are equal, where as much of the prompt is held but for these
+tokens: predictions are no more exact than that, and of idle backends they differ only by the pace that was measured. So
+in a quiet hour alike backends share requests and new prefixes, and each is measured now and then."""
 
 
-class CostParts(NamedTuple):
-    """The parts of one placement's cost in seconds, each multiplied by its weight.
+class Cost(NamedTuple):
+    """The parts of one placement's cost in seconds, and their weights.
 
     Of this request: `queue`, waiting for prompts in front of it and for a place, `prefill` and `decode`. Of the others
     there: `slowdown` of the requests that run, during its prefill or while it decodes beside them, and `delay` of the
     requests that wait. Of later requests: `eviction`, to compute again what its prompt evicts, as far as it will be
-    asked for.
+    asked for. A second before its own first token weighs `first`, a later one `rest`, and one of others `others`.
     """
 
     queue: float
@@ -37,42 +40,68 @@ class CostParts(NamedTuple):
     slowdown: float
     delay: float
     eviction: float
+    first: float
+    rest: float
+    others: float
+
+    @property
+    def total(self) -> float:
+        """The weighted sum, in seconds."""
+        own = self.first * (self.queue + self.prefill) + self.rest * self.decode
+        return own + self.others * (self.slowdown + FIRST * self.delay) + FIRST * self.eviction
+
+    @property
+    def parts(self) -> dict[str, tuple[float, float]]:
+        """Name of a part -> its seconds and their weight."""
+        weights = (self.first, self.first, self.rest, self.others, FIRST * self.others, FIRST)
+        return {name: (self[at], weights[at]) for at, name in enumerate(self._fields[: len(weights)])}
 
 
 def marginal_cost() -> Score:
-    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest has 1."""
+    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        costs = [sum(cost_parts(request, backend)) for backend in candidates]
-        least = min(costs, default=0.0) + _LEAST_S
-        return [least / (cost + _LEAST_S) for cost in costs]
+        costs = [cost_of(request, backend).total + _NEAR_S for backend in candidates]
+        least = min(costs, default=0.0)
+        cheapest = candidates[costs.index(least)] if candidates else None
+        return [
+            1.0 if cheapest is not None and _is_near(cost, backend, least, cheapest) else least / cost
+            for backend, cost in zip(candidates, costs, strict=True)
+        ]
 
     return score
 
 
-def cost_parts(request: Request, backend: BackendView) -> CostParts:
-    """The cost of placing `request` at `backend`, in weighted seconds.
+def _is_near(cost: float, backend: BackendView, least: float, cheapest: BackendView) -> bool:
+    """Is the `cost` of `backend` as good as the `least`, that of `cheapest`?"""
+    if cost > (1.0 + _NEAR_IDLE) * least or (backend.held_tokens or 0) < (cheapest.held_tokens or 0) - _NEAR_TOKENS:
+        return False
+    if cost <= (1.0 + _NEAR) * least:
+        return True
+    busy = backend.running + backend.waiting + cheapest.running + cheapest.waiting
+    return not busy and backend.queue_s <= cheapest.queue_s
 
-    A part counts as much as its class weighs, and up to twice as much the nearer its target is: TTFT for `queue` and
+
+def cost_of(request: Request, backend: BackendView) -> Cost:
+    """The cost of placing `request` at `backend`.
+
+    A part weighs as much as its class, and up to twice as much the nearer its target is: TTFT for `queue` and
     `prefill`, TPOT for `decode`. The other requests there count with the mean weight of their classes. All that a
     backend does not report counts as none: without a cache size nothing is evicted, and without `held_tokens` the whole
-    prompt is computed. `delay` counts once although first tokens wait: those requests were there before, and only some
-    of them are delayed. Times come from its latency model, so a backend with nothing but response times has them too.
+    prompt is computed. Times come from its latency model, so a backend with nothing but response times has them too.
     """
     latency, promised, prompt_tokens = backend.latency, request.promised, request.prompt_tokens
+    prefill, decode = backend.doubt
     uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
     new_tokens = request.expected_new_tokens or request.max_new_tokens
     there = backend.running + backend.waiting
-    work_s = uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached / 2))
+    work_s = prefill * uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached / 2))
     context = prompt_tokens + new_tokens / 2
-    added_s = latency.sequence_s + latency.context_s * context
+    added_s = decode * (latency.sequence_s + latency.context_s * context)
     contexts = backend.decoding_tokens + backend.waiting * prompt_tokens
-    step_s = latency.step_s + latency.sequence_s * there + latency.context_s * contexts + added_s
-    queue_s, prefill_s, decode_s = backend.queue_s, latency.fixed_s + work_s, new_tokens * step_s
-    limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
-    if limit is not None and there >= limit:
-        # places become free one after the other, each as often as a request is done
-        queue_s += (there + 1 - limit) * (prefill_s + decode_s) / max(1, limit)
+    step_s = decode * (latency.step_s + latency.sequence_s * there + latency.context_s * contexts) + added_s
+    queue_s, prefill_s, decode_s = backend.queue_s, prefill * latency.fixed_s + work_s, new_tokens * step_s
+    queue_s += place_s(request, backend, prefill_s + decode_s)
     first, rest = FIRST, 1.0
     if promised is not None:
         first, rest = FIRST * promised.weight, promised.weight
@@ -88,11 +117,5 @@ def cost_parts(request: Request, backend: BackendView) -> CostParts:
     eviction_s = 0.0
     if backend.cache_tokens:
         eviction_s = work_s * min(1.0, backend.fresh_tokens / backend.cache_tokens / _USUAL_CHURN)
-    return CostParts(
-        first * queue_s,
-        first * prefill_s,
-        rest * decode_s,
-        others * backend.running * slower_s,
-        others * backend.waiting * work_s,
-        FIRST * eviction_s,
-    )
+    running_s, waiting_s = backend.running * slower_s, backend.waiting * work_s
+    return Cost(queue_s, prefill_s, decode_s, running_s, waiting_s, eviction_s, first, rest, others)

@@ -347,7 +347,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     how much of the prompt's beginning it is believed to hold; None if unknown. `reported_s_ago` is the age of
     the report; None before the first.
 
-    `latency` is its latency model. `queue_s` is how long a prompt sent now would wait before its prefill, including
+    `latency` is its latency model, and `doubt` are the times of prefill and decode at the pace that it surely has, in
+    those of the model. `queue_s` is how long a prompt sent now would wait before its prefill, including
     the time to make its LoRA adapter ready. The backend runs `max_requests` at once; if it does not report that,
     `adaptive_limit` is learned from its speed. Reclaimable tokens and requests are held by preemptible requests of a
     strictly worse rank, which the request may preempt. `may_take` is the number of further requests that it may get on
@@ -356,7 +357,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     permanent reason, in one word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed
     lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
     `decoding_tokens` are the contexts of this router's requests that decode there, and `mean_weight` is the mean weight
-    of the classes of its requests there, 1 without any.
+    of the classes of its requests there, 1 without any. `awaited` requests wait in this router for a place there, and
+    get it first.
     """
 
     name: str
@@ -387,6 +389,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     cache_tokens: int | None = None
     decoding_tokens: float = 0.0
     mean_weight: float = 1.0
+    awaited: int = 0
+    doubt: tuple[float, float] = (1.0, 1.0)
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -402,6 +406,9 @@ class Decision(msgspec.Struct, frozen=True):
 
     `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).
     `predicted_ttft_s` is that of the chosen backend. `left_out` backends were not considered.
+
+    Without a chosen one, `awaits` is the backend that is worth waiting for, if there is one. If others have room, but
+    are worse, `wait_s` is how long that wait should take.
     """
 
     chosen: str | None
@@ -411,3 +418,5 @@ class Decision(msgspec.Struct, frozen=True):
     details: tuple[tuple[str, str, float | None], ...] = ()
     predicted_ttft_s: float | None = None
     left_out: int = 0
+    awaits: str | None = None
+    wait_s: float | None = None

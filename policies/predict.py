@@ -40,6 +40,31 @@ def predicted_ttft_s(request: Request, backend: BackendView) -> float:
     return backend.queue_s + backend.latency.prefill_s(uncached, request.prompt_tokens - uncached)
 
 
+def whole_s(request: Request, backend: BackendView) -> float:
+    """Seconds from the begin of its prefill at `backend` to the end of the expected answer."""
+    uncached, new_tokens = uncached_tokens(request, backend), request.expected_new_tokens or request.max_new_tokens
+    prefill_s = backend.latency.prefill_s(uncached, request.prompt_tokens - uncached)
+    context = request.prompt_tokens + new_tokens // 2
+    return prefill_s + new_tokens * backend.latency.tpot_s(backend.running + 1, context)
+
+
+def place_s(request: Request, backend: BackendView, whole_s: float) -> float:
+    """Seconds until `backend` has a place for `request`, behind those that wait for a place there; 0 if it has one.
+
+    Its requests are taken to last `whole_s` each and to end one after the other, and to free their part of the KV then.
+    """
+    there, awaited = backend.running + backend.waiting - backend.reclaimable_requests, backend.awaited
+    limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+    share = 0.0
+    if limit is not None and there + awaited >= limit:
+        share = (there + awaited + 1 - limit) / max(1, limit)
+    if backend.free_tokens is not None and backend.cache_tokens and there > 0:
+        needed = uncached_tokens(request, backend) * (1 + awaited)
+        short = needed - backend.free_tokens - backend.reclaimable_tokens
+        share = max(share, short / max(1, backend.cache_tokens - backend.free_tokens))
+    return share * whole_s
+
+
 def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
     """Seconds from arrival within which the first token is due; None: no limit.
 

@@ -70,11 +70,13 @@ def _placed(request: Request, decision: Decision, policy: Policy, view: ClusterV
     # a random choice among equals is no difference, so the random draw need not be the same
     theirs = policy.decide(request, view, random.Random(0))
     totals = dict(theirs.scores)
-    if decision.chosen == theirs.chosen:
+    # what waits for a backend will most likely go there
+    mine, other = decision.chosen or decision.awaits, theirs.chosen or theirs.awaits
+    if mine == other:
         return
-    if decision.chosen in totals and theirs.chosen and are_equal(totals[decision.chosen], totals[theirs.chosen]):
+    if mine in totals and other and are_equal(totals[mine], totals[other]):
         return
-    yield Difference("backend", decision.chosen or "none", theirs.chosen or "none")
+    yield Difference("backend", mine or "none", other or "none")
 
 
 def _under(request: Request, ruling: Ruling) -> Request:

@@ -113,18 +113,27 @@ class Shortlist:
                 del self._groups[noted.traits]
 
     def names(
-        self, request: Request, held: Mapping[str, int], avoiding: Collection[str], rng: random.Random
+        self,
+        request: Request,
+        held: Mapping[str, int],
+        avoiding: Collection[str],
+        rng: random.Random,
+        *,
+        with_full: bool = False,
     ) -> Sequence[str]:
         """The candidates for `request`, without the backends in `avoiding`. `held` has the tokens that backends hold.
 
         Up to LARGE backends that may take it are all candidates. Of more, the candidates are the ones with room that
-        hold most of the prompt, the ones with room that have least to do, and others drawn at random.
+        hold most of the prompt, the ones with room that have least to do, and others drawn at random; `with_full` also
+        the full ones that hold most.
         """
         groups = {traits: group for traits, group in self._groups.items() if group.may_take(request)}
         count = sum(len(group.order) for group in groups.values())
         if count <= LARGE:
             return [place.name for group in groups.values() for place in group.order if place.name not in avoiding]
         found = dict.fromkeys(self._holders(request, held, groups, avoiding))
+        if with_full:
+            found |= dict.fromkeys(self._holders(request, held, groups, avoiding, with_full=True))
         idle = (name for name in _idle(request, held, groups.values()) if name not in found and name not in avoiding)
         found |= dict.fromkeys(islice(idle, IDLEST))
         found |= dict.fromkeys(name for name in _drawn(groups.values(), count, rng) if name not in avoiding)
@@ -139,9 +148,15 @@ class Shortlist:
         assert placed == {name: noted.place for name, noted in self._noted.items()}, f"{self!r}: lost a backend"
 
     def _holders(
-        self, request: Request, held: Mapping[str, int], groups: Collection[_Traits], avoiding: Collection[str]
+        self,
+        request: Request,
+        held: Mapping[str, int],
+        groups: Collection[_Traits],
+        avoiding: Collection[str],
+        *,
+        with_full: bool = False,
     ) -> list[str]:
-        """The ones with room that hold most; among equal ones those with least to do."""
+        """The ones with room, or all, that hold most; among equal ones those with least to do."""
         found: list[tuple[int, _Place]] = []
         for name in sorted(held, key=held.__getitem__, reverse=True):
             if len(found) >= HOLDERS and -held[name] > found[-1][0]:
@@ -149,7 +164,8 @@ class Shortlist:
             noted = self._noted.get(name)
             if noted is not None and noted.traits in groups and name not in avoiding:
                 place = noted.place
-                if not place.is_full and place.spare_tokens + held[name] >= request.surely_tokens:
+                has_room = not place.is_full and place.spare_tokens + held[name] >= request.surely_tokens
+                if has_room or with_full:
                     found.append((-held[name], place))
         return [place.name for _, place in nsmallest(HOLDERS, found)]
 

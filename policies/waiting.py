@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from policies.nouns import BackendView, ClusterView, Decision
 
-ROOM = frozenset({"has_room", "under_limit", "warming"})
+PLACE = frozenset({"has_room", "under_limit"})
+"""Objections that end when other requests there finish, so that it can be foreseen when."""
+
+ROOM = PLACE | {"warming"}
 """Objections that end when other requests finish."""
 
 HEALTH = frozenset({"healthy"})

@@ -25,6 +25,9 @@ _LEVELLED = 0.002
 When one backend does most of the work, a slow fleet and a slow backend look the same, and without this the shared
 coefficients would drift with the noise."""
 
+_UNSURE = 0.7
+"""Standard deviations by which a pace is nearer to that of the peers than its estimate."""
+
 _UNSEEN_SCATTER = p99_factor(0.25)
 """The P99 of the time to a first token, in predicted ones, before enough predictions could be compared."""
 
@@ -165,6 +168,7 @@ class LatencyModel:
         self._prefill, self._decode = RecursiveFit([_pace(1.0, _PACE_SPREAD)]), RecursiveFit([_pace(1.0, _PACE_SPREAD)])
         self._reported: float | None = None
         self._snapshot: Latency | None = None
+        self._doubt = (1.0, 1.0)
         self._learnt = 0
         self._scatter = SlowTime()
         self.error = 0.0
@@ -183,8 +187,15 @@ class LatencyModel:
         learnt = self._peers.prefill.observations + self._peers.decode.observations
         if self._snapshot is None or self._learnt != learnt:
             self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
+            self._doubt = (_sure(self._prefill) / self._prefill.values[0], _sure(self._decode) / self._decode.values[0])
             self._learnt = learnt
         return self._snapshot
+
+    @property
+    def doubt(self) -> tuple[float, float]:
+        """Prefill and decode at the pace that the backend surely has, in those of `snapshot`."""
+        self.snapshot()
+        return self._doubt
 
     def note_speed(self, token_s: float | None) -> None:
         """Record that the backend reports a prefill cost of `token_s` per token. Used until its first observation.
@@ -318,6 +329,18 @@ def _slow_s(part: _Part) -> float:
     _, variance = part.common.spread([seconds / part.usual_s for seconds in part.on])
     _, pace_variance = part.pace.spread((1.0,))
     return usual_s * p99_factor(variance + pace_variance)
+
+
+def _sure(pace: RecursiveFit) -> float:
+    """The value of `pace`, moved by _UNSURE standard deviations towards its first value, but not beyond it.
+
+    Else one slow answer, for instance the first of an engine that compiles its kernels, would send the requests of a
+    quiet hour elsewhere, and it would never be measured again.
+    """
+    _, variance = pace.spread((1.0,))
+    first = pace.first_values[0]
+    off = math.log(pace.values[0] / first)
+    return first * math.exp(math.copysign(max(0.0, abs(off) - _UNSURE * math.sqrt(variance)), off))
 
 
 def _pace(factor: float, spread: float) -> Prior:

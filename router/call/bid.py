@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -45,13 +46,26 @@ class Placed(msgspec.Struct, frozen=True):
     flight: Flight
 
 
+class Look(msgspec.Struct, frozen=True):
+    """How a bid looks for a backend.
+
+    `all_backends`: no shortlist. `takes_any`: it waits for no backend while another has room. `awaited` counts the bids
+    that get the next places of a backend, by its name.
+    """
+
+    all_backends: bool = False
+    takes_any: bool = False
+    awaited: Mapping[str, int] = MappingProxyType({})
+
+
+USUAL = Look()
+
+
 class Decide(Protocol):
     """Decides for a request on what is known at that moment."""
 
-    def __call__(
-        self, request: Request, avoiding: Collection[str], /, *, all_backends: bool = False
-    ) -> tuple[ClusterView, Decision]:
-        """The decision for `request` without the backends in `avoiding`, and its view; `all_backends`: no shortlist."""
+    def __call__(self, request: Request, avoiding: Collection[str], look: Look, /) -> tuple[ClusterView, Decision]:
+        """The decision for `request` without the backends in `avoiding`, and its view."""
         ...
 
 
@@ -69,6 +83,9 @@ class Bid:
 
     The state of its retries is changed here alone: `tries` counts the backends that had it and failed, `failed` are the
     backends that did not answer it, the first of them at `failed_at`, and `avoiding` are those that may not get it.
+
+    While it waits, `awaits` is the backend that it waits for; None: any. `lacks_tokens` of its prompt are not held
+    there. After `patience` ends it takes any.
     """
 
     request: Request
@@ -92,6 +109,10 @@ class Bid:
     failed_at: float | None = None
     is_charged: bool = False
     waiting: asyncio.Future[Placed] | None = None
+    awaits: str | None = None
+    lacks_tokens: int = 0
+    takes_any: bool = False
+    patience: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         state = "waits" if self.waiting else "charged" if self.is_charged else "new"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from policies.compose import Policy
 from policies.learning.adapters import Readiness
 from policies.nouns import ClusterView, Decision, Request
+from router.call.bid import USUAL, Look
 from router.call.gateway import Gateway
 
 _SERVED_AT_ONCE = (None, Readiness.READY)
@@ -20,12 +23,12 @@ def decided(
     gateway: Gateway,
     *,
     avoiding: Collection[str] = (),
-    all_backends: bool = False,
+    look: Look = USUAL,
     seen: Callable[[ClusterView], ClusterView] = lambda view: view,
 ) -> tuple[ClusterView, Decision]:
     """The decision of `policy` for `request`, and the view of the backends that it was made on, changed by `seen`.
 
-    In a large fleet a shortlist is scored, unless `all_backends` is set or the policy needs all backends. All backends
+    In a large fleet a shortlist is scored, unless `look` asks for all or the policy needs all backends. All backends
     are scored as well
 
     - if no backend of the shortlist can take the request, so that a refusal has the reasons of all;
@@ -39,14 +42,22 @@ def decided(
 
     def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
         view = seen(gateway.cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
-        return view, policy.decide(request, view, gateway.rng, avoiding=avoiding)
+        if look.awaited:
+            backends = (
+                replace(each, awaited=look.awaited[each.name]) if each.name in look.awaited else each
+                for each in view.backends
+            )
+            view = replace(view, backends=tuple(backends))
+        return view, policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
 
     is_exact = request.least_prompt_tokens is None
-    if policy.allows_shortlist and is_exact and not all_backends and gateway.shadow is None:
-        names = gateway.cluster.shortlist(request, held, avoiding)
+    if policy.allows_shortlist and is_exact and not look.all_backends and gateway.shadow is None:
+        with_full = policy.waits_for_best and not look.takes_any
+        names = gateway.cluster.shortlist(request, held, avoiding, with_full=with_full)
         if names is not None:
             view, decision = among(names)
-            chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
+            named = decision.chosen or decision.awaits
+            chosen = next((backend for backend in view.backends if backend.name == named), None)
             if chosen is not None and chosen.adapter in _SERVED_AT_ONCE:
                 return view, decision
     return among(None)

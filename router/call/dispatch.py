@@ -21,7 +21,7 @@ from policies.predict import uncached_tokens
 from policies.sla.config import Config
 from policies.timeouts import patience_s
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
-from router.call.bid import Bid, Found, Placed
+from router.call.bid import USUAL, Bid, Found, Look, Placed
 from router.fleet.cluster.cluster import Cluster
 
 MOST_FAILED_LOOKS = 8
@@ -37,45 +37,78 @@ PAUSE_S = 0.002
 """Changes within this time are answered by one walk."""
 
 
+PATIENCE = 10.0
+"""A bid waits for a certain backend, while others have room, this many times as long as was expected; then for any."""
+
+Wish = tuple[Hashable, str | None]
+
+
 @dataclass(eq=False, slots=True)
 class ModelQueue:
-    """What waits for one model: in `fair` their order, with the bids in it, and those of each shape, oldest first.
+    """What waits for one model: in `fair` their order, with the bids in it, and those of each wish, oldest first.
 
-    `stuck` are shapes that found no room in a walk. `reserved` are backends for which a bid has waited so long that
-    no other bid may pass it. `passed` are shapes that had a look behind many stuck ones, until all had one.
-    `outages` are the shapes that wait for a backend to be well, and since when.
+    A wish is a shape and the backend that is awaited, if it is a certain one. `awaited` counts the bids of each rank
+    that wait for a certain backend.
+
+    `stuck` are wishes and whole shapes that found no room in a walk. `reserved` are backends for which a bid has waited
+    so long that no other bid may pass it. `passed` are wishes that had a look behind many stuck ones, until all had
+    one. `outages` are the shapes that wait for a backend to be well, and since when.
+
+    Few changes make room, and a walk looks only at bids that may find some. `changed` are the backends that changed
+    since the last walk; None in it stands for all. `offers` are those with room, until every bid has looked at them,
+    and `declined` are those that no bid wanted, until they are full again.
     """
 
+    model: str
     fair: FairQueue
     bids: dict[str, Bid] = field(default_factory=dict)
-    shapes: dict[Hashable, dict[str, Bid]] = field(default_factory=dict)
+    wishes: dict[Wish, dict[str, Bid]] = field(default_factory=dict)
+    awaited: dict[int, Counter[str]] = field(default_factory=dict)
     stuck: set[Hashable] = field(default_factory=set)
     reserved: set[str] = field(default_factory=set)
-    passed: set[Hashable] = field(default_factory=set)
+    passed: set[Wish] = field(default_factory=set)
     outages: dict[Hashable, float] = field(default_factory=dict)
+    changed: set[str | None] = field(default_factory=set)
+    offers: set[str | None] = field(default_factory=set)
+    declined: set[str | None] = field(default_factory=set)
     rate: DrainRate = field(default_factory=DrainRate)
     walk: asyncio.TimerHandle | None = None
 
-    def decide(self, bid: Bid, *, all_backends: bool = False) -> tuple[ClusterView, Decision, bool]:
-        """What the policy decides for `bid`, if possible for a backend that is not reserved, and whether the chosen
-        backend is reserved.
+    def decide(
+        self, bid: Bid, awaited: Mapping[str, int], *, all_backends: bool = False
+    ) -> tuple[ClusterView, Decision, bool]:
+        """What the policy decides for `bid`, behind the bids that are counted in `awaited`, if possible for a backend
+        that is not reserved, and whether the chosen backend is reserved.
         """
-        view, decision = bid.decide(bid.request, bid.avoiding, all_backends=all_backends)
+        look = Look(all_backends, bid.takes_any, awaited)
+        view, decision = bid.decide(bid.request, bid.avoiding, look)
         if decision.chosen is None or decision.chosen not in self.reserved:
             return view, decision, False
-        other, elsewhere = bid.decide(bid.request, bid.avoiding | self.reserved, all_backends=all_backends)
+        other, elsewhere = bid.decide(bid.request, bid.avoiding | self.reserved, look)
         return (view, decision, True) if elsewhere.chosen is None else (other, elsewhere, False)
 
+    def ahead_of(self, bid: Bid) -> Mapping[str, int]:
+        """For each backend the number of bids that go before `bid`, which does not wait yet: those of its rank or a
+        better one that wait for that backend.
+        """
+        if not self.awaited:
+            return USUAL.awaited
+        ahead: Counter[str] = Counter()
+        for rank, counts in self.awaited.items():
+            if rank <= bid.request.rank:
+                ahead.update(counts)
+        return ahead
+
     def in_turn(self, now: float, most: int) -> Iterator[Bid]:
-        """`most` of those that wait, in fair order; behind these the oldest of each shape that is not stuck.
+        """`most` of those that wait, in fair order; behind these the oldest of each wish that is not stuck.
 
         So a bid behind many that wait for other room is looked at too. Some may come twice.
         """
         for ticket in islice(self.fair.order(now), most):
             yield self.bids[ticket.id]
         if len(self.bids) > most:
-            for shape, bids in self.shapes.items():
-                if shape not in self.stuck:
+            for wish, bids in list(self.wishes.items()):
+                if not self.is_stuck(wish):
                     yield next(iter(bids.values()))
 
     def enter(self, bid: Bid, now: float) -> None:
@@ -85,19 +118,41 @@ class ModelQueue:
         else:
             self.fair.push(bid.ticket(), now)
         self.bids[bid.request.id] = bid
-        self.shapes.setdefault(bid.shape, {})[bid.request.id] = bid
+        bid.awaits = None
+        self.wishes.setdefault(_wish_of(bid), {})[bid.request.id] = bid
 
     def leave(self, bid: Bid) -> None:
         """`bid` waits no longer; its ticket has left the queue."""
+        self.wish(bid, None)
         del self.bids[bid.request.id]
-        del self.shapes[bid.shape][bid.request.id]
-        if not self.shapes[bid.shape]:
-            del self.shapes[bid.shape]
-            self.passed.discard(bid.shape)
+        self._unlist(bid)
+        if not any(shape == bid.shape for shape, _ in self.wishes):
             self.outages.pop(bid.shape, None)
+        if bid.patience is not None:
+            bid.patience.cancel()
+            bid.patience = None
+
+    def wish(self, bid: Bid, awaits: str | None) -> None:
+        """`bid` waits for the backend `awaits` from now on; None: for any."""
+        if bid.awaits == awaits:
+            return
+        rank = bid.request.rank
+        if bid.awaits is not None:
+            counts = self.awaited[rank]
+            counts[bid.awaits] -= 1
+            if not counts[bid.awaits]:
+                del counts[bid.awaits]
+                if not counts:
+                    del self.awaited[rank]
+        self._unlist(bid)
+        bid.awaits = awaits
+        self.wishes.setdefault(_wish_of(bid), {})[bid.request.id] = bid
+        if awaits is not None:
+            self.awaited.setdefault(rank, Counter())[awaits] += 1
 
     def looked(self, bid: Bid, view: ClusterView, decision: Decision, now: float) -> None:
         """`bid`, which waits, found at `now` that it has to wait on, for room or until a backend is well."""
+        self.wish(bid, decision.awaits)
         if is_outage(decision):
             self.outages.setdefault(bid.shape, now)
             # no backend is well, so this does not show how fast the queue empties
@@ -106,9 +161,24 @@ class ModelQueue:
             self.outages.pop(bid.shape, None)
             self.rate.waited(now, len(would_take(view, decision)))
 
+    def is_stuck(self, wish: Wish) -> bool:
+        """Has a bid with this wish found no room in this walk?"""
+        return wish in self.stuck or wish[0] in self.stuck
+
     def all_stuck(self) -> bool:
-        """Has every shape that waits found no room?"""
-        return self.shapes.keys() <= self.stuck
+        """Has every wish found no room?"""
+        return all(map(self.is_stuck, self.wishes))
+
+    def _unlist(self, bid: Bid) -> None:
+        wish = _wish_of(bid)
+        del self.wishes[wish][bid.request.id]
+        if not self.wishes[wish]:
+            del self.wishes[wish]
+            self.passed.discard(wish)
+
+
+def _wish_of(bid: Bid) -> Wish:
+    return bid.shape, bid.awaits
 
 
 class Dispatcher:
@@ -174,7 +244,7 @@ class Dispatcher:
         """
         if self._is_full or self._queue(bid).bids:
             return None
-        view, decision = bid.decide(bid.request, bid.avoiding | {placed.chosen.name})
+        view, decision = bid.decide(bid.request, bid.avoiding | {placed.chosen.name}, USUAL)
         if decision.chosen is None or (decision.predicted_ttft_s or 0.0) > within_s:
             return None
         return self._placed(bid, Found(view, decision, is_free=True))
@@ -208,6 +278,8 @@ class Dispatcher:
         one is.
         """
         queue, request = self._queue(bid), bid.request
+        if found.decision.wait_s is not None:
+            return found.decision.wait_s
         ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
         backends = len(would_take(found.view, found.decision))
         # its own cost stands for what is left of those that run, and after an outage none runs
@@ -219,10 +291,11 @@ class Dispatcher:
         self._queue(bid).fair.correct(bid.ticket(), actual_s, self._clock())
         bid.is_charged = False
 
-    def changed(self) -> None:
-        """There may be room where there was none."""
+    def changed(self, backend: str | None = None) -> None:
+        """There may be room at `backend` where there was none; None: at any."""
         for queue in self._queues.values():
             if queue.bids:
+                queue.changed.add(backend)
                 self._walk_soon(queue)
 
     def check(self) -> None:
@@ -230,8 +303,11 @@ class Dispatcher:
         for model, queue in self._queues.items():
             queue.fair.check()
             assert len(queue.fair) == len(queue.bids), f"{self!r}: tickets and bids of {model} differ"
-            shaped = {name: bid for bids in queue.shapes.values() for name, bid in bids.items()}
-            assert shaped == queue.bids, f"{self!r}: a bid for {model} has no shape"
+            wished = {name: bid for bids in queue.wishes.values() for name, bid in bids.items()}
+            assert wished == queue.bids, f"{self!r}: a bid for {model} has no wish"
+            awaited = Counter((bid.request.rank, bid.awaits) for bid in queue.bids.values() if bid.awaits is not None)
+            counted = {(rank, name): count for rank, some in queue.awaited.items() for name, count in some.items()}
+            assert awaited == counted, f"{self!r}: bids that wait for a certain backend are counted wrong"
             assert all(bid.waiting is not None for bid in queue.bids.values()), f"{self!r}: a bid waits for nothing"
 
     def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -249,7 +325,7 @@ class Dispatcher:
 
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whatever waits. Raises its `refusal`."""
-        view, decision, is_reserved = queue.decide(bid, all_backends=all_backends)
+        view, decision, is_reserved = queue.decide(bid, queue.ahead_of(bid), all_backends=all_backends)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
@@ -262,7 +338,7 @@ class Dispatcher:
         queue = self._queues.get(bid.request.model)
         if queue is None:
             weights = {name: tenant.weight for name, tenant in config.tenants.items()}
-            queue = ModelQueue(FairQueue(config.classes, weights, config.ageing_s))
+            queue = ModelQueue(bid.request.model, FairQueue(config.classes, weights, config.ageing_s))
             self._queues[bid.request.model] = queue
         return queue
 
@@ -290,6 +366,7 @@ class Dispatcher:
             if newest is not None:
                 self._let_go(queue, newest, full)
                 # it may have been the bid that no other was to pass
+                queue.changed.add(None)
                 self._walk_soon(queue)
                 return
 
@@ -303,17 +380,31 @@ class Dispatcher:
                 # an outage that begins meanwhile is not over before this is
                 await asyncio.wait((waiting,), timeout=left_s)
                 continue
-            view, decision = bid.decide(bid.request, bid.avoiding, all_backends=True)
+            view, decision = bid.decide(bid.request, bid.avoiding, Look(all_backends=True, takes_any=bid.takes_any))
             if is_outage(decision):
                 raise bid.refusal(bid.request, view, decision)
-            queue.looked(bid, view, decision, self._clock())
+            self._looked(queue, bid, view, decision)
             self._walk_soon(queue)
 
     def _enter(self, queue: ModelQueue, bid: Bid, found: Found) -> None:
-        now = self._clock()
-        queue.enter(bid, now)
-        queue.looked(bid, found.view, found.decision, now)
+        queue.enter(bid, self._clock())
+        self._looked(queue, bid, found.view, found.decision)
         self._count(bid, 1)
+
+    def _looked(self, queue: ModelQueue, bid: Bid, view: ClusterView, decision: Decision) -> None:
+        """`bid`, which waits, has to wait on. While others have room, its patience for a certain backend ends."""
+        queue.looked(bid, view, decision, self._clock())
+        if decision.awaits is not None:
+            awaited = next(backend for backend in view.backends if backend.name == decision.awaits)
+            bid.lacks_tokens = uncached_tokens(bid.request, awaited)
+        if decision.wait_s is not None and bid.patience is None:
+            loop = asyncio.get_running_loop()
+            bid.patience = loop.call_later(PATIENCE * decision.wait_s + PAUSE_S, self._lost_patience, queue, bid)
+
+    def _lost_patience(self, queue: ModelQueue, bid: Bid) -> None:
+        bid.takes_any = True
+        queue.wish(bid, None)
+        self._walk_soon(queue)
 
     def _leave(self, queue: ModelQueue, bid: Bid) -> None:
         """Let `bid` wait no longer; it may have been let go already."""
@@ -323,6 +414,7 @@ class Dispatcher:
             queue.leave(bid)
             self._count(bid, -1)
             # it may have been the bid that no other was to pass
+            queue.changed.add(None)
             self._walk_soon(queue)
         if not queue.bids:
             queue.rate.emptied(self._clock())
@@ -362,56 +454,97 @@ class Dispatcher:
         queue.reserved.clear()
         if (config := self._config()) is not self._configured:
             self._follow(config)
+        self._find_room(queue)
         leaving: dict[Bid, Placed | Exception] = {}
         is_cut = self._look_around(queue, leaving, past=set())
         if is_cut and len(leaving) < MOST_PLACED:
             is_cut = self._look_around(queue, leaving, past=queue.passed)
             if not is_cut:
                 queue.passed.clear()
+        if not is_cut:
+            queue.declined |= queue.offers
+            queue.offers.clear()
         # the queue stands still while it is walked
         for bid, outcome in leaving.items():
             self._let_go(queue, bid, outcome)
         if is_cut:
             self._walk_soon(queue)
 
-    def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
-        """Look for room for bids of shapes that are not in `past`, and add these shapes to it. The result for each bid
-        that leaves goes into `leaving`. Returns whether a bid is left that was not looked at.
+    def _find_room(self, queue: ModelQueue) -> None:
+        """Sort the changed backends into offers and full ones."""
+        if None in queue.changed:
+            queue.declined.clear()
+            queue.offers.add(None)
+        for name in queue.changed:
+            if name is not None and not self._has_room(queue, name):
+                queue.declined.discard(name)
+            elif name not in queue.declined:
+                queue.offers.add(name)
+        queue.changed.clear()
+
+    def _may_find_room(self, queue: ModelQueue, bid: Bid, *, is_patient: bool) -> bool:
+        """May a look find room for `bid`, at the backend that it waits for or, if the walk `is_patient`, elsewhere?"""
+        if bid.awaits is None or (is_patient and queue.offers):
+            return True
+        return self._cluster.may_have_room(bid.awaits, queue.model, bid.request.rank, bid.lacks_tokens)
+
+    def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Wish]) -> bool:
+        """Look for room for bids with wishes that are not in `past`, and add these wishes to it. The result for each
+        bid that leaves goes into `leaving`. Returns whether a bid is left that was not looked at.
+
+        Room is for the first that wants it. After many that do not, it is for those that wait for it.
         """
-        failed = 0
+        failed, ahead = 0, Counter[str]()
         for bid in queue.in_turn(self._clock(), MOST_SEEN):
             if self._is_full or queue.all_stuck():
                 return False
-            if bid.shape in queue.stuck or bid.shape in past or bid in leaving:
+            if bid in leaving:
                 continue
-            if (outcome := self._tried(queue, bid)) is None:
-                failed += 1
-                past.add(bid.shape)
-            else:
+            outcome, wish = None, _wish_of(bid)
+            if (
+                not queue.is_stuck(wish)
+                and wish not in past
+                and self._may_find_room(queue, bid, is_patient=failed < MOST_FAILED_LOOKS)
+            ):
+                outcome = self._tried(queue, bid, ahead)
+                if outcome is None:
+                    failed += 1
+                    past |= {wish, _wish_of(bid)}
+            if outcome is not None:
                 leaving[bid] = outcome
-            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
+                queue.offers = {name for name in queue.offers if name is None or self._has_room(queue, name)}
+            elif bid.awaits is not None:
+                ahead[bid.awaits] += 1
+            if len(leaving) == MOST_PLACED or failed == 2 * MOST_FAILED_LOOKS:
                 return True
-        # others of their shapes may stand further behind
+        if failed >= MOST_FAILED_LOOKS and queue.offers:
+            return True
+        # others with their wishes may stand further behind
         return bool(leaving) and len(queue.bids) > MOST_SEEN
 
-    def _tried(self, queue: ModelQueue, bid: Bid) -> Placed | Exception | None:
-        """Where `bid` goes now, or why it goes nowhere; None if it has to wait on."""
+    def _has_room(self, queue: ModelQueue, name: str) -> bool:
+        return self._cluster.may_have_room(name, queue.model)
+
+    def _tried(self, queue: ModelQueue, bid: Bid, awaited: Mapping[str, int]) -> Placed | Exception | None:
+        """Where `bid` goes now, behind those in `awaited`, or why it goes nowhere; None if it has to wait on."""
         try:
-            view, decision, is_reserved = queue.decide(bid)
+            view, decision, is_reserved = queue.decide(bid, awaited)
         except Exception as error:  # noqa: BLE001 - a policy's mistake is one request's failure, not the queue's
             return error
         if is_reserved:
-            queue.stuck.add(bid.shape)
+            queue.stuck.add(_wish_of(bid))
             return None
         if decision.chosen is not None:
             queue.outages.pop(bid.shape, None)
             return self._placed(bid, Found(view, decision, is_free=True))
         if not is_worth_waiting(decision):
             return bid.refusal(bid.request, view, decision)
-        queue.stuck.add(bid.shape)
-        queue.looked(bid, view, decision, self._clock())
+        self._looked(queue, bid, view, decision)
+        # where others have room, bids of the same shape may still go there
+        queue.stuck.add(bid.shape if decision.wait_s is None else _wish_of(bid))
         if self._clock() - bid.arrived_at > self._config().ageing_s:
-            queue.reserved.update(name for name, reason in decision.dropped if reason in ROOM)
+            full = (name for name, reason in decision.dropped if reason in ROOM)
+            queue.reserved.update(full if decision.awaits is None else (decision.awaits,))
         return None
 
     def _let_go(self, queue: ModelQueue, bid: Bid, outcome: Placed | Exception) -> None:

@@ -16,6 +16,11 @@ from router.call.bid import Placed
 _log = logging.getLogger("pointsman.pipeline")
 
 
+PATIENCE = 2.0
+"""A second backend may be predicted to need this many times the time after which the first was late: it often has to
+compute a prompt that the first holds, and what is late already may take much longer."""
+
+
 class Beaten(asyncio.CancelledError):
     """Another backend began its answer first. For the backend that is beaten its request was cancelled."""
 
@@ -24,7 +29,8 @@ class Race:
     """`first` and, where it has not begun its answer after `late_s`, the backend that `find_second` finds, if any.
 
     `attempt` streams the answer from one of them. It calls `lead` before it passes a piece on, and returns why it
-    failed if another backend may be tried. `find_second` gets `late_s`. None for `late_s`: `first` has no second.
+    failed if another backend may be tried. `find_second` gets the seconds within which the second has to
+    begin by its prediction. None for `late_s`: `first` has no second.
 
     The client gets the answer of the `leader`, None until one begins; `placed` is the leader, and before that the
     attempt that is charged if it ends so.
@@ -89,7 +95,7 @@ class Race:
 
     async def _run_second(self, late_s: float) -> ExpectedError | None:
         # a flight that begins here is ended by the attempt: nothing can be cancelled between the two
-        self._second = self._find_second(late_s)
+        self._second = self._find_second(PATIENCE * late_s)
         return None if self._second is None else await self._attempt(self._second, self)
 
     async def _end_second(self) -> None:

@@ -42,7 +42,7 @@ from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask
 from router.call.admission import Permit
-from router.call.bid import Bid, Placed
+from router.call.bid import Bid, Look, Placed
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Ourselves
 from router.call.deciding import decided
@@ -378,16 +378,12 @@ class _Call(msgspec.Struct, frozen=True):
         request = self._request(at, model, tokens)
         beliefs = iter([held])
 
-        def decide(
-            asked: Request, avoiding: Collection[str], *, all_backends: bool = False
-        ) -> tuple[ClusterView, Decision]:
+        def decide(asked: Request, avoiding: Collection[str], look: Look) -> tuple[ClusterView, Decision]:
             began_at, latest = gateway.clock(), next(beliefs, None)
             # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], self.carrier.seen
-            view, decision = decided(
-                asked, policy, latest, gateway, avoiding=avoiding, all_backends=all_backends, seen=seen
-            )
+            view, decision = decided(asked, policy, latest, gateway, avoiding=avoiding, look=look, seen=seen)
             trace.decided(asked, view, decision, began_at=began_at)
             return view, decision
 

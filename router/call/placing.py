@@ -119,9 +119,17 @@ class Placer(msgspec.Struct, frozen=True):
         if last_at is None:
             return await self.dispatcher.wait(bid, found, seconds=None)
         patience_s = last_at - self.clock() - fastest_prefill_s(bid.request, found.view, found.decision)
-        if patience_s <= 0 or self.dispatcher.wait_s(bid, found) > patience_s:
-            return None
-        return await self.dispatcher.wait(bid, found, seconds=patience_s)
+        if patience_s > 0 and self.dispatcher.wait_s(bid, found) <= patience_s:
+            placed = await self.dispatcher.wait(bid, found, seconds=patience_s)
+            if placed is not None:
+                return placed
+        return None if found.decision.awaits is None else self._at_any(bid, last_at)
+
+    def _at_any(self, bid: Bid, last_at: float) -> Placed | None:
+        """A backend that has room and begins to answer by `last_at`, although `bid` preferred to wait for another."""
+        bid.takes_any = True
+        found = self.dispatcher.look(bid)
+        return self.dispatcher.take(bid, found) if found.is_free and self._first_at(found) <= last_at else None
 
     def _first_at(self, found: Found) -> float:
         return self.clock() + (found.decision.predicted_ttft_s or 0.0)

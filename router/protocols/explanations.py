@@ -25,7 +25,7 @@ _ADAPTER = {
 """The backend's work for an adapter, in words."""
 
 _ESSENTIALS = (
-    *("request", "config_version", "rule", "service_class", "policy", "chosen", "predicted_ttft_s"),
+    *("request", "config_version", "rule", "service_class", "policy", "chosen", "awaits", "predicted_ttft_s"),
     "left_out",
 )
 
@@ -68,7 +68,7 @@ def _record(explanation: Explanation) -> dict[str, Any]:
         for name in ("adapter", "running", "waiting", "total"):
             if candidate[name] is None:
                 del candidate[name]
-        for name in ("scores", "seconds"):
+        for name in ("scores", "cost"):
             if not candidate[name]:
                 del candidate[name]
     return record
@@ -85,8 +85,8 @@ def _rounded(record: dict[str, Any]) -> dict[str, Any]:
             candidate["total"] = round(candidate["total"], 4)
         if "scores" in candidate:
             candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
-        if "seconds" in candidate:
-            candidate["seconds"] = {name: _milliseconds(seconds) for name, seconds in candidate["seconds"].items()}
+        if "cost" in candidate:
+            candidate["cost"] = {name: [round(value, 3) for value in part] for name, part in candidate["cost"].items()}
     record["predicted_ttft_s"] = _milliseconds(record["predicted_ttft_s"])
     return record
 
@@ -165,9 +165,11 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
         if uncounted := [name for name in explanation.weights if name not in explanation.counted]:
             yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
     for candidate in explanation.candidates:
-        if candidate.seconds:
-            parts = (f"{name} {seconds:.3f} s" for name, seconds in candidate.seconds.items())
-            yield f"cost      {candidate.backend}: {', '.join(parts)}"
+        if candidate.cost:
+            parts = [(name, *part) for name, part in candidate.cost.items() if part[0] > 0]
+            total = sum(seconds * weight for _, seconds, weight in parts)
+            terms = (f"{name} {seconds:.3f} s x{weight:.3g}" for name, seconds, weight in parts)
+            yield f"cost      {candidate.backend} {total:.3f}: {', '.join(terms)}"
     if adapters := [
         f"{candidate.backend} {_ADAPTER[candidate.adapter]}"
         for candidate in explanation.candidates
@@ -182,7 +184,10 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.predicted_ttft_s is not None:
         yield f"expected  first token after {explanation.predicted_ttft_s:.3f} s"
     others = f" (at random: {', '.join(explanation.equals)} are equally good)" if len(explanation.equals) > 1 else ""
-    yield f"chosen    {explanation.chosen or 'none: the request is refused'}{others}"
+    no_place = (
+        f"none: the request waits for {explanation.awaits}" if explanation.awaits else "none: the request is refused"
+    )
+    yield f"chosen    {explanation.chosen or no_place}{others}"
 
 
 def _heading(explanation: Explanation) -> list[str]:

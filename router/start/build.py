@@ -192,8 +192,7 @@ def _introduce(operations: Operations, store_tls: Certificates | None) -> None:
     gateway.beliefs.parity.listener = telemetry
     gateway.cluster.listen(telemetry.backends)
     gateway.cluster.listen(_Membership(gateway, telemetry))
-    if (store := gateway.config.store).redis is not None:
-        gateway.replicas = replicas(store.redis, store.namespace, gateway, telemetry, store_tls)
+    gateway.replicas = replicas(gateway.config.store, gateway, telemetry, store_tls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +210,8 @@ class _Membership(ClusterListener):
         if healthy:
             self.gateway.feeds.ask(backend)
 
-    def changed(self, backend: str) -> None:  # noqa: ARG002 - it looks at all of them
-        self.gateway.dispatcher.changed()
+    def changed(self, backend: str) -> None:
+        self.gateway.dispatcher.changed(backend)
 
     def gone(self, backend: str) -> None:
         sources = self.gateway.feeds.leave(backend)

@@ -1,5 +1,6 @@
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.catalogue import builtin_catalogue
 from policies.compose import Policy, Score, WeightedScore
+from policies.filters import healthy, under_limit
 from policies.nouns import BackendView, Request
 from policies.picks import best
 from tests.policies.builders import a_backend, a_cluster, a_request
@@ -89,7 +91,7 @@ def test_a_drained_backend_gets_no_new_request(name: str) -> None:
     assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"
 
 
-@pytest.mark.parametrize("name", ["default", "least_cost", "least_load", "power_of_two"])
+@pytest.mark.parametrize("name", ["default", "least_load", "power_of_two"])
 def test_a_busy_backend_is_spared(name: str) -> None:
     view = a_cluster(a_backend("a", running=50, waiting_tokens=10**6), a_backend("b"))
     assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"
@@ -127,3 +129,35 @@ def test_contexts_that_an_estimated_prompt_fits_in_any_case_come_first() -> None
     assert policy.decide(exact, view, random.Random(1)).dropped == ()
     alone = policy.decide(unsure, a_cluster(short), random.Random(1))
     assert alone.chosen == "short", "where none is long enough for certain, the backend decides"
+
+
+def full(name: str, **known: Any) -> BackendView:
+    return a_backend(name, running=4, max_requests=4, **known)
+
+
+def test_a_policy_may_wait_for_a_full_backend_while_others_have_room() -> None:
+    prompt = a_request(prompt_tokens=40_000, max_new_tokens=10)
+    view = a_cluster(full("holder", held_tokens=40_000), a_backend("idle", max_requests=4))
+    decision = NAMED["default"].decide(prompt, view, rng())
+    assert (decision.chosen, decision.awaits, decision.dropped) == (None, "holder", (("holder", "under_limit"),))
+    assert decision.wait_s is not None
+    assert decision.wait_s > 0
+    assert {name for name, _ in decision.scores} == {"holder", "idle"}
+    any_room = NAMED["default"].decide(prompt, view, rng(), takes_any=True)
+    assert (any_room.chosen, any_room.awaits) == ("idle", None)
+
+
+def test_where_all_are_full_the_wait_is_not_its_choice() -> None:
+    view = a_cluster(full("holder", held_tokens=900), full("other"))
+    decision = NAMED["default"].decide(a_request(), view, rng())
+    assert (decision.chosen, decision.awaits, decision.wait_s) == (None, "holder", None)
+    least = NAMED["least_load"].decide(a_request(), view, rng())
+    assert (least.chosen, least.awaits, least.scores) == (None, None, ())
+
+
+def test_no_request_waits_for_a_full_backend_that_is_ill_whatever_the_order_of_the_filters() -> None:
+    filters = (("under_limit", under_limit()), ("healthy", healthy()))
+    policy = Policy("p", filters, NAMED["default"].scores, best(), waits_for_best=True)
+    view = a_cluster(full("holder", held_tokens=900, healthy=False), a_backend("idle"))
+    decision = policy.decide(a_request(), view, rng())
+    assert (decision.chosen, decision.dropped) == ("idle", (("holder", "healthy"),))

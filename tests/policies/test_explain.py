@@ -90,21 +90,22 @@ def test_a_score_that_is_not_known_of_all_is_not_counted_and_equals_are_named() 
 
 def test_the_parts_of_a_marginal_cost_are_explained_in_seconds() -> None:
     idle, busy = a_backend("a"), a_backend("b", running=3)
-    assert all(not each.seconds for each in the_explanation(idle, busy).candidates)
-    config = replace(CONFIG, policies={"default": builtin_catalogue().policies["least_cost"]})
+    assert all(not each.cost for each in the_explanation(idle, busy).candidates)
+    config = replace(CONFIG, policies={"default": builtin_catalogue().policies["default"]})
     explanation = the_explanation(idle, busy, config=config)
-    parts = {each.backend: each.seconds for each in explanation.candidates}
+    parts = {each.backend: each.cost for each in explanation.candidates}
     assert list(parts) == ["a", "b"]
     assert list(parts["a"]) == ["queue", "prefill", "decode", "slowdown", "delay", "eviction"]
-    assert parts["a"]["slowdown"] == 0.0 < parts["b"]["slowdown"]
+    assert parts["a"]["slowdown"] == (0.0, 1.0) < parts["b"]["slowdown"]
     assert all(each.scores.keys() == {"marginal_cost"} for each in explanation.candidates)
-    assert f"cost      a: queue 0.000 s, prefill {parts['a']['prefill']:.3f} s, decode" in as_text(explanation)
+    total = sum(seconds * weight for seconds, weight in parts["a"].values())
+    assert f"cost      a {total:.3f}: prefill {parts['a']['prefill'][0]:.3f} s x3, decode" in as_text(explanation)
     seen = json.loads(as_header(explanation))["candidates"]
-    assert seen[0]["seconds"]["prefill"] == round(parts["a"]["prefill"], 3)
+    assert seen[0]["cost"]["prefill"] == [round(parts["a"]["prefill"][0], 3), 3.0]
     tenants = without_secrets(explanation, str)
-    assert all(not each.seconds for each in tenants.candidates)
+    assert all(not each.cost for each in tenants.candidates)
     assert "cost      " not in as_text(tenants)
-    assert "seconds" not in as_header(tenants)
+    assert '"cost"' not in as_header(tenants)
 
 
 def test_if_no_backend_is_left_none_is_chosen() -> None:

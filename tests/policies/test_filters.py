@@ -46,8 +46,6 @@ from tests.policies.builders import a_backend, a_request
         (filters.under_limit(), a_request(), a_backend(running=3, waiting=1, max_requests=4), False),
         (filters.under_limit(), a_request(), a_backend(running=2, waiting=1, max_requests=4), True),
         (filters.under_limit(), a_request(), a_backend(running=2000, max_requests=None), True),
-        (filters.under_limit(beyond=0.5), a_request(), a_backend(running=4, waiting=1, max_requests=4), True),
-        (filters.under_limit(beyond=0.5), a_request(), a_backend(running=4, waiting=2, max_requests=4), False),
         (filters.under_limit(), a_request(), a_backend(running=9, adaptive_limit=9), False),
         (filters.under_limit(), a_request(), a_backend(running=8, adaptive_limit=9), True),
         (filters.under_limit(), a_request(), a_backend(running=9, adaptive_limit=9, max_requests=16), True),

@@ -9,9 +9,11 @@ from policies.predict import (
     cost_s,
     fastest_decode_s,
     fastest_prefill_s,
+    place_s,
     predicted_ttft_s,
     promised_ttft_s,
     uncached_tokens,
+    whole_s,
 )
 from tests.policies.builders import a_backend, a_cluster, a_request
 
@@ -81,3 +83,29 @@ def test_each_of_several_answers_costs_its_decoding_and_all_are_drawn_side_by_si
     one_s, four_s = (cost_s(asked, VIEW, ROOMLESS, new_tokens=50) for asked in (REQUEST, several))
     assert four_s - one_s == pytest.approx(3 * 50 * 0.01)
     assert fastest_decode_s(several, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)
+
+
+def test_a_place_comes_free_as_often_as_one_of_its_requests_ends() -> None:
+    request = a_request(prompt_tokens=1000)
+    assert place_s(request, a_backend(running=3, max_requests=4), 8.0) == 0.0
+    assert place_s(request, a_backend(running=4, max_requests=4), 8.0) == 2.0
+    assert place_s(request, a_backend(running=4, max_requests=4, awaited=3), 8.0) == 8.0
+    assert place_s(request, a_backend(running=3, max_requests=4, awaited=1), 8.0) == 2.0
+    assert place_s(request, a_backend(running=4, max_requests=4, reclaimable_requests=1), 8.0) == 0.0
+    assert place_s(request, a_backend(running=400), 8.0) == 0.0, "without a limit there is always a place"
+
+
+def test_room_in_the_kv_comes_free_with_the_requests_that_use_it() -> None:
+    request, pool = a_request(prompt_tokens=1000), {"cache_tokens": 5000, "running": 2}
+    assert place_s(request, a_backend(free_tokens=1000, **pool), 8.0) == 0.0
+    assert place_s(request, a_backend(free_tokens=500, **pool), 9.0) == 1.0
+    assert place_s(request, a_backend(free_tokens=500, reclaimable_tokens=500, **pool), 9.0) == 0.0
+    assert place_s(request, a_backend(free_tokens=500, held_tokens=900, **pool), 9.0) == 0.0
+    assert place_s(request, a_backend(free_tokens=500, awaited=1, **pool), 9.0) == 3.0
+    assert place_s(request, a_backend(free_tokens=500, cache_tokens=5000), 9.0) == 0.0, "it is idle"
+
+
+def test_an_answer_lasts_from_its_prefill_to_its_last_expected_token() -> None:
+    request = a_request(prompt_tokens=1000, expected_new_tokens=10)
+    backend = a_backend(latency=FAST, held_tokens=500, running=3)
+    assert whole_s(request, backend) == pytest.approx(0.1 + 500 * 1e-4 + 10 * 0.01)

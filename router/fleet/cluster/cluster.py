@@ -65,6 +65,7 @@ class Cluster:
         self._members: dict[str, Member] = {}
         self._turnover = Turnover()
         self._flying: dict[Flight, Member] = {}
+        self._elsewhere: dict[str, Elsewhere] = {}
         self._listeners = Listeners()
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
         self._is_open = False
@@ -118,15 +119,32 @@ class Cluster:
             self._members[backend.name] = self._member(backend, self._server(backend, is_cold=False))
 
     def traffic(self) -> dict[str, Traffic]:
-        """What this router has at each backend where it has anything."""
+        """This router's requests at each backend where it has any."""
         return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
 
-    def hear_elsewhere(self, traffic: Mapping[str, Elsewhere]) -> None:
-        """What all other routers have at each backend, as far as they tell."""
+    def traffic_since(self, seen: dict[str, int]) -> dict[str, Traffic]:
+        """This router's requests at each backend where they have changed since the last call with the same `seen`.
+
+        `seen` has the revision of the requests at each backend, and is updated; it begins empty.
+        """
+        changed = {}
         for name, member in self._members.items():
-            before, member.elsewhere = member.elsewhere, traffic.get(name, Elsewhere())
-            if member.elsewhere.traffic != before.traffic:
-                self.changed(name)
+            flights = member.flights
+            if flights.revision != seen.get(name, 0):
+                seen[name], changed[name] = flights.revision, flights.traffic()
+        return changed
+
+    def hear_elsewhere(self, traffic: Mapping[str, Elsewhere]) -> None:
+        """Set the requests of all other routers at the backends in `traffic`; a backend may join later."""
+        for name, there in traffic.items():
+            if there.traffic == Traffic():
+                self._elsewhere.pop(name, None)
+            else:
+                self._elsewhere[name] = there
+            if member := self._members.get(name):
+                before, member.elsewhere = member.elsewhere, there
+                if there.traffic != before.traffic:
+                    self.changed(name)
 
     async def add(self, backend: Backend, *, is_cold: bool = True) -> None:
         """Start `backend` and give it requests as soon as a probe passes; slowly at first if it `is_cold`."""
@@ -246,16 +264,26 @@ class Cluster:
                 self._note(member)
         return ClusterView(views, now, left_out=len(self._members) - len(views))
 
-    def shortlist(self, request: Request, held: Mapping[str, int], avoiding: Collection[str]) -> Sequence[str] | None:
+    def shortlist(
+        self, request: Request, held: Mapping[str, int], avoiding: Collection[str], *, with_full: bool = False
+    ) -> Sequence[str] | None:
         """The names of the few backends of a large fleet to score for `request`; None in a small fleet: score all.
 
-        `held` has the tokens of the prompt that backends are believed to hold.
+        `held` has the tokens of the prompt that backends are believed to hold; `with_full` the full holders as well.
         """
         if len(self._members) <= LARGE:
             return None
         for _ in range(min(MOST_NOTED, len(self._unnoted))):
             self._note(self._members[self._unnoted.popitem(last=False)[0]])
-        return self._shortlist.names(request, held, avoiding, self._rng)
+        return self._shortlist.names(request, held, avoiding, self._rng, with_full=with_full)
+
+    def may_have_room(self, name: str, model: str, rank: int = 0, tokens: int = 1) -> bool:
+        """May `name` have room for a request of `rank` for `model` that computes so many prompt `tokens`?
+
+        Quick, and without the filters of a policy: False only for a backend that is well, serves the model and is full.
+        """
+        member = self._members.get(name)
+        return member is None or member.may_have_room(model, rank, tokens)
 
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""
@@ -485,6 +513,7 @@ class Cluster:
         return Member(
             backend,
             server,
+            elsewhere=self._elsewhere.get(backend.name, Elsewhere()),
             turnover=self._turnover,
             peers=peers,
             on_predicted=listeners.predicted,

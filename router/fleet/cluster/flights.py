@@ -129,12 +129,6 @@ class Traffic(NamedTuple):
     waiting_tokens: int = 0
     waiting_pairs: float = 0.0
 
-    def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
-        running, waiting = self.running + other.running, self.waiting + other.waiting
-        tokens, pairs = self.waiting_tokens + other.waiting_tokens, self.waiting_pairs + other.waiting_pairs
-        return Traffic(running, waiting, tokens, pairs)
-
 
 class Elsewhere(NamedTuple):
     """What other routers have at one backend. `busy_since`: since when it computes what it computes now, as far as they
@@ -143,10 +137,6 @@ class Elsewhere(NamedTuple):
 
     traffic: Traffic = Traffic()
     busy_since: float = -math.inf
-
-    def plus(self, other: Elsewhere) -> Elsewhere:
-        """Both together."""
-        return Elsewhere(self.traffic.plus(other.traffic), max(self.busy_since, other.busy_since))
 
 
 class Front:

@@ -146,6 +146,7 @@ class Member:
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             weight=self.server.weight * share,
             latency=latency,
+            doubt=self.model.doubt,
             queue_s=queue_s if readiness is None else queue_s + self.adapters.seconds(readiness),
             adapter=readiness,
             reclaimable_requests=seen.reclaimable_requests,
@@ -155,6 +156,19 @@ class Member:
             decoding_tokens=self.flights.decoding[1],
             mean_weight=self.flights.mean_weight,
         )
+
+    def may_have_room(self, model: str, rank: int, tokens: int) -> bool:
+        """See Cluster."""
+        standing = self.known()
+        view = standing.view
+        there = view.running + view.waiting
+        if not there or not view.healthy or view.draining or model not in view.models:
+            return True
+        seen = self.flights.seen_by(rank if standing.description.preempts else None)
+        limit = view.adaptive_limit if view.max_requests is None else view.max_requests
+        if limit is not None and there - seen.reclaimable_requests >= limit:
+            return False
+        return view.free_tokens is None or tokens <= view.free_tokens + seen.reclaimable_tokens
 
     def known(self) -> Standing:
         """What is known whatever the request is: made again when anything that it is made from has changed."""

@@ -15,6 +15,7 @@ from policies.nouns import ClusterView, Decision
 from policies.rules import Facts, Ruling
 from policies.shortlist import HOLDERS, IDLEST, LARGE, OTHERS
 from policies.sla.parse import parse
+from router.call.bid import Look
 from router.call.deciding import decided
 from router.call.gateway import Gateway
 from router.start.build import build
@@ -56,7 +57,7 @@ def a_gateway(backends: int, **reported: Any) -> Gateway:
 
 
 def decide(gateway: Gateway, policy: str = "default", **what: Any) -> tuple[ClusterView, Decision]:
-    fields = {"held": {}, **{name: what.pop(name) for name in ("held", "avoiding", "all_backends") if name in what}}
+    fields = {"held": {}, **{name: what.pop(name) for name in ("held", "avoiding", "look") if name in what}}
     return decided(a_request(**what), gateway.config.policies[policy], gateway=gateway, **fields)
 
 
@@ -84,17 +85,26 @@ def test_a_policy_that_has_to_choose_among_all_is_given_all(policy: str) -> None
     assert (len(view.backends), decision.left_out) == (200, 0)
 
 
-@pytest.mark.parametrize("policy", ["default", "least_cost", "least_load", "shortest"])
+@pytest.mark.parametrize("policy", ["default", "least_load", "shortest"])
 def test_other_policies_are_given_a_shortlist(policy: str) -> None:
     assert decide(a_gateway(200), policy)[1].left_out > 0
 
 
 def test_all_are_scored_if_none_of_the_shortlist_can_take_the_request() -> None:
     gateway = a_gateway(200, running=8, waiting=0, max_requests=8)
-    view, decision = decide(gateway)
+    view, decision = decide(gateway, "least_load")
     assert decision.chosen is None
     assert (len(view.backends), decision.left_out) == (200, 0)
     assert decision.dropped == tuple((f"b{number}", "under_limit") for number in range(200))
+
+
+def test_a_shortlist_has_full_backends_that_hold_the_prompt_where_the_policy_waits_for_the_best() -> None:
+    gateway = a_gateway(200, running=8, waiting=0, max_requests=8)
+    _, decision = decide(gateway, held={"b7": 1000})
+    assert (decision.chosen, decision.awaits) == (None, "b7")
+    assert decision.left_out > 0
+    _, decision = decide(gateway, held={"b7": 1000}, look=Look(takes_any=True))
+    assert (decision.chosen, decision.awaits, decision.left_out) == (None, None, 0)
 
 
 def test_the_only_backend_that_can_take_it_is_found_wherever_it_is() -> None:
@@ -115,7 +125,7 @@ def test_backends_that_failed_the_request_are_not_chosen_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "all_backends", [{"all_backends": True}, {"least_prompt_tokens": 10, "likely_prompt_tokens": (20, 2000)}]
+    "all_backends", [{"look": Look(all_backends=True)}, {"least_prompt_tokens": 10, "likely_prompt_tokens": (20, 2000)}]
 )
 def test_all_are_scored_on_demand_and_for_an_estimated_length(all_backends: dict[str, Any]) -> None:
     assert len(decide(a_gateway(200), **all_backends)[0].backends) == 200

@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from backends.base import Load
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, NoBackend, Overloaded
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.sla.config import Config
-from router.call.bid import Bid, Placed
-from router.call.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PAUSE_S, Dispatcher
+from router.call.bid import Bid, Look, Placed
+from router.call.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PATIENCE, PAUSE_S, Dispatcher
 from router.fleet.cluster.cluster import Cluster
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, Heard, a_config, a_tenant
@@ -36,13 +37,14 @@ class Stage:
         self.clock = asyncio.get_running_loop().time
         self.cluster = Cluster(self.backends, clock=self.clock)
         self.waiting: dict[str, int] = {}
+        self.held: dict[str, dict[str, int]] = {}
         self.dispatcher = Dispatcher(
             self.cluster,
             lambda: self.config,
             self.clock,
             on_waiting=lambda name, count: self.waiting.update({name: count}),
         )
-        self.cluster.listen(Heard(changed=lambda _: self.dispatcher.changed()))
+        self.cluster.listen(Heard(changed=self.dispatcher.changed))
         self._made = 0
 
     async def well(self) -> Stage:
@@ -56,9 +58,15 @@ class Stage:
         fields = {"id": name or f"r{self._made}", "tenant": tenant, "model": MODEL, "service_class": given.name}
         request = a_request(**{**fields, "rank": rank, "preemptible": given.preemptible, **what})
 
-        def decide(asked: Request, avoiding: Any, *, all_backends: bool = False) -> tuple[ClusterView, Decision]:
-            view = self.cluster.view(self.clock(), {}, rank=asked.rank)
-            return view, self.config.policies["default"].decide(asked, view, random.Random(0), avoiding=avoiding)
+        def decide(asked: Request, avoiding: Any, look: Look) -> tuple[ClusterView, Decision]:
+            view = self.cluster.view(self.clock(), self.held.get(asked.id), rank=asked.rank)
+            backends = (
+                structs.replace(each, awaited=look.awaited[each.name]) if each.name in look.awaited else each
+                for each in view.backends
+            )
+            view = structs.replace(view, backends=tuple(backends))
+            policy, rng = self.config.policies["default"], random.Random(0)
+            return view, policy.decide(asked, view, rng, avoiding=avoiding, takes_any=look.takes_any)
 
         return Bid(
             request,
@@ -634,5 +642,171 @@ def test_every_request_is_placed_or_gets_an_error_and_nothing_is_left(seed: int)
         allowed = (Overloaded, NoBackend, asyncio.CancelledError)
         assert all(result is None or isinstance(result, allowed) for result in results), results
         stage.check()
+
+    run_virtually(run())
+
+
+LONG = {"prompt_tokens": 40_000, "max_new_tokens": 10}
+
+
+async def busy(stage: Stage, backends: int = 1) -> list[Placed]:
+    """A request at each of the first `backends`, which have a place for one."""
+    placed = []
+    for at in range(backends):
+        others = frozenset(backend.name for backend in stage.backends[at + 1 :])
+        bid = stage.bid(f"busy{at}")
+        bid.avoiding = others
+        found = await stage.place(bid)
+        assert found is not None
+        placed.append(found)
+    return placed
+
+
+def test_a_long_prompt_waits_for_the_full_backend_that_holds_it_and_no_short_one_does() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        (first,) = await busy(stage)
+        stage.held["long"] = {"b0": 40_000}
+        (long,) = await queued(stage, stage.bid("long", **LONG))
+        short = await stage.place(stage.bid("short", prompt_tokens=10))
+        assert short is not None
+        assert short.chosen.name == "b1"
+        stage.leave(short)
+        await asyncio.sleep(2 * PAUSE_S)
+        assert not long.done(), "another backend is free, but would have to compute the whole prompt"
+        stage.leave(first)
+        placed = await long
+        assert placed is not None
+        assert placed.chosen.name == "b0"
+        stage.leave(placed)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_after_a_multiple_of_the_expected_wait_it_goes_to_any_backend() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        (first,) = await busy(stage)
+        stage.held["long"] = {"b0": 40_000}
+        bid = stage.bid("long", **LONG)
+        expected_s = stage.dispatcher.look(bid).decision.wait_s
+        assert expected_s is not None
+        (long,) = await queued(stage, bid)
+        await asyncio.sleep((PATIENCE - 0.5) * expected_s)
+        assert not long.done()
+        await asyncio.sleep(expected_s)
+        placed = await long
+        assert placed is not None
+        assert placed.chosen.name == "b1"
+        for each in (first, placed):
+            stage.leave(each)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_the_longer_the_line_at_the_holder_the_more_prompts_go_elsewhere() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2, slots=4).well()
+        for at in range(4):
+            bid = stage.bid(f"busy{at}")
+            bid.avoiding = frozenset({"b1"})
+            assert await stage.place(bid)
+        names = [f"long{at}" for at in range(40)]
+        stage.held = {name: {"b0": 40_000} for name in names}
+        tasks = await queued(stage, *(stage.bid(name, prompt_tokens=40_000) for name in names))
+        elsewhere = [at for at, task in enumerate(tasks) if task.done()]
+        assert elsewhere
+        assert elsewhere[0] > 0, "the first waits for the holder"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stage.dispatcher.check()
+
+    run_virtually(run())
+
+
+def test_worse_ranks_that_wait_for_a_backend_are_not_in_front() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        await busy(stage)
+        names = [f"night{at}" for at in range(3)]
+        stage.held = {name: {"b0": 40_000} for name in [*names, "chat", "later"]}
+        nights = [stage.bid(name, rank=1, **LONG) for name in names]
+        tasks = await queued(stage, *nights)
+        waiting = sum(night.awaits == "b0" for night in nights)
+        assert waiting > 0
+        queue = stage.dispatcher._queues[MODEL]
+        assert queue.ahead_of(stage.bid("later", rank=1, **LONG)) == {"b0": waiting}
+        assert queue.ahead_of(stage.bid("chat", **LONG)) == {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stage.dispatcher.check()
+
+    run_virtually(run())
+
+
+def test_where_all_are_full_a_prompt_takes_the_next_place_of_any_if_that_is_better() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        first, second = await busy(stage, 2)
+        (waiting,) = await queued(stage, stage.bid("cold", prompt_tokens=1000))
+        stage.leave(second)
+        await asyncio.sleep(2 * PAUSE_S)
+        placed = await waiting
+        assert placed is not None
+        assert placed.chosen.name == "b1"
+        for each in (first, placed):
+            stage.leave(each)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_room_that_many_do_not_want_goes_to_the_first_that_waits_for_it() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        first, second = await busy(stage, 2)
+        names = [f"long{at}" for at in range(2 * MOST_FAILED_LOOKS)]
+        # of as many sizes, so that each is a wish of its own
+        bids = [stage.bid(name, prompt_tokens=40_000 << at) for at, name in enumerate(names)]
+        stage.held = {bid.request.id: {"b0": bid.request.prompt_tokens} for bid in bids}
+        stage.held["last"] = {"b1": 40_000}
+        tasks = await queued(stage, *bids, stage.bid("last", **LONG))
+        assert {bid.awaits for bid in bids} == {"b0"}
+        stage.leave(second)
+        await asyncio.sleep(20 * PAUSE_S)
+        placed = await tasks.pop()
+        assert placed is not None
+        assert placed.chosen.name == "b1"
+        assert not any(task.done() for task in tasks)
+        for each in (first, placed):
+            stage.leave(each)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_virtually(run())
+
+
+def test_reports_that_make_no_room_cost_no_look() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        await busy(stage, 2)
+        stage.held["long"] = {"b0": 40_000}
+        bid = stage.bid("long", **LONG)
+        looks, decide = [], bid.decide
+        bid.decide = lambda *what: (looks.append(what), decide(*what))[1]  # type: ignore[func-returns-value]
+        (task,) = await queued(stage, bid)
+        before = len(looks)
+        for _ in range(10):
+            stage.cluster.changed("b0")
+            stage.cluster.changed("b1")
+            await asyncio.sleep(2 * PAUSE_S)
+        assert len(looks) == before
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     run_virtually(run())
