@@ -22,7 +22,7 @@ from policies.predict import may_fit
 LARGE = 64
 """Backends up to which all are scored."""
 
-HOLDERS, IDLEST, OTHERS = 12, 12, 8
+HOLDERS, IDLEST, OTHERS = 12, 8, 6
 """Backends in a shortlist: the ones that hold most of the prompt, the ones with least to do, and some at random."""
 
 
@@ -131,9 +131,7 @@ class Shortlist:
         count = sum(len(group.order) for group in groups.values())
         if count <= LARGE:
             return [place.name for group in groups.values() for place in group.order if place.name not in avoiding]
-        found = dict.fromkeys(self._holders(request, held, groups, avoiding))
-        if with_full:
-            found |= dict.fromkeys(self._holders(request, held, groups, avoiding, with_full=True))
+        found = dict.fromkeys(self._holders(request, held, groups, avoiding, with_full=with_full))
         idle = (name for name in _idle(request, held, groups.values()) if name not in found and name not in avoiding)
         found |= dict.fromkeys(islice(idle, IDLEST))
         found |= dict.fromkeys(name for name in _drawn(groups.values(), count, rng) if name not in avoiding)
@@ -154,20 +152,26 @@ class Shortlist:
         groups: Collection[_Traits],
         avoiding: Collection[str],
         *,
-        with_full: bool = False,
+        with_full: bool,
     ) -> list[str]:
-        """The ones with room, or all, that hold most; among equal ones those with least to do."""
-        found: list[tuple[int, _Place]] = []
+        """The ones with room that hold most, and with `with_full` those of all that hold most; among equal ones those
+        with least to do.
+        """
+        any_room: list[tuple[int, _Place]] = []
+        room: list[tuple[int, _Place]] = []
         for name in sorted(held, key=held.__getitem__, reverse=True):
-            if len(found) >= HOLDERS and -held[name] > found[-1][0]:
+            if len(room) >= HOLDERS and -held[name] > room[-1][0]:
                 break
             noted = self._noted.get(name)
             if noted is not None and noted.traits in groups and name not in avoiding:
                 place = noted.place
-                has_room = not place.is_full and place.spare_tokens + held[name] >= request.surely_tokens
-                if has_room or with_full:
-                    found.append((-held[name], place))
-        return [place.name for _, place in nsmallest(HOLDERS, found)]
+                any_room.append((-held[name], place))
+                if not place.is_full and place.spare_tokens + held[name] >= request.surely_tokens:
+                    room.append(any_room[-1])
+        most = nsmallest(HOLDERS, room)
+        if with_full:
+            most += nsmallest(HOLDERS, any_room)
+        return [place.name for _, place in most]
 
 
 def _place_of(view: BackendView, weight: float) -> _Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import NamedTuple
 
 import msgspec
@@ -25,8 +26,12 @@ _LEVELLED = 0.002
 When one backend does most of the work, a slow fleet and a slow backend look the same, and without this the shared
 coefficients would drift with the noise."""
 
-_UNSURE = 0.7
-"""Standard deviations by which a pace is nearer to that of the peers than its estimate."""
+_UNSURE, _FORGOTTEN = 0.7, 0.5
+"""Standard deviations by which a pace is nearer to that of the peers than its estimate: when it was just measured, and
+in addition for each observation that an equal share of the peers' observations since would have brought it."""
+
+_LATELY = 0.05
+"""The share of one observation in the mean pace of all peers: about the last 20 count."""
 
 _UNSEEN_SCATTER = p99_factor(0.25)
 """The P99 of the time to a first token, in predicted ones, before enough predictions could be compared."""
@@ -133,16 +138,19 @@ class Peers:
         costs = [_coefficient(cost) for cost in (prior.fixed_s, prior.token_s, prior.pair_s)]
         queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
         convoy = Prior(prior.convoy, least=0.001, most=2.0, spread=2.0)
-        self.prefill = RecursiveFit([*costs, queue, convoy])
-        self.decode = RecursiveFit([_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)])
+        decode_costs = [_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)]
+        self.prefill = _Common(RecursiveFit([*costs, queue, convoy]))
+        self.decode = _Common(RecursiveFit(decode_costs))
+        self.models: weakref.WeakSet[LatencyModel] = weakref.WeakSet()
+        """All that share them."""
 
     def __repr__(self) -> str:
-        return f"<Peers {self.prefill!r}, {self.decode!r}>"
+        return f"<Peers {self.prefill.fit!r}, {self.decode.fit!r}>"
 
     def latency(self, prefill: float, decode: float) -> Latency:
         """The Latency of a backend with times of `prefill` and `decode` times the shared ones."""
-        fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
-        step_s, sequence_s, context_s = self.decode.values
+        fixed_s, token_s, pair_s, queue, convoy = self.prefill.fit.values
+        step_s, sequence_s, context_s = self.decode.fit.values
         return Latency(
             prefill * fixed_s,
             prefill * token_s,
@@ -165,7 +173,9 @@ class LatencyModel:
 
     def __init__(self, peers: Peers | None = None) -> None:
         self._peers = peers or Peers()
-        self._prefill, self._decode = RecursiveFit([_pace(1.0, _PACE_SPREAD)]), RecursiveFit([_pace(1.0, _PACE_SPREAD)])
+        self._peers.models.add(self)
+        self._prefill = _Pace(self._peers.prefill, 1.0, _PACE_SPREAD)
+        self._decode = _Pace(self._peers.decode, 1.0, _PACE_SPREAD)
         self._reported: float | None = None
         self._snapshot: Latency | None = None
         self._doubt = (1.0, 1.0)
@@ -180,14 +190,15 @@ class LatencyModel:
     @property
     def observations(self) -> int:
         """The number of first tokens that it learnt from."""
-        return self._prefill.observations
+        return self._prefill.fit.observations
 
     def snapshot(self) -> Latency:
         """The present estimate."""
-        learnt = self._peers.prefill.observations + self._peers.decode.observations
+        learnt = self._peers.prefill.fit.observations + self._peers.decode.fit.observations
         if self._snapshot is None or self._learnt != learnt:
-            self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
-            self._doubt = (_sure(self._prefill) / self._prefill.values[0], _sure(self._decode) / self._decode.values[0])
+            self._snapshot = self._peers.latency(self._prefill.fit.values[0], self._decode.fit.values[0])
+            models = len(self._peers.models)
+            self._doubt = (self._prefill.doubt(models), self._decode.doubt(models))
             self._learnt = learnt
         return self._snapshot
 
@@ -202,11 +213,11 @@ class LatencyModel:
 
         The other prefill costs are scaled by the same factor relative to their priors.
         """
-        if token_s is None or self._prefill.observations or token_s == self._reported or not 0.0 < token_s < math.inf:
+        if token_s is None or self.observations or token_s == self._reported or not 0.0 < token_s < math.inf:
             return
         self._reported = token_s
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
-        self._prefill, self._snapshot = RecursiveFit([_pace(factor, _REPORTED_SPREAD)]), None
+        self._prefill, self._snapshot = _Pace(self._peers.prefill, factor, _REPORTED_SPREAD), None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""
@@ -260,8 +271,8 @@ class LatencyModel:
 
     def check(self) -> None:
         """Assert that every coefficient is a positive number within its bounds."""
-        for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
-            fit.check()
+        for part in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
+            part.fit.check()
 
     def _observe(self, seconds: float, *parts: _Part) -> None:
         """Update the shared coefficients and the pace of each of `parts` after a duration of `seconds` in all.
@@ -273,14 +284,14 @@ class LatencyModel:
         self._snapshot = None
         usual_s = together_s = 0.0
         for part in parts:
-            usual_s += part.usual_s * part.pace.values[0]
+            usual_s += part.usual_s * part.pace.value
             together_s += part.usual_s
         error, variance = math.log(seconds) - math.log(usual_s), 0.0
         updates = []
         for part in parts:
-            scale = part.pace.values[0] / usual_s
+            scale = part.pace.value / usual_s
             weight = part.usual_s * scale
-            for fit, on in ((part.common, part.on), (part.pace, (part.usual_s,))):
+            for fit, on in ((part.pace.common.fit, part.on), (part.pace.fit, (part.usual_s,))):
                 shares = [scale * second for second in on]
                 spread = fit.spread(shares)
                 variance += spread[1]
@@ -289,13 +300,14 @@ class LatencyModel:
             fit.learn(shares, spread, error, beside=max(0.0, variance - spread[1]), weight=weight)
         for part in parts:
             back = _LEVELLED * part.usual_s / together_s
-            back *= math.log(part.pace.first_values[0] / part.pace.values[0])
-            part.pace.shift((back,))
-            part.common.shift(_ALL_COSTS, times=-back)
+            back *= math.log(part.pace.fit.first_values[0] / part.pace.value)
+            part.pace.fit.shift((back,))
+            part.pace.common.fit.shift(_ALL_COSTS, times=-back)
+            part.pace.measured()
 
     def _first_token(self, work: Work, ahead: Ahead) -> _Part:
         """The estimated seconds to a first token, by coefficient."""
-        fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.values
+        fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.fit.values
         alike_tokens_s, alike_pairs_s = queue * token_s * ahead.alike.tokens, queue * pair_s * ahead.alike.pairs
         beyond_tokens_s, beyond_pairs_s = convoy * token_s * ahead.beyond.tokens, convoy * pair_s * ahead.beyond.pairs
         costs = (
@@ -304,47 +316,80 @@ class LatencyModel:
             pair_s * work.pairs + alike_pairs_s + beyond_pairs_s,
         )
         waits = (alike_tokens_s + alike_pairs_s, beyond_tokens_s + beyond_pairs_s)
-        return _Part(self._peers.prefill, self._prefill, (*costs, *waits), sum(costs))
+        return _Part(self._prefill, (*costs, *waits), sum(costs))
 
     def _steps(self, steps: float, batch: float, context_tokens: float) -> _Part:
         """The estimated seconds of `steps` steps of decode, by coefficient."""
-        step_s, sequence_s, context_s = self._peers.decode.values
+        step_s, sequence_s, context_s = self._peers.decode.fit.values
         costs = (steps * step_s, steps * sequence_s * batch, steps * context_s * context_tokens)
-        return _Part(self._peers.decode, self._decode, costs, sum(costs))
+        return _Part(self._decode, costs, sum(costs))
+
+
+class _Common:
+    """What similar backends have in common: their coefficients for prefill, or for decode, learnt by `fit`; and `off`,
+    the mean of the logs of their paces, in first ones, over the last observations.
+    """
+
+    __slots__ = ("fit", "off")
+
+    def __init__(self, fit: RecursiveFit) -> None:
+        self.fit = fit
+        self.off = 0.0
+
+
+class _Pace:
+    """A backend's times of prefill, or of decode, in those by the coefficients that it has in `common` with its peers.
+
+    `fit` has it as its one value, which was `first` with a standard deviation of its log of `spread`.
+    """
+
+    __slots__ = ("_measured_at", "_off", "_spread", "common", "fit")
+
+    def __init__(self, common: _Common, first: float, spread: float) -> None:
+        self.common = common
+        self.fit = RecursiveFit([Prior(first, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)])
+        self._measured_at, self._off, self._spread = common.fit.observations, 0.0, spread
+
+    @property
+    def value(self) -> float:
+        """The present estimate."""
+        return self.fit.values[0]
+
+    def measured(self) -> None:
+        """It was just learnt from an observation."""
+        self._measured_at = self.common.fit.observations
+        self._off = math.log(self.value / self.fit.first_values[0])
+        self._spread = math.sqrt(self.fit.spread((1.0,))[1])
+        self.common.off += _LATELY * (self._off - self.common.off)
+
+    def doubt(self, models: int) -> float:
+        """The value that it surely has, in the present one, where so many `models` share the coefficients.
+
+        It is between its own and that of the peers that were measured of late. Else one slow answer, for instance the
+        first of an engine that compiles its kernels, or the last before an engine was stopped for a while, would send
+        the requests of a quiet hour elsewhere, and the backend would never be measured again.
+        """
+        missed = (self.common.fit.observations - self._measured_at) / models
+        nearer = (_UNSURE + _FORGOTTEN * missed) * self._spread
+        off = self._off - self.common.off
+        return math.exp(math.copysign(min(nearer, abs(off)), -off))
 
 
 class _Part(NamedTuple):
-    """One part of an estimated duration: `usual_s` seconds by the shared coefficients (`common`), times the `pace` of
-    the backend. `on` are the seconds of `usual_s` that depend on each shared coefficient.
+    """One part of an estimated duration: `usual_s` seconds by the shared coefficients, times the `pace` of the backend.
+    `on` are the seconds of `usual_s` that depend on each shared coefficient.
     """
 
-    common: RecursiveFit
-    pace: RecursiveFit
+    pace: _Pace
     on: tuple[float, ...]
     usual_s: float
 
 
 def _slow_s(part: _Part) -> float:
-    usual_s = part.usual_s * part.pace.values[0]
-    _, variance = part.common.spread([seconds / part.usual_s for seconds in part.on])
-    _, pace_variance = part.pace.spread((1.0,))
+    usual_s = part.usual_s * part.pace.value
+    _, variance = part.pace.common.fit.spread([seconds / part.usual_s for seconds in part.on])
+    _, pace_variance = part.pace.fit.spread((1.0,))
     return usual_s * p99_factor(variance + pace_variance)
-
-
-def _sure(pace: RecursiveFit) -> float:
-    """The value of `pace`, moved by _UNSURE standard deviations towards its first value, but not beyond it.
-
-    Else one slow answer, for instance the first of an engine that compiles its kernels, would send the requests of a
-    quiet hour elsewhere, and it would never be measured again.
-    """
-    _, variance = pace.spread((1.0,))
-    first = pace.first_values[0]
-    off = math.log(pace.values[0] / first)
-    return first * math.exp(math.copysign(max(0.0, abs(off) - _UNSURE * math.sqrt(variance)), off))
-
-
-def _pace(factor: float, spread: float) -> Prior:
-    return Prior(factor, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)
 
 
 def _coefficient(prior: float) -> Prior:

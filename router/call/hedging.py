@@ -17,8 +17,8 @@ _log = logging.getLogger("pointsman.pipeline")
 
 
 PATIENCE = 2.0
-"""A second backend may be predicted to need this many times the time after which the first was late: it often has to
-compute a prompt that the first holds, and what is late already may take much longer."""
+"""A second backend may be predicted to need this many times as long as the first was waited for already: it often has
+to compute a prompt that the first holds, and what is late may take much longer."""
 
 
 class Beaten(asyncio.CancelledError):
@@ -26,7 +26,8 @@ class Beaten(asyncio.CancelledError):
 
 
 class Race:
-    """`first` and, where it has not begun its answer after `late_s`, the backend that `find_second` finds, if any.
+    """`first` and, where it has not begun its answer after `late_s`, the backend that `find_second` finds, if any; it
+    is asked again after twice that time, and so on.
 
     `attempt` streams the answer from one of them. It calls `lead` before it passes a piece on, and returns why it
     failed if another backend may be tried. `find_second` gets the seconds within which the second has to
@@ -95,8 +96,11 @@ class Race:
 
     async def _run_second(self, late_s: float) -> ExpectedError | None:
         # a flight that begins here is ended by the attempt: nothing can be cancelled between the two
-        self._second = self._find_second(PATIENCE * late_s)
-        return None if self._second is None else await self._attempt(self._second, self)
+        while (second := self._find_second(PATIENCE * late_s)) is None:
+            await asyncio.sleep(late_s)
+            late_s *= 2.0
+        self._second = second
+        return await self._attempt(second, self)
 
     async def _end_second(self) -> None:
         if self._timer is not None:

@@ -91,7 +91,9 @@ class Beliefs:
             if prompt.token_ids and self._hides_salts(backend):
                 keys = prompt.shared
                 self.index.touch(keys)
-            prompt.expected = self.parity.expect(backend, prompt, keys, prompt.reported.get(backend))
+            expected = self.parity.expect(backend, prompt, keys, prompt.reported.get(backend))
+            if expected is not None:
+                prompt.expected[backend] = expected
 
     def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
         """Learn from the answer of `flight` how much of `prompt` its backend had, and that it has all of it now.
@@ -99,7 +101,7 @@ class Beliefs:
         `seen` is the backend's view before. Nothing is learned if the backend reports its cache itself, or if there was
         no answer.
         """
-        backend, expected, prompt.expected = flight.backend, prompt.expected, None
+        backend, expected = flight.backend, prompt.expected.pop(flight.backend, None)
         if not flight.answered or self._reports(backend):
             if expected is not None:
                 self.parity.dismiss(backend, expected)

@@ -25,7 +25,7 @@ class PromptKeys:
     with the router's computation; not if the engine is asked to truncate the prompt. Each key stands for `key_tokens`
     of the prompt; for text that is an estimate. `shared_root` is the root key of
     prompts without a cache domain. `reported` are the matches from events
-    when it was last looked up, and `expected` the values to compare its answer with while it runs.
+    when it was last looked up, and `expected` the values to compare the answers of backends with while it runs there.
     """
 
     keys: tuple[int, ...]
@@ -36,7 +36,7 @@ class PromptKeys:
     compares: bool = True
     key_tokens: float = BLOCK_TOKENS
     reported: Mapping[str, Match] = field(default_factory=dict)
-    expected: Expected | None = None
+    expected: dict[str, Expected] = field(default_factory=dict)
     _shared: tuple[int, ...] | None = None
 
     @property

@@ -55,7 +55,7 @@ def test_among_backends_that_hold_equally_much_the_ones_with_least_to_do_are_can
 
 def test_the_others_are_drawn_anew_for_each_request() -> None:
     shortlist, rng = a_shortlist(*a_fleet()), random.Random(1)
-    seen = {name for _ in range(400) for name in shortlist.names(a_request(), {}, (), rng)}
+    seen = {name for _ in range(800) for name in shortlist.names(a_request(), {}, (), rng)}
     assert len(seen) == MANY, "each backend is a candidate now and then"
 
 

@@ -261,7 +261,8 @@ class Cluster:
         if among is not None:
             # not every backend announces its reports, so all of the shortlist are noted
             for member in members:
-                self._note(member)
+                # its view has just made it known
+                self._shortlist.note((member.standing or member.known()).view, member.server.weight)
         return ClusterView(views, now, left_out=len(self._members) - len(views))
 
     def shortlist(

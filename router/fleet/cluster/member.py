@@ -396,6 +396,8 @@ class Member:
         if left == 1.0 and not theirs.tokens:
             return ahead
         behind = _of_equals(theirs, self.elsewhere.traffic.waiting, tokens) if theirs.tokens else Ahead()
+        if left_of_theirs == 1.0 and not flights.waiting:
+            return behind
         return Ahead(
             _sum(ahead.alike, left, behind.alike, left_of_theirs),
             _sum(ahead.beyond, left, behind.beyond, left_of_theirs),

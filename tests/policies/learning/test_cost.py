@@ -173,6 +173,52 @@ def test_each_of_them_has_its_own_pace() -> None:
         model.check()
 
 
+def test_a_backend_that_is_no_longer_measured_is_less_and_less_surely_slow() -> None:
+    peers, truth = Peers(), FLEET["8B on an H200"]
+    paused, *others = models = [LatencyModel(peers) for _ in range(3)]
+
+    def answer(model: LatencyModel, times: float = 1.0) -> None:
+        for tokens in (500, 5000):
+            model.observe_ttft(prefill_work(tokens), Ahead(), times * truth.ttft_s(tokens))
+            model.observe_decode(4, tokens, times * truth.tpot_s(4, tokens))
+
+    for model in models * 5:
+        answer(model)
+    assert paused.doubt == pytest.approx((1.0, 1.0), rel=0.1)
+    for _ in range(6):
+        answer(paused, times=20.0)
+    slow, surely = paused.snapshot(), paused.doubt
+    assert slow.ttft_s(5000) > 3 * truth.ttft_s(5000)
+    assert max(surely) < 1.0, "a few measurements may be a hiccup"
+    for number in range(60):
+        for other in others:
+            answer(other)
+        before, surely = surely, paused.doubt
+        assert surely[0] < 1.001 * before[0], number
+    assert paused.snapshot().ttft_s(5000) > 1.3 * truth.ttft_s(5000), "the estimate itself stays"
+    assert surely[0] * paused.snapshot().ttft_s(5000) == pytest.approx(truth.ttft_s(5000), rel=0.25)
+    assert surely[1] * paused.snapshot().tpot_s(4, 5000) == pytest.approx(truth.tpot_s(4, 5000), rel=0.25)
+
+
+def test_a_backend_that_is_slow_each_time_is_tried_ever_less_often() -> None:
+    peers, truth = Peers(), FLEET["8B on an H200"]
+    slow, fast = LatencyModel(peers), LatencyModel(peers)
+
+    def answers_until_tried() -> int:
+        for number in range(1, 2000):
+            fast.observe_ttft(prefill_work(5000), Ahead(), truth.ttft_s(5000))
+            if slow.doubt[0] * slow.snapshot().ttft_s(5000) < 1.2 * fast.snapshot().ttft_s(5000):
+                return number
+        raise AssertionError("it is never tried again")
+
+    between = []
+    for _ in range(12):
+        slow.observe_ttft(prefill_work(5000), Ahead(), 3 * truth.ttft_s(5000))
+        between.append(answers_until_tried())
+    assert between[-1] > 2 * between[1] > 10, between
+    slow.check()
+
+
 def test_twins_are_taken_to_be_equally_fast_though_each_sees_other_noise() -> None:
     peers, rng, truth = Peers(), random.Random(7), FLEET["8B on an H200"]
     twins = [LatencyModel(peers) for _ in range(8)]

@@ -142,6 +142,22 @@ async def test_a_second_backend_answers_a_request_that_is_late() -> None:
 
 
 @virtually
+async def test_a_slower_backend_is_the_second_once_the_first_was_waited_for_half_as_long() -> None:
+    world = World(backends=2)
+    await world.learn()
+    world.script = lambda _, backend: QUICK if backend == "b0" else Answer(("c",), delay_s=9 * TTFT_S)
+    for _ in range(60):
+        await world.ask()
+    world.script = lambda tries, _: Answer(("c",), delay_s=9 * TTFT_S) if tries else HANGS
+    caller, error, seconds = await world.ask()
+    assert (error, text_of(caller)) == (None, "c")
+    assert caller.placed == ["b0", "b1"]
+    # the second is predicted to take 9 TTFT_S, and begins once the first was waited for from half to all of that
+    assert 1.4 * 9 * TTFT_S < seconds < 2.3 * 9 * TTFT_S
+    await world.close()
+
+
+@virtually
 async def test_the_first_backend_may_still_win_and_the_second_is_cancelled_and_not_charged() -> None:
     world = World()
     await world.learn()

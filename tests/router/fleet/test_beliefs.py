@@ -146,11 +146,11 @@ def test_a_backend_with_cache_reports_teaches_nothing() -> None:
     assert stage.expected() == 0
 
 
-def feed(stage: Stage) -> None:
+def feed(stage: Stage, backend: str = "a") -> None:
     """Let the backend have a live feed, with blocks of 16 tokens."""
-    stage.beliefs.emptied(stage.beliefs.joined("a", 0), is_empty=True)
-    stage.beliefs.parity.block_tokens("a", 16)
-    stage.beliefs.trust("a", 0, 1.0, is_whole=True)
+    stage.beliefs.emptied(stage.beliefs.joined(backend, 0), is_empty=True)
+    stage.beliefs.parity.block_tokens(backend, 16)
+    stage.beliefs.trust(backend, 0, 1.0, is_whole=True)
 
 
 def prove(stage: Stage, answers: int = 4) -> None:
@@ -172,6 +172,34 @@ def test_a_proven_feed_counts_more_than_learnt_blocks_and_a_broken_one_less() ->
     assert stage.expected() == 0
     stage.beliefs.trust("a", 0, 0.4)
     assert stage.expected() > 8
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_prompt_that_is_sent_to_a_second_backend_is_compared_at_each(order: str) -> None:
+    stage = Stage()
+    stage.cluster = Cluster([FakeBackend("a"), FakeBackend("b")], clock=lambda: stage.now)
+    for name in "ab":
+        feed(stage, name)
+    ids = struct.pack("<128I", *range(128))
+    prompt = PromptKeys(block_keys(ids, 7), token_ids=ids)
+    stage.beliefs.longest(prompt)
+    flights = {name: stage.cluster.begin(name, a_request(prompt_tokens=128), 128) for name in "ab"}
+    for name in "ab":
+        stage.beliefs.sent(name, prompt)
+    stage.beliefs.check()
+    for name in order:
+        flight = flights[name]
+        flight.heard(Delta(text="x"), stage.now)
+        flight.heard(Delta(finish_reason="stop", usage=Usage(128, 1)), stage.now)
+        stage.cluster.end(flight)
+        stage.beliefs.ended(prompt, flight, a_backend(name))
+        stage.beliefs.check()
+        stage.beliefs.stored(name, prompt.keys)
+    stage.now += 5.0
+    stage.beliefs.parity.tick()
+    stage.beliefs.check()
+    assert {name: len(stage.beliefs.parity.reports_of(name)) for name in "ab"} == {"a": 1, "b": 1}
+    assert not prompt.expected
 
 
 def test_keys_of_text_are_learnt_and_believed_beside_a_feed_that_is_proven() -> None:
