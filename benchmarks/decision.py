@@ -34,6 +34,7 @@ from functools import partial
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
+from policies.learning.cost import Latency
 from policies.nouns import ClusterView, Decision, Delta, Request
 from policies.picks import are_equal
 from policies.predict import predicted_ttft_s
@@ -66,6 +67,9 @@ policies:
 """
 CACHE_TOKENS = 4_000_000
 DESCRIBED = Description(frozenset({MODEL}), 2_000_000, 128_000, speaks_tokens=True, reports_cache=True, preempts=True)
+
+TRUTH = Latency(token_s=2e-5)
+"""What the backends observe to be their speed."""
 
 PROMPTS = 20
 INDEXED = 500_000
@@ -122,7 +126,7 @@ class Bench:
         flight = self.gateway.cluster.begin(name, request, tokens.count)
         flight.sent_at = 1.0 if rng.random() < 0.1 else 0.5
         if rng.random() < 0.8:
-            flight.heard(Delta(text="x"), 0.9)
+            flight.heard(Delta(text="x"), flight.sent_at + TRUTH.prefill_s(tokens.count) * rng.uniform(0.9, 1.1))
         self.flying.append(flight)
 
     def stir(self) -> None:
@@ -237,17 +241,18 @@ class Compared:
         policy = bench.gateway.config.policies[request.policy]
         few, chosen = decided(request, policy, held, bench.gateway)
         everything, best = decided(request, policy, held, bench.gateway, look=Look(all_backends=True))
-        assert (chosen.chosen is None) == (best.chosen is None), "a shortlist refuses what others take"
-        self.refused[best.chosen is None] += 1
-        if chosen.chosen is None or best.chosen is None:
+        name, best_name = (made.chosen or made.awaits for made in (chosen, best))
+        assert (name is None) == (best_name is None), "a shortlist refuses what others take"
+        self.refused[name is None] += 1
+        if name is None or best_name is None:
             return
         self.choices += 1
         self.scored.append(len(few.backends))
         totals = dict(best.scores)
-        if not are_equal(totals[chosen.chosen], totals[best.chosen]):
-            self.score.append(totals[best.chosen] - totals[chosen.chosen])
+        if not are_equal(totals[name], totals[best_name]):
+            self.score.append(totals[best_name] - totals[name])
             predicted = {view.name: view for view in everything.backends}
-            here, there = (predicted_ttft_s(request, predicted[name]) for name in (chosen.chosen, best.chosen))
+            here, there = (predicted_ttft_s(request, predicted[at]) for at in (name, best_name))
             self.seconds.append(here / there - 1.0)
 
 

@@ -26,15 +26,20 @@ HOLDERS, IDLEST, OTHERS = 12, 8, 6
 """Backends in a shortlist: the ones that hold most of the prompt, the ones with least to do, and some at random."""
 
 
+_PER_REQUEST = 3000
+"""Waiting tokens that slow a usual prompt there as much as one request does: each request is slowed by it, and slows
+its decoding."""
+
+
 class _Place(NamedTuple):
     """One backend in its group, which is ordered by what its backends have to do, the least first.
 
-    Waiting tokens count per weight; `use` is the used part of its limit of requests, or requests per weight without a
-    limit. `spare_tokens` is the free room in its KV.
+    `work` are its waiting tokens and requests per weight, in tokens; `use` is the used part of its limit of requests,
+    or requests per weight without a limit. `spare_tokens` is the free room in its KV.
     """
 
     is_full: bool
-    waiting_tokens: float
+    work: float
     use: float
     name: str
     spare_tokens: float
@@ -180,7 +185,9 @@ def _place_of(view: BackendView, weight: float) -> _Place:
     # an idle backend never gets more room than it has
     spare = math.inf if view.free_tokens is None or not there else view.free_tokens
     is_full = limit is not None and there >= limit
-    return _Place(is_full, view.waiting_tokens / weight, there / (limit or 1) / weight, view.name, spare)
+    return _Place(
+        is_full, (view.waiting_tokens + _PER_REQUEST * there) / weight, there / (limit or 1) / weight, view.name, spare
+    )
 
 
 def _idle(request: Request, held: Mapping[str, int], groups: Iterable[_Group]) -> Iterator[str]:
