@@ -85,8 +85,11 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
 
 def host_kv_bytes(model: Model, options: EngineOptions) -> int:
     """Total host memory for KV; on a CPU it includes the pool."""
+    from shards.exec.hosting import host_slots
+
     is_on_host = getattr(model.network, "room_bytes", None) is None
-    return options.host_bytes + (options.kv_bytes if is_on_host else 0)
+    hosted = host_slots(options, model.network.block_bytes) * model.network.block_bytes
+    return hosted + (options.kv_bytes if is_on_host else 0)
 
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
@@ -170,6 +173,13 @@ def shard(
         typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, or all free memory of a GPU.", min=0.001),
     ] = None,
     host_memory: Annotated[float, typer.Option(help="Host memory, in GiB, for evicted and preempted KV.", min=0)] = 0,
+    kv_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory for evicted KV, which later shards read again; default: none."),
+    ] = None,
+    kv_dir_gib: Annotated[
+        float, typer.Option(help="Most disk space that this shard takes in --kv-dir, in GiB.", min=0.001)
+    ] = 16,
     pin_share: Annotated[
         float | None,
         typer.Option(
@@ -246,6 +256,8 @@ def shard(
     use_threads(threads or default_threads())
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),
+        kv_dir=None if kv_dir is None else Path(kv_dir),
+        kv_dir_bytes=int(kv_dir_gib * 2**30),
         max_running=max_running,
         max_waiting=max_waiting,
         step_s=step_ms / 1000,
@@ -282,6 +294,7 @@ def shard(
     try:
         with exit_on_error():
             asyncio.run(served)
+        engine.preserve(grace_s)
     finally:
         engine.close()
         if traces is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 
-from shards.exec.hosting import host_copier
+from shards.exec.hosting import open_hosting
 from shards.exec.network import DrawingNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.request import Request
@@ -18,7 +18,9 @@ from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.grammars import Grammars, Outcome
+from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, Copier, usual_copier
+from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
@@ -52,7 +54,8 @@ class Engine:
     shares what is cached, plans, computes, draws tokens, caches full blocks, and reports. If a device draws the tokens,
     a step is planned and submitted before the previous one is collected; reports then lag one step behind. `clock`
     times steps, deadlines and waiting; `rng` makes seeds for requests without one. `copier_of` makes the copier between
-    device and host memory. Raises ValueError for invalid options, NotEnoughMemory if the system has too little.
+    device and host memory, `worker_of` the worker that moves blocks between host memory and disk. Raises ValueError for
+    invalid options, NotEnoughMemory if the system has too little, OSError if `kv_dir` cannot be used.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         copier_of: Callable[[BlockMemory], Copier] = usual_copier,
+        worker_of: Callable[[BlockFiles], DiskWorker] = DiskThreads,
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network
@@ -72,8 +76,15 @@ class Engine:
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
-        self._copier = host_copier(network, self.options.host_bytes, copier_of)
-        self._pool = BlockPool(blocks, model=model.name, options=self.options.pool, copier=self._copier)
+        hosting = open_hosting(model, self.options, copier_of, worker_of=worker_of, clock=clock)
+        self._copier = hosting.copier
+        self._pool = BlockPool(
+            blocks,
+            model=model.name,
+            options=self.options.pool,
+            copier=hosting.copier,
+            directory=hosting.directory,
+        )
         self._grammars = Grammars(Compiler.of(model))
         self._limits = Limits(
             network.vocabulary,
@@ -114,7 +125,7 @@ class Engine:
     def next_deadline_s(self) -> float | None:
         """When the engine needs a step even without a call, on its clock; None if never."""
         deadlines = [request.submission.deadline_s for request in self._roster.requests.values()]
-        deadlines += [self._scheduler.next_change_s, self._pool.pins.next_end_s]
+        deadlines += [self._scheduler.next_change_s, self._scheduler.next_look_s, self._pool.pins.next_end_s]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:
@@ -227,15 +238,23 @@ class Engine:
         self._is_settled = False
         return self._pool.pins.unpin(name)
 
+    def preserve(self, within_s: float) -> int:
+        """Write all cached blocks to the directory for KV, pinned ones first; returns the number of blocks there.
+
+        Takes `within_s` at most, plus the time of one block. No step may follow. Does nothing without a directory.
+        """
+        return self._pool.preserve(until_s=self._clock() + within_s)
+
     def close(self) -> None:
-        """End the threads that copy KV to the host and compile grammars. No step may follow."""
+        """End the threads that copy KV and compile grammars. No step may follow."""
         self._grammars.close()
+        self._pool.disk.close()
         if self._copier is not None:
             self._copier.close()
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
         """Events that rebuild the present cache, parents before children."""
-        return self._pool.prefix.snapshot()
+        return (*self._pool.prefix.snapshot(), *self._pool.disk.snapshot())
 
     def step(self) -> Report:
         """Do one step's work and return its changes. Cheap when there is nothing to do."""

@@ -73,7 +73,8 @@ class PagedNetwork:
 class Model:
     """The model that an engine serves under `name`. Stop strings need a `tokenizer`.
 
-    `path` is the folder that it was loaded from; None for a model made in memory.
+    `path` is the folder that it was loaded from; None for a model made in memory. `weights` identifies the weights of
+    such a model for a directory of KV; empty if nothing does.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Model:
     eos_token_ids: frozenset[int] = frozenset()
     path: Path | None = None
     dtype: str = "float32"
+    weights: str = ""
 
     @property
     def vocabulary(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.options import PoolOptions
@@ -23,7 +24,8 @@ class EngineOptions:
     `window_tokens`: prompt tokens that may arrive ahead of the computed ones. `step_s`: target duration of a step;
     `lanes`, `chunk_tokens` and `batch_tokens` are those of `StepLimits`.
 
-    `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors.
+    `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors. Evicted KV is written to
+    `kv_dir` too, up to `kv_dir_bytes`, and read again by this and later engines with the same model.
 
     A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
     within `preempt_cooldown_s` after it resumed.
@@ -60,6 +62,8 @@ class EngineOptions:
     run_ahead: str = "auto"
     speculate: str = "auto"
     host_bytes: int = 0
+    kv_dir: Path | None = None
+    kv_dir_bytes: int = 16 * 2**30
     pool: PoolOptions = field(default_factory=PoolOptions)
 
     def blocks(self, block_bytes: int) -> int:

@@ -17,20 +17,23 @@ from shards.nouns import Load, Progress
 from shards.options import EngineOptions
 from shards.roster import Roster
 from shards.sched.admit import Victim, Waiting, admit
-from shards.sched.cost import CostModel, StepShape
+from shards.sched.cost import CostModel, StepShape, prefill_shape
 from shards.sched.drafts import draft_lengths
 from shards.sched.forecast import Decoding, Pending, predict_ttft_s
 from shards.sched.plan import plan_step, shape_of
 from shards.sched.ranks import effective_rank
 from shards.sched.room import Claim, Room
 
+_LOOK_S = 0.02
+"""An engine without other work looks this often for blocks that were written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The work of one step; the block tables have room for it. `shape` is its cost in the terms of the cost model.
 
-    `is_short` if a sequence was left out that can continue without a new event: its KV was being copied from the host,
-    or there was no free block for it.
+    `is_short` if a sequence was left out that can continue without a new event: its KV was being copied from the host
+    or read from disk, or there was no free block for it.
     """
 
     pieces: tuple[Piece, ...]
@@ -62,6 +65,7 @@ class Scheduler:
         """Preempt and start the sequences that are due, share what is cached, and plan."""
         self._stepped_s = now_s
         self.pool.pins.expire(now_s)
+        self.pool.settle_disk()
         self._admit(now_s)
         running = self.roster.running
         for sequence in running.values():
@@ -69,6 +73,8 @@ class Scheduler:
                 self._note_progress(sequence)
         ready = [sequence for sequence in running.values() if sequence.ready_tokens]
         landed = [sequence for sequence in ready if sequence.table.is_landed] if self._is_copying else ready
+        if self.pool.disk.is_open:
+            landed = [sequence for sequence in landed if not self._awaits_disk(sequence)]
         drafts = self._drafts(landed)
         work = [
             sequence.work(self._rank(sequence, now_s), drafted_tokens=drafts.get(sequence.arrival, 0))
@@ -95,6 +101,11 @@ class Scheduler:
         spared = (sequence.spared_s for sequence in self.roster.running.values() if sequence.spared_s is not None)
         ends = (spared_s + self.options.preempt_cooldown_s for spared_s in spared)
         return min((end_s for end_s in ends if end_s > self._stepped_s), default=None)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """When to look for blocks that were written to disk; None if there are none."""
+        return self._stepped_s + _LOOK_S if self.pool.disk.is_busy else None
 
     def advance(self, piece: Piece) -> None:
         """Record that `piece` is computed, or will be before everything that is computed from now on."""
@@ -252,6 +263,19 @@ class Scheduler:
         sequence.request.preemptions += 1
         if not (sequence.computed_tokens and sequence.table.park()):
             sequence.start_over()
+
+    def _awaits_disk(self, sequence: Sequence) -> bool:
+        """Whether the next blocks of `sequence` are being read from disk, which is predicted to be faster than to
+        compute them. Starts to read them.
+        """
+        labels = sequence.seek()
+        if not labels:
+            return False
+        disk, tokens = self.pool.disk, len(labels) * BLOCK_TOKENS
+        if disk.wait_s(labels) >= self.cost.marginal_s(prefill_shape(sequence.computed_tokens, tokens)):
+            disk.decline()
+            return False
+        return disk.fetch(labels, domain=sequence.table.domain)
 
     def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
         """The number of guessed tokens to verify for each sequence, if there is time.

@@ -9,6 +9,9 @@ from shards.exec.network import DrawingNetwork
 from shards.nouns import Finished, FinishReason, SamplingParams, Submission
 from shards.sched.warm_up import NEW_TOKENS, warm_up_prompts
 
+_DOMAIN = "\x00warm-up"
+"""A cache domain that no tenant has, so that only its own blocks are cleared afterwards, and none on disk."""
+
 
 class BrokenModel(Exception):
     """The model was loaded but cannot answer."""
@@ -26,12 +29,12 @@ def warm_up(engine: Engine) -> None:
         ids = np.arange(number, number + tokens, dtype="<u4") % engine.model.vocabulary
         key = ("warm-up", number)
         sampling = SamplingParams(ignore_eos=True)
-        engine.submit(Submission(key, tokens, NEW_TOKENS, sampling=sampling))
+        engine.submit(Submission(key, tokens, NEW_TOKENS, domain=_DOMAIN, sampling=sampling))
         engine.extend(key, ids.astype("<u4").tobytes())
         finished: list[Finished] = []
         while not finished:
             finished += engine.step().finished
         if finished[0].reason is not FinishReason.LENGTH:
             raise BrokenModel(f"{engine.model.name} cannot answer: {finished[0].message}")
-    engine.clear_cache()
+    engine.clear_cache(_DOMAIN)
     engine.step()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
+from shards.kv.fingerprint import Layout
 from shards.kv.keys import BLOCK_TOKENS
 
 _EMPTY = -1
@@ -83,6 +84,15 @@ class FakeHostMemory:
         self.slots = slots
         self._blocks = blocks
         self._slots = np.full((slots, BLOCK_TOKENS), _EMPTY, dtype=np.int64)
+
+    @property
+    def layout(self) -> Layout:
+        """One array of the tokens."""
+        return (("int64", (BLOCK_TOKENS,)),)
+
+    def raw(self, slot: int) -> tuple[memoryview, ...]:
+        """The bytes of `slot` itself."""
+        return (memoryview(self._slots[slot]).cast("B"),)
 
     def save(self, block: int, slot: int) -> None:
         """Copy device block `block` into `slot`."""

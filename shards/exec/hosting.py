@@ -1,23 +1,111 @@
-"""The copier between device and host memory, for networks that have host memory."""
+"""The host memory beside a network's KV, its copier, and the directory on disk behind it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from shards.exec.network import HostedNetwork, Network
+import torch
+
+from shards.exec.network import HostedNetwork
+from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, Copier
+from shards.kv.disk import KvDirectory
+from shards.kv.disk_jobs import DiskThreads, DiskWorker
+from shards.kv.fingerprint import KvFacts, checkpoint_digest
+from shards.kv.raw_block import BlockLabels, RawMemory
+from shards.model import Model
+from shards.options import EngineOptions
 from shards.shortage import gib, memory_for
 
+_LEAST_SLOTS = 64
+"""Host slots beside a disk, through which blocks pass on their way back."""
 
-def host_copier(network: Network, host_bytes: int, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
-    """A copier for as many blocks of `network` as `host_bytes` hold; None if they hold none.
+_STAGING = 16
+"""Further slots, for blocks that wait to be written: a bounded queue."""
 
-    Raises ValueError for a network with KV that cannot be moved, NotEnoughMemory if the system has too little.
+
+class Hosting(NamedTuple):
+    """The host tier's copier and the disk tier's directory; None for a tier without room."""
+
+    copier: Copier | None = None
+    directory: KvDirectory | None = None
+
+
+def host_slots(options: EngineOptions, block_bytes: int) -> int:
+    """The number of blocks that the host memory holds: at least 64 beside a directory, and 16 on their way to it."""
+    slots = options.host_bytes // block_bytes
+    return slots if options.kv_dir is None else max(slots, _LEAST_SLOTS) + _STAGING
+
+
+def open_hosting(
+    model: Model,
+    options: EngineOptions,
+    copier_of: Callable[[BlockMemory], Copier],
+    *,
+    worker_of: Callable[[BlockFiles], DiskWorker] = DiskThreads,
+    clock: Callable[[], float] = time.monotonic,
+) -> Hosting:
+    """The tiers of `options` beside the allocated KV of `model`.
+
+    Raises ValueError for a network with KV that cannot be moved, for a directory without room for one block, or weights
+    that cannot be identified, NotEnoughMemory if the system has too little, OSError if the directory cannot be used.
     """
-    slots = host_bytes // network.block_bytes
+    network = model.network
+    slots = host_slots(options, network.block_bytes)
     if not slots:
-        return None
+        return Hosting()
     if not isinstance(network, HostedNetwork):
-        raise ValueError(f"host_bytes is {host_bytes}; this model's KV cannot be moved to the host")
-    with memory_for(f"{gib(host_bytes)} of KV on the host", hint="give the host tier less"):
-        return copier_of(network.host_memory(slots))
+        raise ValueError(f"host_bytes is {options.host_bytes}; this model's KV cannot be moved to the host")
+    with memory_for(f"{gib(slots * network.block_bytes)} of KV on the host", hint="give the host tier less"):
+        memory = network.host_memory(slots)
+        copier = copier_of(memory)
+    try:
+        return Hosting(copier, _directory(model, options, memory, worker_of, clock))
+    except (OSError, ValueError):
+        copier.close()
+        raise
+
+
+def kv_facts(model: Model, options: EngineOptions, memory: RawMemory) -> KvFacts:
+    """The facts on which the bytes of a block of `model` depend. Raises ValueError for weights without an identity."""
+    weights = model.weights
+    if not weights and model.path is not None:
+        weights = checkpoint_digest(model.path)
+    if not weights:
+        raise ValueError(f"the weights of {model.name} were made in memory: nothing tells whether blocks are theirs")
+    numerics = ""
+    if options.deterministic:
+        # equal bits are promised for any cache, and other libraries, processors and thread counts round otherwise
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        processor = f"{type(model.network).__name__} {gpu} {torch.backends.cpu.get_cpu_capability()}"
+        numerics = f"deterministic, torch {torch.__version__}, {processor}, {torch.get_num_threads()} threads"
+    return KvFacts(model.name, weights, model.dtype, memory.layout, numerics)
+
+
+def _directory(
+    model: Model,
+    options: EngineOptions,
+    memory: BlockMemory,
+    worker_of: Callable[[BlockFiles], DiskWorker],
+    clock: Callable[[], float],
+) -> KvDirectory | None:
+    if options.kv_dir is None:
+        return None
+    if not isinstance(memory, RawMemory):
+        raise ValueError(f"kv_dir is {options.kv_dir}; the KV of this model cannot be read as bytes")
+    if options.kv_dir_bytes < model.network.block_bytes:
+        least = gib(model.network.block_bytes)
+        raise ValueError(f"{gib(options.kv_dir_bytes)} on disk hold no KV block of {least}; give kv_dir more")
+    labels = BlockLabels(model.name, kv_facts(model, options, memory).fingerprint())
+    files = BlockFiles(options.kv_dir, labels.fingerprint)
+    try:
+        headers, broken = files.scan()
+        foreign = files.foreign()
+    except OSError:
+        files.close()
+        raise
+    return KvDirectory(
+        worker_of(files), memory, labels, options.kv_dir_bytes, _STAGING, headers, foreign, broken, clock
+    )

@@ -9,6 +9,7 @@ from shards.exec.drafter import Drafter
 from shards.exec.request import Request
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.kv.prefix import CachedBlock
+from shards.kv.raw_block import BlockLabel
 from shards.kv.table import BlockTable, blocks_for
 from shards.nouns import Cause, Finished, FinishReason
 from shards.sched.drafts import MOST_DRAFTED, Prospect
@@ -164,6 +165,21 @@ class Sequence:
         self.computed_tokens += found
         self.cached_tokens += found
         return found
+
+    def seek(self) -> list[BlockLabel]:
+        """The labels of the blocks on disk that continue it in whole units, as far as there is room on the device; none
+        between two unit boundaries.
+        """
+        pool, table = self.table.pool, self.table
+        if self.computed_tokens % self.unit_tokens or self.is_decoding or not table.is_chained:
+            return []
+        path, limit = list(table.path), self.shareable_blocks
+        if len(path) * BLOCK_TOKENS != self.computed_tokens:
+            return []
+        pool.prefix.extend_path(path, self.block_tokens, limit=limit, domain=table.domain)
+        most = min(limit, len(table.path) + pool.available_for(table.domain))
+        labels = pool.disk.find(path, self.block_tokens, limit=most, domain=table.domain)
+        return labels[: max(0, self._whole(len(path) + len(labels)) - len(path))]
 
     def start_over(self) -> None:
         """Drop its KV. Drawn tokens are kept, and are computed again as if they were part of the prompt."""

@@ -18,6 +18,7 @@ class Flights:
 
     A block is busy while any copy reads or writes it: it must not be written, nor given to a new owner. It is landing
     while a copy writes it: it must not be read either. Copies are collected until `start` submits them as one batch.
+    Copies run in order, so they never endanger a host slot; other readers and writers of slots ask `is_slot_busy`.
     """
 
     def __init__(self, copier: Copier | None) -> None:
@@ -25,6 +26,7 @@ class Flights:
         self._collected: list[BlockCopy] = []
         self._flights: deque[_Flight] = deque()
         self._busy: Counter[int] = Counter()
+        self._busy_slots: Counter[int] = Counter()
         self._landing: set[int] = set()
 
     def __repr__(self) -> str:
@@ -33,6 +35,15 @@ class Flights:
     def is_busy(self, block: int) -> bool:
         """Whether an unfinished copy reads or writes `block`."""
         return block in self._busy
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether any copy is unfinished."""
+        return bool(self._flights)
+
+    def is_slot_busy(self, slot: int) -> bool:
+        """Whether an unfinished copy reads or writes host slot `slot`."""
+        return slot in self._busy_slots
 
     @property
     def landing(self) -> frozenset[int] | set[int]:
@@ -73,17 +84,22 @@ class Flights:
         """Assert that each busy block is in a flight."""
         copies = [copy for flight in self._flights for copy in flight.copies] + self._collected
         assert Counter(copy.block for copy in copies) == self._busy, "busy blocks are miscounted"
+        assert Counter(copy.slot for copy in copies) == self._busy_slots, "busy slots are miscounted"
         assert {copy.block for copy in copies if not copy.is_save} == self._landing, "landing blocks are miscounted"
 
     def _collect(self, copy: BlockCopy) -> None:
         self._collected.append(copy)
         self._busy[copy.block] += 1
+        self._busy_slots[copy.slot] += 1
 
     def _end(self, flight: _Flight) -> list[int]:
         quiet: list[int] = []
-        for block, _, is_save in flight.copies:
+        for block, slot, is_save in flight.copies:
             if not is_save:
                 self._landing.discard(block)
+            self._busy_slots[slot] -= 1
+            if not self._busy_slots[slot]:
+                del self._busy_slots[slot]
             self._busy[block] -= 1
             if not self._busy[block]:
                 del self._busy[block]

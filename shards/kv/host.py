@@ -20,11 +20,12 @@ class HostTier:
     pinned). KV never changes once it is cached, so a restored block also stays here, and is evicted from the device
     a second time without a copy. Without a copier there are no slots.
 
-    Only the copier touches a slot, and it copies in order, so a released slot can be taken again at once.
+    Only the copier touches a slot, and it copies in order, so a released slot can be taken again at once. The last
+    `reserved` slots of the memory belong to the disk tier.
     """
 
-    def __init__(self, prefix: PrefixCache, pins: Pins, copier: Copier | None = None) -> None:
-        self.size = 0 if copier is None else copier.slots
+    def __init__(self, prefix: PrefixCache, pins: Pins, copier: Copier | None = None, *, reserved: int = 0) -> None:
+        self.size = 0 if copier is None else copier.slots - reserved
         self.flights = Flights(copier)
         self._prefix, self._pins = prefix, pins
         self._free = FreeBlocks(self.size)

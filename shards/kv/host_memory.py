@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shards.kv.fingerprint import Layout
+
 
 class Blocks(Protocol):
     """A cache with movable blocks: its memory as tensors [blocks, ...], one row of each per block."""
@@ -36,6 +38,15 @@ class HostMemory:
     def nbytes(self) -> int:
         """Memory of all slots in bytes."""
         return sum(plane.nbytes for plane in self._host)
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors of a block, in the order of its bytes."""
+        return tuple((str(plane.dtype).removeprefix("torch."), tuple(plane.shape[1:])) for plane in self._host)
+
+    def raw(self, slot: int) -> tuple[memoryview, ...]:
+        """The bytes of `slot` itself, writable, one piece for each tensor of the layout."""
+        return tuple(plane[slot].view(torch.uint8).numpy().reshape(-1).data for plane in self._host)
 
     def save(self, block: int, slot: int) -> None:
         """Copy device block `block` into `slot`."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from shards.kv.copier import Copier
+from shards.kv.disk import DiskTier, KvDirectory
 from shards.kv.extents import FreeBlocks
 from shards.kv.host import HostTier
 from shards.kv.idle import RANK_TURNS, IdleBlocks, recompute_cost
@@ -13,6 +14,9 @@ from shards.kv.options import PoolOptions
 from shards.kv.pins import Pins
 from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.residents import Residents
+
+PINNED_TURNS = 16.0
+"""Turnovers of the pool that a pin is worth on disk: as many as a rank."""
 
 _MOST_EARLY = 8
 """Blocks that one eviction may take from the end of a chain, so that a decoding sequence finds consecutive ids."""
@@ -30,18 +34,25 @@ class BlockPool:
     parents, so every idle block becomes evictable in time. `shards.kv.idle` defines the order.
 
     A cached block that leaves the device goes to the host tier if that has room or a block of less worth, and comes
-    back when it is matched. Pins and floors never keep `guaranteed` blocks: a request that needs no more than that can
-    always start once others have finished.
+    back when it is matched. From there it is written to the disk tier, if there is one. Pins and floors never keep
+    `guaranteed` blocks: a request that needs no more than that can always start once others have finished.
     """
 
     def __init__(
-        self, size: int, *, model: str, options: PoolOptions | None = None, copier: Copier | None = None
+        self,
+        size: int,
+        *,
+        model: str,
+        options: PoolOptions | None = None,
+        copier: Copier | None = None,
+        directory: KvDirectory | None = None,
     ) -> None:
         self.size, self.options = size, options or PoolOptions()
         self.guaranteed = self.options.guaranteed(size)
         self.prefix = PrefixCache(model)
         self.pins = Pins(int(self.options.pin_share * size), self.prefix, self._settle_pinned)
-        self.host = HostTier(self.prefix, self.pins, copier)
+        self.host = HostTier(self.prefix, self.pins, copier, reserved=directory.staging if directory else 0)
+        self.disk = DiskTier(self.prefix, self.host, directory)
         self._free = FreeBlocks(size)
         self._draining: set[int] = set()
         self._idle = IdleBlocks(self.options.floors)
@@ -54,7 +65,7 @@ class BlockPool:
     def __repr__(self) -> str:
         return (
             f"BlockPool({len(self._free) + len(self._draining)} free, {len(self._idle)} idle, "
-            f"{len(self.pins)} pinned, {len(self._holders)} owned of {self.size}; {self.host!r})"
+            f"{len(self.pins)} pinned, {len(self._holders)} owned of {self.size}; {self.host!r}, {self.disk!r})"
         )
 
     @property
@@ -227,16 +238,18 @@ class BlockPool:
             if self._holders[block] > 1 or cached.children or self.host.is_held(cached.slot):
                 break
             self.pins.discard(cached)
+            self.disk.forget(cached)
             if cached.slot is not None:
                 self.host.discard(cached)
             self._cached.leave(cached, block)
             self.prefix.displace(cached)
 
     def clear(self, domain: str | None = None) -> int:
-        """Forget all cached blocks, or those of `domain`; returns their number over both tiers.
+        """Forget all cached blocks, or those of `domain`; returns their number over all tiers.
 
         Held blocks and slots stay with their holders, uncached.
         """
+        on_disk = self.disk.clear(domain)
         gone = [cached for cached in self.prefix if domain is None or cached.domain == domain]
         for cached in reversed(gone):
             self.pins.discard(cached)
@@ -247,14 +260,40 @@ class BlockPool:
                 if cached.block not in self._holders:
                     self._vacate(cached.block)
         self.prefix.clear(domain)
-        return len(gone)
+        return len(on_disk.union(cached.key for cached in gone))
+
+    def settle_disk(self) -> None:
+        """Take over what was read from disk and written to it since the last call."""
+        if self.disk.is_open:
+            self._settle(self.host.flights.land())
+            self.disk.settle(self._taken / self.size)
+
+    def preserve(self, *, until_s: float) -> int:
+        """Write all cached blocks to disk, until `until_s` of the directory's clock; returns the number on disk then.
+
+        Pinned blocks go first, then those of most worth, each behind its parents. This waits for the disk, and nothing
+        may be taken, restored or parked afterwards.
+        """
+        self._finish_copies()
+        worth = {cached: cached.worth + PINNED_TURNS * (cached in self.pins) for cached in self.prefix}
+        for last in sorted(worth, key=worth.__getitem__, reverse=True):
+            path: list[CachedBlock] = []
+            cached: CachedBlock | None = last
+            while cached is not None and self.disk.lacks(cached):
+                path.append(cached)
+                cached = cached.parent
+            for block in reversed(path):
+                self.disk.preserve(block, worth=worth[block], until_s=until_s)
+                self._finish_copies()
+        self.disk.finish(until_s)
+        return self.disk.blocks
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
         """Assert that no block is lost or in two places in either tier, that parents are cached and pins are kept.
 
         With `holders` (the blocks of each holder), also that exactly these blocks are held.
         """
-        for part in (self._free, self._idle, self.pins, self._cached, self.prefix, self.host):
+        for part in (self._free, self._idle, self.pins, self._cached, self.prefix, self.host, self.disk):
             part.check()
         kept = {block for block, cached in self._cached.items() if cached in self.pins} - self._holders.keys()
         idle = [cached.block for cached in self._idle if cached.block is not None]
@@ -289,6 +328,12 @@ class BlockPool:
             if block in self._draining:
                 self._draining.remove(block)
                 self._free.give(block)
+
+    def _finish_copies(self) -> None:
+        self.host.flights.start()
+        while self.host.flights.is_copying:
+            self._settle(self.host.flights.wait())
+        self.disk.begin()
 
     def _vacate(self, block: int) -> None:
         if self.host.flights.is_busy(block):
@@ -362,6 +407,7 @@ class BlockPool:
         if slot is not None:
             self.host.flights.save(block, slot)
             self.host.enter(cached, slot)
+        self.disk.save(cached, block)
         self.prefix.displace(cached)
         if slot is not None:
             self.host.release(slot)

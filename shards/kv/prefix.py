@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from shards.kv.keys import block_keys, root_key
 from shards.nouns import CacheChange, CacheEvent
 
-DEVICE, HOST = "device", "host"
-"""The tiers: the network reads and writes the device; blocks in the host tier wait to be copied back."""
+DEVICE, HOST, DISK = "device", "host", "disk"
+"""The tiers: the network reads and writes the device; blocks in the host tier wait to be copied back, and blocks on
+disk to be read into the host tier. The prefix cache has the first two, and `shards.kv.disk` the blocks on disk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +19,8 @@ class CachedBlock:
 
     Two of them are the same prefix only if they are the same object; `key` is a name for use outside. Its KV is in
     device block `block`, in host slot `slot`, or in both. `depth` blocks come before it. `children` are cached in any
-    tier, `device_children` on the device. `worth` orders eviction, see `shards.kv.idle`.
+    tier of memory, `device_children` on the device. `worth` orders eviction, see `shards.kv.idle`. `chain` is the hash
+    of the prefix that `shards.kv.raw_block` has computed; empty before.
     """
 
     block: int | None
@@ -31,6 +33,7 @@ class CachedBlock:
     children: int = 0
     device_children: int = 0
     worth: float = float("-inf")
+    chain: bytes = b""
 
     def __repr__(self) -> str:
         return f"CachedBlock({self.key:#x}: depth {self.depth}, block {self.block}, slot {self.slot})"
@@ -101,6 +104,13 @@ class PrefixCache:
 
     def add(self, block: int, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
         """Cache `block` of the device; None if its key is taken or `parent` is no longer cached."""
+        cached = self.admit(parent, token_ids, domain=domain)
+        if cached is not None:
+            self.place(cached, block)
+        return cached
+
+    def admit(self, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
+        """A new cached block, for which the caller has a place in a tier at once; None as in `add`."""
         key = self.key(parent, token_ids, domain=domain)
         if key in self._by_key or (parent is not None and parent not in self):
             return None
@@ -108,7 +118,6 @@ class PrefixCache:
         cached = self._by_key[key] = CachedBlock(None, key, domain, parent, token_ids, depth)
         if parent is not None:
             parent.children += 1
-        self.place(cached, block)
         return cached
 
     def place(self, cached: CachedBlock, block: int) -> None:
@@ -117,7 +126,7 @@ class PrefixCache:
         cached.block = block
         if cached.parent is not None:
             cached.parent.device_children += 1
-        self._tell(CacheChange.STORED, DEVICE, cached.key)
+        self.tell(CacheChange.STORED, DEVICE, cached.key)
 
     def displace(self, cached: CachedBlock) -> None:
         """Remove `cached`, which has no children there, from the device. Forgotten if it is nowhere else."""
@@ -125,19 +134,19 @@ class PrefixCache:
         cached.block = None
         if cached.parent is not None:
             cached.parent.device_children -= 1
-        self._tell(CacheChange.EVICTED, DEVICE, cached.key)
+        self.tell(CacheChange.EVICTED, DEVICE, cached.key)
         self._forget_unless_held(cached)
 
     def keep(self, cached: CachedBlock, slot: int) -> None:
         """Record that the KV of `cached` is also in `slot` of the host tier."""
         assert cached.slot is None, "a cached block is in one host slot"
         cached.slot = slot
-        self._tell(CacheChange.STORED, HOST, cached.key)
+        self.tell(CacheChange.STORED, HOST, cached.key)
 
     def drop(self, cached: CachedBlock) -> None:
         """Remove `cached` from the host tier. Forgotten if it is nowhere else; it has no children then."""
         cached.slot = None
-        self._tell(CacheChange.EVICTED, HOST, cached.key)
+        self.tell(CacheChange.EVICTED, HOST, cached.key)
         self._forget_unless_held(cached)
 
     def clear(self, domain: str | None = None) -> None:
@@ -151,7 +160,7 @@ class PrefixCache:
             del self._by_key[cached.key]
             for tier, place in ((DEVICE, cached.block), (HOST, cached.slot)):
                 if place is not None:
-                    self._tell(CacheChange.EVICTED, tier, cached.key)
+                    self.tell(CacheChange.EVICTED, tier, cached.key)
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
         """All cached blocks, one event for each tier that holds any, parents before children."""
@@ -199,7 +208,8 @@ class PrefixCache:
         if cached.parent is not None:
             cached.parent.children -= 1
 
-    def _tell(self, change: CacheChange, tier: str, key: int) -> None:
+    def tell(self, change: CacheChange, tier: str, key: int) -> None:
+        """Collect an event of `tier`."""
         last = self._last_of.get(tier)
         if last is None or last[0] is not change:
             last = self._last_of[tier] = (change, [])

@@ -114,6 +114,12 @@ def test_a_shard_may_drain_as_long_as_configured() -> None:
     assert pod["terminationGracePeriodSeconds"] > 120
 
 
+def test_a_shard_with_a_kv_directory_has_as_long_again_to_write_it() -> None:
+    pod = shard(graceSeconds=120, options={"kv-dir": "/cache/kv"})
+    assert "--kv-dir=/cache/kv" in " ".join(container(pod)["args"]).replace('"', "")
+    assert pod["terminationGracePeriodSeconds"] > 240
+
+
 def test_a_router_gets_requests_once_it_has_reached_its_pools_and_keeps_them_when_one_is_lost() -> None:
     probes = container(router({"router": {"startupSeconds": 61}}))
     assert probes["startupProbe"]["httpGet"]["path"] == "/readyz"

@@ -13,9 +13,11 @@ from tokenizers import Tokenizer, decoders, models
 from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.exec.network import Network
+from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, InlineCopier
 from shards.model import Model
 from shards.nouns import CacheChange, Drawn, Finished, Load, SamplingParams, Submission
+from tests.shards.kv.blocks_on_disk import LateDisk
 
 EOS = 255
 
@@ -48,14 +50,16 @@ class Driver:
     ) -> None:
         self.network = network or FakeNetwork()
         self.copiers: list[LaggingCopier] = []
+        self.worker: LateDisk | None = None
         self.clock = Clock()
-        model = Model("m", self.network, tokenizer or a_tokenizer(), frozenset({eos}))
+        model = Model("m", self.network, tokenizer or a_tokenizer(), frozenset({eos}), weights="those of a driver")
         self.engine = Engine(
             model,
             EngineOptions(**{"kv_blocks": 64, **options}),  # type: ignore[arg-type]
             clock=self.clock,
             rng=random.Random(0),
             copier_of=self._make_copier,
+            worker_of=self._make_worker,
         )
         self.drawn: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         self.draws: list[Drawn] = []
@@ -109,6 +113,10 @@ class Driver:
     def _make_copier(self, memory: BlockMemory) -> LaggingCopier:
         self.copiers.append(LaggingCopier(memory))
         return self.copiers[-1]
+
+    def _make_worker(self, files: BlockFiles) -> LateDisk:
+        self.worker = LateDisk(files, clock=self.clock)
+        return self.worker
 
     def sleep(self) -> None:
         """Let time pass as an idle loop would: until there is something to do. Fails if nothing would ever wake it."""

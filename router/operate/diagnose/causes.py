@@ -21,7 +21,7 @@ _SLOW_BACKEND = CauseText(
 HIT_CAUSES: Mapping[str, CauseText] = {
     "capacity": CauseText(
         "too small caches: a single one of their total size had evicted the prefix",
-        "more KV: more backends (pools.*.at, pools.*.local); kv-memory, kv-dtype or host-memory of shards; "
+        "more KV: more backends (pools.*.at, pools.*.local); kv-memory, kv-dtype, host-memory or kv-dir of shards; "
         "--gpu-memory-utilization or --kv-cache-dtype of vLLM",
     ),
     "cache_domains": CauseText(

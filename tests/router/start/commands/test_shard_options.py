@@ -42,9 +42,7 @@ def test_a_switch_that_is_off_is_no_flag() -> None:
 
 def test_the_pools_own_fields_are_not_options() -> None:
     known = shard_options()
-    assert {"dtype", "kv-dtype", "device", "threads", "kv-memory", "host-memory", "max-running", "step-ms"} <= set(
-        known
-    )
+    assert {"dtype", "kv-dtype", "device", "threads", "kv-memory", "host-memory", "kv-dir", "step-ms"} <= set(known)
     assert not {"model", "listen", "name", "supervised", "register", "pool", "help"} & set(known)
     assert link_options({"model": "x", "dtype": "int8"}) == {"model": "x"}
 
