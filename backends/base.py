@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from policies.nouns import Capability, Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,25 @@ class EventPublisher(Protocol):
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
         """One address for each rank; none if it publishes nothing or cannot say. Raises BackendFailed."""
+        ...
+
+
+class Prefilled(NamedTuple):
+    """A prompt that was computed: how another backend fetches its KV (`Prompt.transfer`), and what it took."""
+
+    transfer: Mapping[str, Any]
+    usage: Usage
+
+
+@runtime_checkable
+class Prefiller(Protocol):
+    """A backend that computes prompts for others."""
+
+    async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
+        """Compute `prompt` and keep its KV until another backend of the kind has fetched it, or a time has passed.
+
+        Cancelling this cancels it. Raises as `Backend.generate` does.
+        """
         ...
 
 

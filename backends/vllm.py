@@ -4,7 +4,8 @@ The client's body goes unchanged, prompts of token ids included: vLLM's completi
 rendered or tokenized twice. Its `/inference/v1/generate` answers with ids alone, and an adapter has no
 tokenizer to decode them. The router alone sets four fields of a request:
 `cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, with which a client could
-have KV fetched from any host. A closed connection aborts.
+have KV fetched from any host: the router sends those that another vLLM answered, if that computed the prompt
+(NixlConnector; seen with 0.32). A closed connection aborts.
 
 A header names the engine of a server with several data-parallel engines (since 0.11; older ones choose
 themselves). They are counted by the label `engine` of its metrics, and numbered in the order of these: a server that
@@ -18,18 +19,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace as with_fields
 
-from backends.base import MOST_RANKS, EventAddress, Load, Tokenized
+from backends.base import MOST_RANKS, EventAddress, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
-from backends.http.client import decoded
+from backends.http.client import Exchange, Post, decoded, encoded
+from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.http.prometheus_text import Metrics, whole
+from backends.http.whole_body import WholeBody
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed
-from policies.nouns import Capability, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -135,6 +141,25 @@ class VLLM(OpenAICompatible):
         named = self._options.models.get(model, model)
         return str((await self._asked("/detokenize", {"model": named, "tokens": list(token_ids)})).get("prompt"))
 
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """As for other servers. What it fetches counts there as cached, so such an answer is not passed on as bytes."""
+        if prompt.transfer is None:
+            return super().exchange(request, prompt)
+        own = {**self._own_fields(request), "kv_transfer_params": prompt.transfer}
+        return self._openai_exchange(request, with_fields(prompt, native=None), own)
+
+    async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
+        """See Prefiller: the first of NIXL's two calls."""
+        fields = {**self._own_fields(request), "model": self._backends_name(request), "kv_transfer_params": _REMOTE}
+        answer = PrefillAnswer(self.name)
+        exchange = Exchange(prefill_post(request, prompt, fields), answer, self._error_of)
+        headers = {**prompt.headers, **self._rank_headers()}
+        # not asked as a small question: closing the iterator closes the connection, which aborts it there
+        async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
+            async for _ in deltas:
+                pass
+        return answer.prefilled
+
     @property
     def sends_salts(self) -> bool:
         """See CacheSalter."""
@@ -163,6 +188,57 @@ class VLLM(OpenAICompatible):
             self._may_sleep = False
         elif decoded(page, self.name, "whether it sleeps") == {"is_sleeping": True}:
             raise BackendFailed(f"{self.name} sleeps", hint="POST /wake_up wakes it")
+
+
+_REMOTE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    **dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")),
+}
+"""`kv_transfer_params` of the first call: keep the KV for another engine, which is not known yet."""
+
+_MOST_PREFILLED_BYTES = 16 << 20
+"""Bytes of the answer to the first call: it names each block of KV, eight bytes or so."""
+
+_OF_ANSWERS = ("stream_options", "max_completion_tokens", "min_tokens")
+"""Fields of a body that do not go with an answer of one token."""
+
+
+def prefill_post(request: Request, prompt: Prompt, fields: Mapping[str, Any]) -> Post:
+    """The post that computes `prompt` and draws one token, with `fields` in place of the client's. Pure."""
+    path, body = prompt.path, prompt.body
+    if body is None:
+        path, body = "/v1/completions", completion_of(request, prompt.token_ids)
+    sent = {**body, **dict.fromkeys(_OF_ANSWERS), **fields, "stream": False, "max_tokens": 1}
+    return Post(path, encoded({name: value for name, value in sent.items() if value is not None}), is_streamed=False)
+
+
+class PrefillAnswer(WholeBody):
+    """Fed with the body of a 200 of the first call; then `prefilled` is what it says. It gives no Deltas."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(backend, limit_bytes=_MOST_PREFILLED_BYTES)
+        self._prefilled: Prefilled | None = None
+
+    @property
+    def prefilled(self) -> Prefilled:
+        """Raises BackendFailed if the body ended before it was whole."""
+        if self._prefilled is None:
+            raise BackendFailed(f"{self._backend} answered nothing when asked for a prefill")
+        return self._prefilled
+
+    def _read(self, whole: bytes) -> list[Delta]:
+        try:
+            answer = msgspec.json.decode(whole)
+            transfer, usage = answer.get("kv_transfer_params"), answer.get("usage") or {}
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            used = reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
+        except MISSHAPEN as error:
+            raise BackendFailed(f"{self._backend} answered nonsense when asked for a prefill") from error
+        if not isinstance(transfer, dict):
+            raise BackendFailed(f"{self._backend} keeps no KV for others", hint="run it with --kv-transfer-config")
+        self._prefilled = Prefilled(transfer, used)
+        return []
 
 
 class _EventSource(msgspec.Struct):

@@ -117,6 +117,14 @@ class BackendErred(BackendFailed):
     """BackendFailed with an internal error of a backend that answers: the request may be the cause."""
 
 
+class PrefillFailed(ExpectedError):
+    """The prompt was not computed elsewhere, or its KV could not be fetched: it has to be computed with its answer."""
+
+    code = "backend_failed"
+    retryable = True
+    masked_message = "the backend that had the prompt failed (try again)"
+
+
 class RequestFails(BackendFailed):
     """Backends failed at this request and serve others, so the request is the cause."""
 

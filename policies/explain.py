@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from msgspec.structs import replace as with_fields
+
 from policies.compose import Policy
 from policies.marginal_cost import NAME, cost_of
-from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
+from policies.nouns import BackendView, ClusterView, Decision, PrefillLeg, Request, ServiceClass
 from policies.on_miss import Step
 from policies.picks import are_equal
 from policies.rules import FACTS, Facts, Mismatch, Rulebook, Ruling, may_use
@@ -69,7 +71,8 @@ class Explanation:
     `service_class` ranks lower if the caller asked for that. `targets` are its targets in seconds, by their names in
     the file, and `on_miss` its steps if they are missed. `equals` are candidates with the same total as the chosen one.
     `predicted_ttft_s` is the predicted time to first token at the chosen one. Without a chosen one, the request waits
-    for the full backend `awaits` if there is one, although others may have room. If `prompt_tokens` is an estimate,
+    for the full backend `awaits` if there is one, although others may have room. `prefill` says which other backend
+    computes the prompt, if any. If `prompt_tokens` is an estimate,
     the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the other facts that a rule of the
     file tests, by name.
     """
@@ -101,6 +104,7 @@ class Explanation:
     predicted_ttft_s: float | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
     left_out: int = 0
+    prefill: PrefillLeg | None = None
     facts: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
@@ -140,6 +144,7 @@ def explain(
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
         left_out=decision.left_out,
+        prefill=decision.prefill,
         facts={
             name: fact.of(facts)
             for name, fact in FACTS.items()
@@ -168,6 +173,7 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
     """`explanation` for the tenant itself: without the rules' conditions on other tenants' names, headers and metadata,
     without the load that other tenants cause, and with the backend names that `shown_name` gives. The order of the
     candidates and the predicted time to first token stay: they are about this request."""
+    leg = explanation.prefill
     skipped = tuple(
         replace(skipped, mismatches=tuple(_without_wanted(mismatch) for mismatch in skipped.mismatches))
         for skipped in explanation.skipped
@@ -183,6 +189,7 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
         equals=tuple(map(shown_name, explanation.equals)),
         chosen=explanation.chosen and shown_name(explanation.chosen),
         awaits=explanation.awaits and shown_name(explanation.awaits),
+        prefill=leg and with_fields(leg, backend=shown_name(leg.backend)),
     )
 
 

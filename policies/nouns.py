@@ -200,7 +200,8 @@ class Request(msgspec.Struct, frozen=True):
     from the rules. `prompt_tokens` is exact if `least_prompt_tokens` is None. Otherwise it is the best estimate: the
     interval `likely_prompt_tokens` holds nine of ten such prompts, and all have at least `least_prompt_tokens`, which
     is compared with limits that refuse a request. `expected_new_tokens` is the expected length of its answer, by
-    earlier ones; None if it is unknown. `promised` is its service class with the targets.
+    earlier ones; None if it is unknown. `promised` is its service class with the targets. `may_transfer`: its prompt
+    may be computed at another backend than its answer.
     """
 
     id: str
@@ -226,6 +227,7 @@ class Request(msgspec.Struct, frozen=True):
     likely_prompt_tokens: tuple[int, int] | None = None
     expected_new_tokens: int | None = None
     promised: ServiceClass | None = None
+    may_transfer: bool = False
 
     @property
     def surely_tokens(self) -> int:
@@ -278,6 +280,8 @@ class Prompt(msgspec.Struct, frozen=True):
     None if it came over gRPC."""
     beginning: Beginning | None = None
     """The part of the answer that the client has: only the rest is wanted, and usage of the whole answer."""
+    transfer: Mapping[str, Any] | None = None
+    """Where the KV of this prompt is to be fetched, in the words of the backend that computed it; None: nowhere."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -358,7 +362,7 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
     `decoding_tokens` are the contexts of this router's requests that decode there, and `mean_weight` is the mean weight
     of the classes of its requests there, 1 without any. `awaited` requests wait in this router for a place there, and
-    get it first.
+    get it first. It can fetch the KV of prompts from the backends of the pool `prefill`; None: from no other.
     """
 
     name: str
@@ -391,6 +395,7 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     mean_weight: float = 1.0
     awaited: int = 0
     doubt: tuple[float, float] = (1.0, 1.0)
+    prefill: str | None = None
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -401,6 +406,17 @@ class ClusterView(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
+class PrefillLeg(msgspec.Struct, frozen=True):
+    """The prompt is computed at `backend` and its KV transferred: `seconds` from now, as predicted.
+
+    `saved` is what that makes the placement cheaper, in seconds of marginal cost.
+    """
+
+    backend: str
+    seconds: float
+    saved: float
+
+
 class Decision(msgspec.Struct, frozen=True):
     """A policy's decision with its reasons: `chosen` is a backend or None, `dropped` has (backend, filter).
 
@@ -408,7 +424,8 @@ class Decision(msgspec.Struct, frozen=True):
     `predicted_ttft_s` is that of the chosen backend. `left_out` backends were not considered.
 
     Without a chosen one, `awaits` is the backend that is worth waiting for, if there is one. If others have room, but
-    are worse, `wait_s` is how long that wait should take.
+    are worse, `wait_s` is how long that wait should take. `prefill` is the backend that computes the prompt for the
+    chosen one; None: that does it itself.
     """
 
     chosen: str | None
@@ -420,3 +437,4 @@ class Decision(msgspec.Struct, frozen=True):
     left_out: int = 0
     awaits: str | None = None
     wait_s: float | None = None
+    prefill: PrefillLeg | None = None

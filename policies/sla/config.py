@@ -32,7 +32,7 @@ class PoolSpec:
     backend both use, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
     go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
     both replace those of the backends. `tls` is for connections to its backends: None is plain text for shards, and for
-    others what their URL says.
+    others what their URL says. The backends of the pool `prefill` compute long prompts for these.
     """
 
     name: str
@@ -49,6 +49,7 @@ class PoolSpec:
     chat_template: str | None = None
     health: HealthRules = field(default_factory=HealthRules)
     tls: TlsSettings | None = None
+    prefill: str | None = None
 
     @property
     def is_found(self) -> bool:

@@ -17,6 +17,7 @@ from policies.sla.server import ADDRESS_PATTERN, read_address
 from policies.sla.sources import PATTERN as SOURCE_PATTERN
 from policies.sla.sources import SourceName, is_source, read_source
 from policies.sla.tls import CLIENT_TLS, read_client
+from policies.suggest import did_you_mean
 from policies.timeouts import Timeouts, timeouts_of
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
@@ -68,6 +69,7 @@ def pool_table(kinds: Collection[str]) -> Table:
             "options": Key(
                 Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"
             ),
+            "prefill": Key(TEXT, "vllm: the pool with backends that compute long prompts for these, and nothing else"),
             "tokenizer": Key(
                 TEXT,
                 "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
@@ -91,6 +93,7 @@ def read_pools(field: Field | None, *, kinds: Collection[str], outside: Outside)
         fields["any"].complain("a pool cannot be called 'any': in rules it means all pools")
     pools = {name: _read_pool(entry, name, kinds, outside) for name, entry in fields.items()}
     _refuse_repeated_addresses(fields, pools)
+    _check_prefill(fields, pools)
     return pools or {"own": PoolSpec("own", local=2, model=BUNDLED)}
 
 
@@ -130,6 +133,7 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
         chat_template=_read_template(section.get("chat_template"), outside),
         health=_read_health(section.section("health"), timeouts_of(kind)),
         tls=read_client(section.get("tls")),
+        prefill=section.read_any("prefill"),
     )
 
 
@@ -229,6 +233,27 @@ def _read_options(field: Field | None, check: Callable[[str, Option], None]) -> 
             except ValueError as error:
                 entry.complain(str(error))
     return options
+
+
+_TRANSFERS = frozenset({"vllm"})
+"""Kinds with backends that can fetch KV from one another."""
+
+
+def _check_prefill(fields: Mapping[str, Field], pools: Mapping[str, PoolSpec]) -> None:
+    for name, pool in pools.items():
+        if pool.prefill is None:
+            continue
+        field, other = fields[name].find("prefill"), pools.get(pool.prefill)
+        if pool.kind not in _TRANSFERS:
+            field.complain(f"backends of kind {pool.kind} fetch no KV; only these do: {', '.join(sorted(_TRANSFERS))}")
+        elif other is None:
+            field.complain(
+                f"no pool is called {quoted(pool.prefill)} ({did_you_mean(pool.prefill, pools) or 'add it'})"
+            )
+        elif other is pool or other.prefill is not None:
+            field.complain("a pool that computes prompts for others gives no answers and has no prefill (name another)")
+        elif other.kind != pool.kind:
+            field.complain(f"KV goes between backends of one kind, and {pool.prefill} has {other.kind}")
 
 
 def _refuse_repeated_addresses(fields: Mapping[str, Field], pools: Mapping[str, PoolSpec]) -> None:

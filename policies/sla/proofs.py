@@ -124,7 +124,8 @@ def _doubt_unused(root: Field, config: Config) -> None:
     spilled = {step.pool for _, _, step in _steps(config, Spill)}
     if all(rule.pools is not None for rule in config.rules):
         named = {pool for rule in config.rules for pool in rule.pools or ()}
-        for name in config.pools.keys() - named - spilled:
+        prefill = {pool.prefill for pool in config.pools.values()}
+        for name in config.pools.keys() - named - spilled - prefill:
             root.find("pools", name).doubt("no rule and no spill names this pool, so nothing runs there")
     for name, pool in config.pools.items():
         if pool.register and config.server.admin is None:

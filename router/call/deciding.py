@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from policies.compose import Policy
 from policies.learning.adapters import Readiness
 from policies.nouns import ClusterView, Decision, Request
+from policies.prefill import with_prefill
 from router.call.bid import USUAL, Look
 from router.call.gateway import Gateway
 
@@ -48,7 +49,8 @@ def decided(
                 for each in view.backends
             )
             view = replace(view, backends=tuple(backends))
-        return view, policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
+        decision = policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
+        return view, with_prefill(request, view, decision)
 
     is_exact = request.least_prompt_tokens is None
     if policy.allows_shortlist and is_exact and not look.all_backends and gateway.shadow is None:

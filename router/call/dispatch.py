@@ -421,7 +421,10 @@ class Dispatcher:
 
     def _placed(self, bid: Bid, found: Found) -> Placed:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
-        uncached, is_first_try = uncached_tokens(bid.request, chosen), not (bid.avoiding or bid.failed)
+        leg = found.decision.prefill
+        uncached = uncached_tokens(bid.request, chosen) if leg is None else 1
+        # the time until its first token is not the backend's own if another one computes the prompt
+        is_first_try = leg is None and not (bid.avoiding or bid.failed)
         flight = self._cluster.begin(
             chosen.name,
             bid.request,

@@ -19,6 +19,7 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.observer import Observer
+from router.call.prefill import FirstLegs
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
@@ -64,6 +65,7 @@ class Gateway:
     prefixes: Prefixes
     poison: PoisonRequests
     hedges: HedgeBudget
+    first_legs: FirstLegs
     shadow: Config | None = None
     replicas: Replicas | None = None
 

@@ -29,6 +29,7 @@ from policies.errors import (
     ExpectedError,
     NoBackend,
     Overloaded,
+    PrefillFailed,
     QuotaExceeded,
     RequestFails,
     UnknownModel,
@@ -52,6 +53,7 @@ from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
 from router.call.placing import Placer
+from router.call.prefill import fetched, may_transfer, without_transfer
 from router.call.prepare import (
     LookedUp,
     believed,
@@ -266,6 +268,8 @@ class _Call(msgspec.Struct, frozen=True):
         if service_class.hedge_quantile is not None and bid.is_new and self.carrier.continues and not self.ask.yields:
             gateway.hedges.earn(tenant, service_class)
             late_s = gateway.cluster.late_s(placed.flight, service_class.hedge_quantile)
+            if late_s is not None and placed.found.decision.prefill is not None:
+                late_s += placed.found.decision.prefill.seconds
 
         def find_second(within_s: float) -> Placed | None:
             if not gateway.hedges.allows(tenant, service_class):
@@ -288,19 +292,37 @@ class _Call(msgspec.Struct, frozen=True):
         def can_move() -> bool:
             return not self.caller.has_seen(at) or bid.beginning() is not None
 
+        has_other, leg = True, placed.found.decision.prefill
         try:
-            with gateway.cluster.flying(placed.flight), until_given_up(placed.flight, can_move):
+            with gateway.cluster.flying(placed.flight):
                 backend = gateway.cluster.backend_of(placed.flight)
                 if placed is race.first:
                     gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
                     await self._announce(at, placed, backend)
                 with trace.sent(placed, backend) as attempt:
-                    deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
-                    await self._relay(at, placed, backend, deltas, attempt, race)
+                    prompt = attempt.stamped(bid.prompt)
+                    done = None if leg is None else await gateway.first_legs.run(placed, leg, prompt)
+                    if done is not None:
+                        # only from here on can this backend be late
+                        placed.flight.fetch(gateway.clock())
+                        has_other = gateway.cluster.has_other(placed.flight)
+                        gateway.observer.event("prefilled_elsewhere")
+                        prompt = replace(prompt, transfer=done.transfer)
+                    with until_given_up(placed.flight, can_move):
+                        deltas = self.carrier.carry(placed, backend, prompt)
+                        deltas = deltas if done is None else fetched(deltas, done)
+                        await self._relay(at, placed, backend, deltas, attempt, race)
                 if gateway.poison.has_any_of(bid.request.tenant):
                     gateway.poison.passed(bid.request.tenant, digest(bid))
         except ExpectedError as failure:
             failure.public_message = public_message_of(failure)
+            if leg is not None:
+                bid.request = without_transfer(bid.request)
+            if isinstance(failure, PrefillFailed):
+                _log.warning("request %s: %s", bid.request.id, failure)
+                gateway.observer.event("prefill_failed")
+                gateway.beliefs.failed(leg.backend if leg is not None else placed.chosen.name)
+                return failure
             if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
                 raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
             if isinstance(failure, BackendFailed | Overloaded):
@@ -308,6 +330,9 @@ class _Call(msgspec.Struct, frozen=True):
                 gateway.beliefs.failed(placed.chosen.name)
             if not bid.may_retry(placed, failure, gateway.clock()):
                 raise
+            if not has_other:
+                # what it could not fetch it may compute
+                bid.avoiding -= {placed.chosen.name}
             if race.leader is not None and race.leader is not placed:
                 # it was about to be cancelled
                 return failure
@@ -536,4 +561,5 @@ class _Call(msgspec.Struct, frozen=True):
             sampling=sampling,
             expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
             promised=ruling.service_class,
+            may_transfer=self.carrier.continues and may_transfer(ask.natives[at] if ask.natives else None),
         )

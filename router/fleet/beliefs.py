@@ -106,7 +106,8 @@ class Beliefs:
             if expected is not None:
                 self.parity.dismiss(backend, expected)
             return
-        keys, usage = prompt.keys, flight.usage
+        # what it fetched was neither in its cache nor computed there
+        keys, usage = prompt.keys, None if flight.fetches else flight.usage
         if usage is not None and usage.cached_tokens:
             # a zero may mean that the backend does not count cached tokens, unless it has reported a hit before
             self._exact.add(backend)

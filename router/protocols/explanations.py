@@ -63,6 +63,8 @@ def _record(explanation: Explanation) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(explanation)
     if not record["left_out"]:
         del record["left_out"]
+    if record["prefill"] is None:
+        del record["prefill"]
     record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
         for name in ("adapter", "running", "waiting", "total"):
@@ -183,6 +185,9 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
         yield f"backends  {considered} of {considered + explanation.left_out:,} were considered"
     if explanation.predicted_ttft_s is not None:
         yield f"expected  first token after {explanation.predicted_ttft_s:.3f} s"
+    if explanation.prefill is not None:
+        leg = explanation.prefill
+        yield f"prefill   at {leg.backend}: saves {leg.saved:.3f} of the cost, transfer included"
     others = f" (at random: {', '.join(explanation.equals)} are equally good)" if len(explanation.equals) > 1 else ""
     no_place = (
         f"none: the request waits for {explanation.awaits}" if explanation.awaits else "none: the request is refused"

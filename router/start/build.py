@@ -22,6 +22,7 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
+from router.call.prefill import FirstLegs
 from router.call.tracing import Tracing
 from router.call.warming import GatewayWarmer
 from router.fleet.beliefs import Beliefs
@@ -120,6 +121,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
         poison=PoisonRequests(),
         hedges=HedgeBudget(),
+        first_legs=FirstLegs(cluster, base.clock),
     )
     board = Board(
         base.clock,
@@ -158,7 +160,8 @@ def _base(config: Config, parts: Parts) -> _Base:
 def _cluster(base: _Base, parts: Parts) -> Cluster:
     pool_rules = {} if "health" in parts else {pool.name: pool.health for pool in base.config.pools.values()}
     rules = parts.get("health", HealthRules())
-    return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules)
+    prefill = {pool.name: pool.prefill for pool in base.config.pools.values() if pool.prefill is not None}
+    return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules, prefill=prefill)
 
 
 def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -> Prefixes:

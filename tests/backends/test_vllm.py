@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from backends.base import Load, Ranked
-from backends.vllm import VLLM, VLLMOptions, load_of, loads_of
+from backends.vllm import VLLM, PrefillAnswer, VLLMOptions, load_of, loads_of
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Prompt, Usage
 from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
@@ -295,3 +296,68 @@ async def test_of_several_engines_nothing_is_believed_of_the_adapters_in_use() -
     async with a_backend(VLLMServer(ranks=2, adapters=("a-lora",), active_adapters="a-lora")) as (backend, _):
         await backend.probe()
         assert (backend.load().active_adapters, backend.load().adapter_slots) == (None, 1)
+
+
+REMOTE = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_host": "10.0.0.7", "remote_port": 5600}
+
+
+async def test_a_prompt_for_another_engine_draws_one_token_and_asks_to_keep_the_kv() -> None:
+    async with a_backend(VLLMServer(has_nixl=True)) as (backend, server):
+        body = BODY | {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "min_tokens": 5}
+        done = await backend.prefill(a_request(), Prompt(body=body))
+        sent = server.received[0].body
+    assert {name: sent.get(name) for name in ("max_tokens", "stream", "min_tokens", "stream_options")} == {
+        "max_tokens": 1,
+        "stream": False,
+        "min_tokens": None,
+        "stream_options": None,
+    }
+    assert sent["kv_transfer_params"] == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    assert (sent["messages"], sent["cache_salt"], sent["user"]) == (BODY["messages"], "d", "u")
+    assert done.transfer["remote_host"] == "10.0.0.7"
+    assert (done.usage.completion_tokens, done.usage.cached_tokens) == (1, 0)
+
+
+async def test_the_engine_that_answers_is_told_where_the_kv_is() -> None:
+    async with a_backend(VLLMServer()) as (backend, server):
+        native = a_native_prompt(json.dumps(BODY).encode())
+        deltas = await everything(backend, None, with_fields(native, transfer=REMOTE))
+        assert server.received[0].body["kv_transfer_params"] == REMOTE
+    assert text_of(deltas) == TEXT
+    assert not any(delta.raw for delta in deltas), "its usage has to be changed"
+
+
+async def test_a_prompt_of_token_ids_goes_to_completions_in_the_first_call_too() -> None:
+    async with a_backend(VLLMServer(has_nixl=True)) as (backend, server):
+        await backend.prefill(a_request(), Prompt(token_ids=a_prompt("Hello").token_ids))
+        assert server.received[0].path == "/v1/completions"
+
+
+async def test_an_engine_without_nixl_keeps_no_kv() -> None:
+    async with a_backend(VLLMServer()) as (backend, _):
+        with pytest.raises(BackendFailed, match="keeps no KV for others"):
+            await backend.prefill(a_request(), a_prompt())
+
+
+async def test_the_error_of_a_first_call_is_that_of_a_request() -> None:
+    async with a_backend(VLLMServer(has_nixl=True)) as (backend, server):
+        server.is_busy = True
+        with pytest.raises(Overloaded):
+            await backend.prefill(a_request(), a_prompt())
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"kv_transfer_params": 3}', b'{"usage": 3}'])
+def test_nonsense_is_no_prefill(body: bytes) -> None:
+    answer = PrefillAnswer("v")
+    answer.feed(body)
+    with pytest.raises(BackendFailed):
+        answer.end()
+    with pytest.raises(BackendFailed, match="answered nothing"):
+        _ = answer.prefilled

@@ -68,6 +68,9 @@ class VLLMServer(OpenAIServer):
     prefill_s_per_token: float = 0.0
     version: str = "0.32.0"
     has_metrics: bool = True
+    has_nixl: bool = False
+    """Keeps the KV of prompts for others, as `--kv-transfer-config` with NixlConnector has it."""
+    loses_kv: bool = False
 
     def __post_init__(self) -> None:
         self.engines = [Rank(BlockCache(self.blocks, BLOCK_SIZE)) for _ in range(self.ranks)]
@@ -175,12 +178,23 @@ class VLLMServer(OpenAIServer):
     def refusal(self, body: Mapping[str, Any], prompt_tokens: int) -> web.Response | None:
         if body.get("priority") and not self.has_priorities:
             return self.error(400, "Got priority, but Priority scheduling is not enabled.")
+        if (body.get("kv_transfer_params") or {}).get("do_remote_prefill") and self.loses_kv:
+            return self.error(500, "Internal server error")
         refusal = super().refusal(body, prompt_tokens)
         if refusal is None and ("messages" in body or "prompt" in body):
             place, tokens = _PLACE.get(), _tokens(body)
             place.cached = place.rank.cache.query(tokens, body.get("cache_salt") or "", self._adapter(body))
             place.uncached = len(tokens) - place.cached
         return refusal
+
+    def chunk(self, body: Mapping[str, Any], choices: Any, usage: Any = None) -> dict[str, Any]:
+        chunk = super().chunk(body, choices, usage)
+        if self.has_nixl and not body.get("stream"):
+            asked = body.get("kv_transfer_params") or {}
+            kept = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]]}
+            kept |= {"remote_engine_id": "e", "remote_request_id": "r", "remote_host": "10.0.0.7", "remote_port": 5600}
+            chunk["kv_transfer_params"] = kept if asked.get("do_remote_decode") else None
+        return chunk
 
     def _adapter(self, body: Mapping[str, Any]) -> str:
         return body["model"] if body["model"] in self.adapters else ""

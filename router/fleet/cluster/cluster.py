@@ -28,6 +28,7 @@ from router.fleet.cluster.member import Member
 from router.fleet.cluster.probes import Probes
 from router.fleet.cluster.served_model import Report, ServedModel, served_model
 from router.fleet.cluster.server import Server
+from router.fleet.cluster.standing import Role
 from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
@@ -47,7 +48,8 @@ class Cluster:
 
     A server that turns out to run its model in several data-parallel ranks becomes one backend for each of them. They
     come and go with what the server tells, are probed as one, and share health, draining and weight.
-    `rules` say when a backend is ill; `pool_rules` have others for some pools. Listeners hear what happens.
+    `rules` say when a backend is ill; `pool_rules` have others for some pools. `prefill`: pool -> the
+    pool that computes prompts for it, and nothing else. Listeners hear what happens.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Cluster:
         rng: random.Random | None = None,
         rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
         pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
+        prefill: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._clock, self._rng = clock, rng or random.Random()
-        self._rules, self._pool_rules = rules, pool_rules
+        self._rules, self._pool_rules, self._prefill = rules, pool_rules, prefill
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
         self._members: dict[str, Member] = {}
         self._turnover = Turnover()
@@ -261,6 +264,8 @@ class Cluster:
         if among is not None:
             # not every backend announces its reports, so all of the shortlist are noted
             for member in members:
+                if member.role.only_prefills:
+                    continue
                 # its view has just made it known
                 self._shortlist.note((member.standing or member.known()).view, member.server.weight)
         return ClusterView(views, now, left_out=len(self._members) - len(views))
@@ -276,7 +281,10 @@ class Cluster:
             return None
         for _ in range(min(MOST_NOTED, len(self._unnoted))):
             self._note(self._members[self._unnoted.popitem(last=False)[0]])
-        return self._shortlist.names(request, held, avoiding, self._rng, with_full=with_full)
+        names = self._shortlist.names(request, held, avoiding, self._rng, with_full=with_full)
+        if not self._prefill:
+            return names
+        return [*names, *(name for name, member in self._members.items() if member.role.only_prefills)]
 
     def may_have_room(self, name: str, model: str, rank: int = 0, tokens: int = 1) -> bool:
         """May `name` have room for a request of `rank` for `model` that computes so many prompt `tokens`?
@@ -308,7 +316,7 @@ class Cluster:
         for member in self._members.values():
             backend = member.backend
             description = backend.describe()
-            if description is not None:
+            if description is not None and not member.role.only_prefills:
                 reports.append(Report(backend, description, backend.assets() if description.speaks_tokens else {}))
         if reports != self._reports:
             self._reports, self._models = reports, {}
@@ -323,6 +331,9 @@ class Cluster:
         """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""
         ready: dict[str, bool] = {}
         for member in self._members.values():
+            if member.role.only_prefills:
+                # answers are possible without it
+                continue
             ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
         return ready
 
@@ -466,7 +477,7 @@ class Cluster:
             self._changed_at(server)
         for member in ranks:
             for flight in member.flights.movable():
-                if flight.give_up is not None and self._may_go_elsewhere(flight, server):
+                if flight.give_up is not None and self._is_elsewhere(flight, server):
                     flight.give_up(BackendFailed(f"{flight.backend} shows no sign of life"))
 
     async def _keep_timeouts(self) -> None:
@@ -492,8 +503,15 @@ class Cluster:
             kind = BackendErred if member.flights.heard_at > flight.alive_at else BackendFailed
             flight.give_up(kind(f"{flight.backend} sent no {late.what} for {rounded_seconds(late.quiet_s)}"))
 
+    def has_other(self, flight: Flight) -> bool:
+        """Is there a backend of another server for `flight`, which has begun?"""
+        return self._is_elsewhere(flight, self._flying[flight].server)
+
     def _may_go_elsewhere(self, flight: Flight, server: Server) -> bool:
-        """Is there a backend of another server for `flight`?"""
+        """Can `flight` begin anew, at another server or, if it fetches KV, here without that?"""
+        return flight.fetches or self._is_elsewhere(flight, server)
+
+    def _is_elsewhere(self, flight: Flight, server: Server) -> bool:
         pools, model = flight.request.pools, flight.request.model
         return any(
             other.server is not server and (pools is None or other.backend.pool in pools) and other.may_serve(model)
@@ -501,6 +519,8 @@ class Cluster:
         )
 
     def _note(self, member: Member) -> None:
+        if member.role.only_prefills:
+            return
         self._shortlist.note(member.known().view, member.server.weight)
 
     def _server(self, backend: Backend, *, is_cold: bool) -> Server:
@@ -514,6 +534,7 @@ class Cluster:
         return Member(
             backend,
             server,
+            role=Role(self._prefill.get(backend.pool), backend.pool in self._prefill.values()),
             elsewhere=self._elsewhere.get(backend.name, Elsewhere()),
             turnover=self._turnover,
             peers=peers,

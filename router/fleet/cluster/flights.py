@@ -67,6 +67,8 @@ class Flight:
     patience_s: float = USUAL_PATIENCE_S
     accepted_at: float | None = None
     alive_at: float = field(init=False)
+    fetches: bool = False
+    """Does its backend fetch the KV of the prompt from another one?"""
     is_relayed: bool = True
     """Has the client taken the newest piece?"""
     work: Work = field(init=False)
@@ -115,6 +117,10 @@ class Flight:
             self.last_at = now
             self.drawn_tokens += tokens
             self.book.grow(self, tokens)
+
+    def fetch(self, now: float) -> None:
+        """Its prompt was computed elsewhere by `now`, and its backend is to fetch the KV: its time begins here."""
+        self.fetches, self.alive_at = True, now
 
     def relayed(self, now: float) -> None:
         """The client has taken the piece that was heard, at `now`: its time is not the backend's."""

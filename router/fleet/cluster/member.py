@@ -33,7 +33,7 @@ from policies.timeouts import (
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
-from router.fleet.cluster.standing import Inputs, Standing, standing_of
+from router.fleet.cluster.standing import BOTH, Inputs, Role, Standing, standing_of
 
 _log = logging.getLogger("pointsman.cluster")
 
@@ -63,6 +63,7 @@ class Member:
     backend: Backend
     server: Server = field(default_factory=lambda: Server(Health(HealthRules(), random.Random())))
     is_leaving: bool = False
+    role: Role = BOTH
     landed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request there has ended."""
     flights: Flights = field(default_factory=Flights)
@@ -115,7 +116,8 @@ class Member:
         """Is it well, not draining, and does it serve `model`?"""
         description = self.backend.describe()
         is_served = description is not None and model in description.models
-        return is_served and self.server.health.may_serve and not self.server.is_suspect and not self.draining
+        is_well = self.server.health.may_serve and not self.server.is_suspect and not self.draining
+        return is_served and is_well and not self.role.only_prefills
 
     def view(
         self,
@@ -184,7 +186,7 @@ class Member:
         )
         if self.standing is None or self.standing.inputs != inputs:
             self.model.note_speed(load.prefill_s_per_token)
-            self.standing = standing_of(self.backend, self.flights, Inputs(*inputs))
+            self.standing = standing_of(self.backend, self.flights, Inputs(*inputs), self.role)
         return self.standing
 
     def begin(

@@ -29,6 +29,20 @@ class Inputs(NamedTuple):
     is_kept_out: bool
 
 
+class Role(NamedTuple):
+    """What a pool is for: its backends can fetch KV from those of the pool `prefill`, or it `only_prefills` itself."""
+
+    prefill: str | None = None
+    only_prefills: bool = False
+
+
+BOTH = Role()
+"""Prompts and answers."""
+
+ONLY_PREFILLS = "only_prefills"
+"""Why such a backend gets no request of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What is known of a backend whatever the request is. `view` lacks what depends on the request or on time.
@@ -55,8 +69,8 @@ class Standing:
         return None if reported is None else reported + self.unseen_tokens
 
 
-def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
-    """The Standing of `backend` with `flights` of this router; `inputs` has their revision."""
+def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role = BOTH) -> Standing:
+    """The Standing of `backend` in its `role` with `flights` of this router; `inputs` has their revision."""
     load, description, _, others, limit, may_serve, is_kept_out = inputs
     known = description or _NOTHING
     if load.reported_at is None:
@@ -91,6 +105,8 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
         capabilities=known.capabilities,
         # flights of other routers must not keep this one from its first there: it would never learn the limit
         adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
+        unfit=ONLY_PREFILLS if role.only_prefills else None,
         cache_tokens=load.total_tokens,
+        prefill=role.prefill,
     )
     return Standing(inputs, load, known, view, unseen, gone, unseen_tokens, theirs)

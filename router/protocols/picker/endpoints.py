@@ -40,7 +40,9 @@ class Reach:
 
     def seen(self, view: ClusterView) -> ClusterView:
         """`view` with a mark on each backend that cannot get the request."""
-        return replace(view, backends=tuple(replace(each, unfit=self.unfit(each.name)) for each in view.backends))
+        return replace(
+            view, backends=tuple(replace(each, unfit=each.unfit or self.unfit(each.name)) for each in view.backends)
+        )
 
     def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
         """Endpoint -> name of the `chosen` backend, then of the next best that take the same request unchanged."""

@@ -206,3 +206,40 @@ def test_a_pool_with_register_but_no_admin_port_is_reported() -> None:
     (doubt,) = doubts(text)
     assert doubt.startswith("sla.yaml:2: pools.own.register: backends announce themselves at the operators' port")
     assert not doubts(f"{text}server: {{admin: '127.0.0.1:9000'}}\n")
+
+
+PROMPTS = "prompts: {kind: vllm, at: ['http://p:8000']}"
+
+
+def with_prefill(pool: str, others: str = PROMPTS) -> str:
+    return f"pools:\n  answers: {pool}\n  {others}\n"
+
+
+def test_a_pool_may_name_the_one_that_computes_its_prompts() -> None:
+    config = parse(with_prefill("{kind: vllm, at: ['http://a:8000'], prefill: prompts}"))
+    assert config.pools["answers"].prefill == "prompts"
+    text = with_prefill("{kind: vllm, at: ['http://a:8000'], prefill: prompts}")
+    assert doubts(f"{text}classes: {{chat: {{}}}}\nrules: [{{class: chat, pools: [answers]}}]\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("pool", "others", "message"),
+    [
+        ("{kind: sglang, at: ['http://a:8000'], prefill: prompts}", PROMPTS, "kind sglang fetch no KV; only these do"),
+        ("{kind: vllm, at: ['http://a:8000'], prefill: prompt}", PROMPTS, "no pool is called 'prompt'"),
+        ("{kind: vllm, at: ['http://a:8000'], prefill: answers}", PROMPTS, "gives no answers and has no prefill"),
+        (
+            "{kind: vllm, at: ['http://a:8000'], prefill: prompts}",
+            "prompts: {kind: vllm, at: ['http://p:8000'], prefill: answers}",
+            "gives no answers and has no prefill",
+        ),
+        (
+            "{kind: vllm, at: ['http://a:8000'], prefill: prompts}",
+            "prompts: {kind: sglang, at: ['http://p:8000']}",
+            "between backends of one kind",
+        ),
+    ],
+)
+def test_a_pool_that_cannot_compute_its_prompts_is_reported(pool: str, others: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(with_prefill(pool, others))

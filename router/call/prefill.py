@@ -1,0 +1,92 @@
+"""The first of two legs: a prompt is computed at a backend of its own, for the backend that answers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace
+
+from backends.base import Prefilled, Prefiller
+from policies.errors import BackendErred, BackendFailed, ExpectedError, PrefillFailed
+from policies.nouns import Delta, Native, PrefillLeg, Prompt, Request, Usage
+from policies.predict import uncached_tokens
+from router.call.bid import Placed
+from router.fleet.cluster.cluster import Cluster
+
+PATIENCE, LEAST_S = 3.0, 1.0
+"""A prompt may take this many times as long as was predicted, and at least these seconds more. Then it is computed with
+its answer."""
+
+
+class FirstLegs(msgspec.Struct, frozen=True):
+    """Has prompts computed at the backends of `cluster` that are chosen for that."""
+
+    cluster: Cluster
+    clock: Callable[[], float]
+
+    async def run(self, placed: Placed, leg: PrefillLeg, prompt: Prompt) -> Prefilled:
+        """The `prompt` of `placed` as computed at the backend of `leg`, which keeps its KV until it is fetched.
+
+        It counts as a request there. Cancelling this cancels it. Raises PrefillFailed.
+        """
+        name, request = leg.backend, placed.bid.request
+        if name not in self.cluster:
+            raise PrefillFailed(f"{name} is gone")
+        bid, view = placed.bid, next(backend for backend in placed.found.view.backends if backend.name == name)
+        alone = replace(request, max_new_tokens=1, expected_new_tokens=1, stream=False, preemptible=False)
+        flight = self.cluster.begin(name, alone, uncached_tokens(request, view))
+        bid.sent(name)
+        limit_s = PATIENCE * leg.seconds + LEAST_S
+        try:
+            with self.cluster.flying(flight):
+                backend = self.cluster.backend_of(flight)
+                if not isinstance(backend, Prefiller):
+                    raise PrefillFailed(f"{name} computes no prompts for others")
+                try:
+                    async with asyncio.timeout(limit_s):
+                        done = await backend.prefill(alone, prompt)
+                except TimeoutError as error:
+                    raise BackendFailed(f"{name} did not compute the prompt within {limit_s:.1f} s") from error
+                flight.heard(Delta(usage=done.usage, tokens=1, is_whole=True), self.clock())
+                return done
+        except ExpectedError as failure:
+            raise PrefillFailed(f"{name} did not compute the prompt: {failure}") from failure
+        finally:
+            bid.ended(flight, view)
+
+
+async def fetched(deltas: AsyncIterator[Delta], done: Prefilled) -> AsyncGenerator[Delta]:
+    """`deltas` of the backend that fetches the KV: what was cached is what the first backend did not compute.
+
+    Raises PrefillFailed if the backend errs before it has answered: the KV may be gone.
+    """
+    is_answered = False
+    async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+        try:
+            async for delta in deltas:
+                is_answered = is_answered or delta.computed_tokens is None
+                yield delta if delta.usage is None else replace(delta, usage=_truthful(delta.usage, done))
+        except BackendErred as failure:
+            if is_answered:
+                raise
+            raise PrefillFailed(f"the KV of the prompt was not fetched: {failure}") from failure
+
+
+def _truthful(usage: Usage, done: Prefilled) -> Usage:
+    return replace(usage, cached_tokens=min(done.usage.cached_tokens, usage.prompt_tokens))
+
+
+def may_transfer(native: Native | None) -> bool:
+    """May the prompt of a request in this form be computed elsewhere? Both legs have to read it from the same body, so
+    it has to be one of the dialect that both are sent in.
+    """
+    return native is None or native.path in ("/v1/chat/completions", "/v1/completions")
+
+
+def without_transfer(request: Request) -> Request:
+    """`request`, of which the prompt is to be computed where its answer is."""
+    return replace(request, may_transfer=False)
