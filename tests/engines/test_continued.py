@@ -19,6 +19,9 @@ from tests.shards.attached import eventually
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
 
+AT_LEAST = 10
+"""Pieces of an answer that is cut: the end of a shorter one may be under way by then, and then there is no rest."""
+
 
 @dataclass
 class Stream:
@@ -30,13 +33,14 @@ class Stream:
     usage: list[tuple[int, int]] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
+    pieces: int = 0
 
 
 async def read(
     client: Client, path: str, body: dict[str, Any], *, cut_after: int | None = None, cut: Any = None
 ) -> Stream:
     """The stream; after so many pieces of text, `cut` is called with the name of its backend."""
-    answer, pieces = Stream(), 0
+    answer = Stream()
     headers = {"authorization": f"Bearer {KEY}"}
     async with client.http.post(client.url + path, json=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -57,8 +61,8 @@ async def read(
                 answer.finish_reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
                 if delta.get("content"):
                     answer.text += delta["content"]
-                    pieces += 1
-                    if pieces == cut_after:
+                    answer.pieces += 1
+                    if answer.pieces == cut_after:
                         cut(reply.headers["x-pointsman-backend"])
     return answer
 
@@ -81,7 +85,7 @@ async def test_a_cut_stream_goes_on_at_the_other_engine_with_the_same_text(engin
             # so that a stream takes longer than the cut
             wire.delay_s, wire.piece_bytes = 0.003, 250
         were_cut = 0
-        for number in range(10):
+        for number in range(14):
             for wire in wires.values():
                 wire.spoil(State.DRIBBLE)
             about = a_document(number, 300)
@@ -94,6 +98,8 @@ async def test_a_cut_stream_goes_on_at_the_other_engine_with_the_same_text(engin
             greedy = {"model": NAME, "max_tokens": 40, "temperature": 0}
             body = {**greedy, **asked, "stream": True, "stream_options": {"include_usage": True}}
             whole = await read(client, path, body)
+            if whole.pieces < AT_LEAST:
+                continue
             before = continued(router)
             rest = await read(client, path, body, cut_after=1 + number % 4, cut=cut)
             were_cut += continued(router) - before
