@@ -47,6 +47,7 @@ class Load:
     its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
     adapters with requests, by clients' names; `adapter_slots` is the number of slots. `worked_at` is when it last
     reported a step of its engine, on the clock of `reported_at`: until shortly before then no request hangs there.
+    `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none.
     """
 
     running: int | None = None
@@ -64,6 +65,7 @@ class Load:
     active_adapters: frozenset[str] | None = None
     adapter_slots: int | None = None
     worked_at: float | None = None
+    disk_blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,11 +176,27 @@ class CacheEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskUse:
+    """The directory for KV: `held` blocks are there.
+
+    Since the start, blocks `written`, `read` and used, `broken` (damaged, and so computed again), `failed` writes, and
+    `skipped`, for which there was no room.
+    """
+
+    held: int = 0
+    written: int = 0
+    read: int = 0
+    broken: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """The engine's load. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
     `blocks_pinnable` more blocks can be pinned. `drafted_tokens` were verified since the start, `accepted_tokens` of
-    them drawn. `draining`: the server is about to stop and refuses new requests.
+    them drawn. `draining`: the server is about to stop and refuses new requests. `disk` is None without a directory.
     """
 
     running: int
@@ -194,6 +210,7 @@ class Load:
     blocks_pinnable: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    disk: DiskUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ class Scheduler:
             step_s=step_s,
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
+            disk=self.pool.disk.use,
         )
 
     def drain_progress(self) -> tuple[Progress, ...]:

@@ -12,6 +12,7 @@ from shards.nouns import (
     CacheChange,
     CacheEvent,
     Cause,
+    DiskUse,
     Drawn,
     Finished,
     FinishReason,
@@ -76,7 +77,7 @@ class ScriptedEngine:
     """Answers with `answer`, one token per step and choice; caches the prompts' full blocks like a prefix cache.
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
-    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts.
+    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ScriptedEngine:
         self.sequences: dict[Hashable, _Sequence] = {}
         self.shapes_answers = False
         self.pinnable = 512
+        self.disk: DiskUse | None = None
         self.pins: dict[str, dict[int, float]] = {}
         self._answer = answer
         self._ended: list[Finished] = []
@@ -282,7 +284,7 @@ class ScriptedEngine:
         waiting = len(self.sequences) - running
         pinned = len({key for keys in self.pins.values() for key in keys})
         free, pinnable = 1024 - len(self._cache), self.pinnable - pinned
-        return Load(running, waiting, to_compute, 1024, free, 0.001, 0.001, blocks_pinnable=pinnable)
+        return Load(running, waiting, to_compute, 1024, free, 0.001, 0.001, blocks_pinnable=pinnable, disk=self.disk)
 
 
 def _logprobs(token: int, top: int | None) -> tuple[TokenLogprobs, ...]:

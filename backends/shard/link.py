@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 _REQUEST_IDS = 2**32
 
+_ON_DISK = tuple(wire.DiskUse.DESCRIPTOR.fields_by_name)
+
 _KEYS_AT_ONCE = 1000
 """Keys of cache events that go to the listener in one go: 1 to 3 ms if all are new to the index (busy, 2026-11)."""
 
@@ -389,6 +391,7 @@ class ShardLink:
             drafted_tokens=load.drafted_tokens,
             accepted_tokens=load.accepted_tokens,
             worked_at=session.worked_at,
+            disk_blocks={kind: getattr(load.disk, kind) for kind in _ON_DISK} if load.HasField("disk") else {},
         )
 
     def _lose(self, trouble: str) -> None:

@@ -15,7 +15,7 @@ from shards.kv.disk_jobs import DiskDelete, DiskOutcome, DiskRead, DiskSweep, Di
 from shards.kv.host import HostTier
 from shards.kv.prefix import DISK, CachedBlock, PrefixCache
 from shards.kv.raw_block import HEADER_BYTES, BlockHeader, BlockLabel, BlockLabels, RawMemory, domain_digest
-from shards.nouns import CacheChange, CacheEvent
+from shards.nouns import CacheChange, CacheEvent, DiskUse
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +58,7 @@ class KvDirectory(NamedTuple):
 
 @dataclass(slots=True)
 class DiskCounts:
-    """Blocks since the start: `written`, `read` and used, `broken` (damaged, and so computed again), `failed` writes,
-    and `skipped`, for which there was no room.
-    """
+    """Counts of blocks since the start, as in DiskUse."""
 
     written: int = 0
     read: int = 0
@@ -157,6 +155,14 @@ class DiskTier:
     def blocks(self) -> int:
         """The number of blocks on disk."""
         return len(self._index) - sum(writing.entry in self._index for writing in self._writes.values())
+
+    @property
+    def use(self) -> DiskUse | None:
+        """Its contents and its work so far; None without a directory."""
+        counts = self.counts
+        if self._directory is None:
+            return None
+        return DiskUse(self.blocks, counts.written, counts.read, counts.broken, counts.failed, counts.skipped)
 
     @property
     def used_bytes(self) -> int:
@@ -331,6 +337,8 @@ class DiskTier:
             entry = self._index.add(header.label, size=self._file_bytes, worth=header.worth - newest)
             self._have(entry)
         self._make_room(0, float("inf"))
+        # a hundred thousand headers take a hundred megabytes
+        self._directory = directory._replace(headers=(), foreign=())
 
     def _have(self, entry: DiskEntry) -> None:
         entry.is_written = True

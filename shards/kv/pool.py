@@ -275,7 +275,7 @@ class BlockPool:
         may be taken, restored or parked afterwards.
         """
         self._finish_copies()
-        worth = {cached: cached.worth + PINNED_TURNS * (cached in self.pins) for cached in self.prefix}
+        worth = {cached: self._worth_of(cached) + PINNED_TURNS * (cached in self.pins) for cached in self.prefix}
         for last in sorted(worth, key=worth.__getitem__, reverse=True):
             path: list[CachedBlock] = []
             cached: CachedBlock | None = last
@@ -328,6 +328,11 @@ class BlockPool:
             if block in self._draining:
                 self._draining.remove(block)
                 self._free.give(block)
+
+    def _worth_of(self, cached: CachedBlock) -> float:
+        """Its worth; a block that is held is used now, and may never have been released."""
+        now = self._taken / self.size
+        return max(cached.worth, now) if self.is_held(cached.block) else cached.worth
 
     def _finish_copies(self) -> None:
         self.host.flights.start()

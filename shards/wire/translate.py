@@ -12,6 +12,7 @@ from shards.nouns import (
     CacheChange,
     CacheEvent,
     Cause,
+    DiskUse,
     Drawn,
     Finished,
     FinishReason,
@@ -36,7 +37,7 @@ class Prediction:
     ttft_s: float
 
 
-_LOAD_BYTES = 128
+_LOAD_BYTES = 192
 """An upper bound of the size of a Load."""
 
 Item = Drawn | Progress | Prediction | Finished | CacheEvent
@@ -252,6 +253,20 @@ def load(now: Load) -> wire.Load:
         blocks_pinnable=now.blocks_pinnable,
         drafted_tokens=now.drafted_tokens,
         accepted_tokens=now.accepted_tokens,
+        disk=_disk_use(now.disk),
+    )
+
+
+def _disk_use(use: DiskUse | None) -> wire.DiskUse | None:
+    if use is None:
+        return None
+    return wire.DiskUse(
+        held=use.held,
+        written=use.written,
+        read=use.read,
+        broken=use.broken,
+        failed=use.failed,
+        skipped=use.skipped,
     )
 
 

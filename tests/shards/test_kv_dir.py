@@ -16,6 +16,7 @@ from shards.bundled import weights
 from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.model import Model
+from shards.nouns import DiskUse
 from shards.wire import limits
 from tests.shards.attached import HandRouter
 from tests.shards.driver import Driver, packed, some_tokens
@@ -47,6 +48,8 @@ def test_a_prompt_is_read_from_disk_after_a_restart(tmp_path: Path) -> None:
     assert len(later.tiers["disk"]) == 9
     assert answered(later, "it", prompt) == 9 * 64
     assert len(later.tiers["device"]) == len(later.tiers["host"]) == 9
+    assert later.load is not None
+    assert later.load.disk == DiskUse(held=9, read=9)
     assert answered(later, "longer", [*prompt, *some_tokens(100, 1)]) >= 9 * 64
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from backends.base import Backend
 from policies.learning.cost import Latency
 
@@ -36,6 +38,9 @@ class ClusterListener:
 
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
         """Since its start it has guessed and verified so many `tokens`, of which `accepted` were drawn."""
+
+    def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
+        """The `blocks` of its directory for KV, by what became of them."""
 
 
 class Listeners(ClusterListener):
@@ -87,3 +92,8 @@ class Listeners(ClusterListener):
         """See ClusterListener."""
         for listener in self._all:
             listener.drafted(backend, tokens, accepted)
+
+    def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
+        """See ClusterListener."""
+        for listener in self._all:
+            listener.on_disk(backend, blocks)

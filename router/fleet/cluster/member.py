@@ -307,6 +307,8 @@ class Member:
         load = self.backend.load()
         if load.drafted_tokens:
             listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
+        if load.disk_blocks:
+            listener.on_disk(self.backend.name, load.disk_blocks)
 
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from policies.learning.cost import Latency
@@ -54,6 +54,7 @@ class BackendMetrics(ClusterListener):
         self._drafts = gauge(
             "backend_drafted_tokens", "Tokens that a shard drafted since its start", (*backend, "what")
         )
+        self._on_disk = gauge("backend_disk_blocks", "Blocks of a shard's directory for KV", (*backend, "what"))
         self._found = gauge("discovered_addresses", "Addresses in a source's last answer", source)
         self._source_well = gauge("discovery_well", "1 if the source answered last", source)
         self._source_failed = counter("discovery_failures", "Failed requests to a source", source)
@@ -102,6 +103,11 @@ class BackendMetrics(ClusterListener):
         """Since its start `backend` has verified `tokens` drafted tokens, and accepted `accepted` of them."""
         self._drafts[backend, "verified"].set(tokens)
         self._drafts[backend, "accepted"].set(accepted)
+
+    def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
+        """The `blocks` of the directory of `backend`, by what became of them."""
+        for what, count in blocks.items():
+            self._on_disk[backend, what].set(count)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` named this number of addresses for `pool`."""

@@ -351,7 +351,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +363,7 @@ class Load(_message.Message):
     BLOCKS_PINNABLE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -374,7 +375,24 @@ class Load(_message.Message):
     blocks_pinnable: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    disk: DiskUse
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ...) -> None: ...
+
+class DiskUse(_message.Message):
+    __slots__ = ("held", "written", "read", "broken", "failed", "skipped")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    written: int
+    read: int
+    broken: int
+    failed: int
+    skipped: int
+    def __init__(self, held: _Optional[int] = ..., written: _Optional[int] = ..., read: _Optional[int] = ..., broken: _Optional[int] = ..., failed: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
     __slots__ = ("kind", "keys", "tier")

@@ -25,7 +25,7 @@ from policies.errors import (
 )
 from policies.nouns import Capability, Delta, Grammar, Sampling, TokenLogprob, Usage
 from policies.prefix.index import PrefixIndex
-from shards.nouns import CacheChange, CacheEvent, GrammarForm, Submission
+from shards.nouns import CacheChange, CacheEvent, DiskUse, GrammarForm, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
 from shards.wire.facts import ShardFacts
@@ -446,6 +446,25 @@ async def test_a_prefix_is_pinned_and_let_go(tmp_path: Path) -> None:
         assert engine.pins == {"p": {1: 0.5, 2: 0.5, 3: 0.5}}
         assert await backend.unpin("p") == 3
         assert await backend.unpin("p") == 0
+
+
+async def test_blocks_on_disk_are_reported_if_there_is_a_directory(tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        await eventually(lambda: backend.load().running is not None)
+        assert backend.load().disk_blocks == {}
+    engine = an_engine(tmp_path)
+    engine.disk = DiskUse(held=7, read=2)
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        await eventually(lambda: bool(backend.load().disk_blocks))
+        assert backend.load().disk_blocks == {
+            "held": 7,
+            "written": 0,
+            "read": 2,
+            "broken": 0,
+            "failed": 0,
+            "skipped": 0,
+        }
 
 
 async def test_more_keys_than_a_message_holds_go_in_several(tmp_path: Path) -> None:

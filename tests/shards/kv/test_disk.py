@@ -177,6 +177,16 @@ def test_a_stop_without_time_writes_what_it_can(tmp_path: Path) -> None:
     assert not shard.files()
 
 
+def test_blocks_of_sequences_that_still_run_are_written_too(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    shard.table(1, 2)
+    assert shard.pool.preserve(until_s=60.0) == 2
+    shard.pool.disk.close()
+    later = Shard(tmp_path)
+    assert later.leave(1, 2) == 2
+    assert later.pool.disk.used_bytes == 2 * FILE_BYTES
+
+
 def test_another_domain_fingerprint_or_model_finds_nothing(tmp_path: Path) -> None:
     shard = Shard(tmp_path)
     shard.leave(1, 2, domain="acme")
@@ -498,7 +508,8 @@ def test_two_thousand_operations_serve_no_wrong_block(
     if is_weak:
         monkeypatch.setattr("shards.kv.prefix.block_keys", weak_keys)
         monkeypatch.setattr("shards.kv.raw_block.block_keys", weak_keys)
-    logging.getLogger("shards.kv.disk").setLevel(logging.ERROR)
+    # thousands of warnings; monkeypatch restores it
+    monkeypatch.setattr(logging.getLogger("shards.kv.disk"), "disabled", True)
     machine = Machine(tmp_path, seed, slots=slots, most=most)
     for _ in range(2_000):
         machine.step()

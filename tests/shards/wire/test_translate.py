@@ -8,6 +8,7 @@ from shards.nouns import (
     CacheChange,
     CacheEvent,
     Cause,
+    DiskUse,
     Drawn,
     Finished,
     FinishReason,
@@ -170,6 +171,7 @@ def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int)
         blocks_pinnable=2**32 - 1,
         drafted_tokens=2**64 - 1,
         accepted_tokens=2**64 - 1,
+        disk=DiskUse(*([2**64 - 1] * 6)),
     )
     room = limits.MESSAGE_BYTES // 8
     for keys in range(room - 24, room):

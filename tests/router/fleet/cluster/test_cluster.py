@@ -281,6 +281,20 @@ def test_a_shards_predictions_are_reported_when_a_request_ends() -> None:
     assert drafted == [("b0", 50, 20)]
 
 
+def test_a_shards_blocks_on_disk_are_reported_when_a_request_ends() -> None:
+    backend = a_backend(reported=Load())
+    heard: list[tuple[str, object]] = []
+    cluster = Cluster([backend], clock=Clock())
+    cluster.listen(Heard(on_disk=lambda *what: heard.append(what)))
+    with send(cluster, 1000):
+        pass
+    assert heard == []
+    backend.reported = Load(disk_blocks={"held": 3})
+    with send(cluster, 1000):
+        pass
+    assert heard == [("b0", {"held": 3})]
+
+
 def test_what_a_request_would_push_aside_counts_as_room_in_its_own_view_alone() -> None:
     cluster = Cluster([Preempting("b0", models=frozenset({MODEL}))])
     with send(cluster, 700, rank=2, preemptible=True):

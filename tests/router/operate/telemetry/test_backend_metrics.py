@@ -35,6 +35,14 @@ def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
     assert series(registry, "backend_drafted_tokens") == {("b0", "verified"): 70, ("b0", "accepted"): 30}
 
 
+def test_blocks_on_disk_are_shown_as_the_shard_counts_them() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    backends.on_disk("b0", {"held": 5, "read": 1})
+    backends.on_disk("b0", {"held": 6, "read": 2})
+    assert series(registry, "backend_disk_blocks") == {("b0", "held"): 6, ("b0", "read"): 2}
+
+
 def test_a_backend_that_is_gone_takes_its_series_along() -> None:
     registry = CollectorRegistry()
     backends = BackendMetrics(Metrics(registry))
