@@ -1,12 +1,14 @@
 """Prompts restored from disk by an engine that was started again, against computing them.
 
-Random weights of the shape of Qwen3-0.6B. For each length, one engine computes a prompt and stops in an orderly way; a
-second engine on the same directory gets the same prompt with another last token. Prints both times to the first token,
-predicted and measured, the cached tokens, and the crossover: the rate at which reading takes as long as computing.
+Random weights of the shape of Qwen3-0.6B, or with `--model small` of a small network, which computes 200,000 tokens on
+a CPU within minutes. For each length, one engine computes a prompt and stops in an orderly way; a second engine on the
+same directory gets the same prompt with another last token. Prints both times to the first token, predicted and
+measured, the cached tokens, and the crossover: the rate at which reading takes as long as computing.
 Files were just written, so they come from the page cache, as after a restart of the process. `--rates` slows reading
 down to shares of the predicted crossover, and prints what the engine chose for the longest prompt.
 
     python -m benchmarks.kv_dir --tokens 512 1024 --rates 0.5 2
+    python -m benchmarks.kv_dir --model small --tokens 200000
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,14 +39,26 @@ from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.raw_block import BlockLabel
 from shards.model import Model, PagedNetwork
+from shards.network.config import NetworkConfig
 from shards.network.decoder import Decoder
 from shards.network.loading import random_weights
-from shards.nouns import SamplingParams, Submission
+from shards.nouns import FinishReason, SamplingParams, Submission
 from shards.sched.cost import prefill_shape
 from shards.threads import default_threads, use_threads
 from shards.warmup import warm_up
 
 MIB = 2**20
+SMALL = replace(
+    QWEN3_06B,
+    hidden_size=128,
+    intermediate_size=256,
+    heads=2,
+    kv_heads=1,
+    head_dim=64,
+    max_positions=262_144,
+    windows=(None,) * 2,
+)
+MODELS = {"qwen3-0.6b": QWEN3_06B, "small": SMALL}
 
 
 class SlowFiles:
@@ -70,16 +85,16 @@ class Run(NamedTuple):
     cached_tokens: int
 
 
-def a_network(device: str) -> Network:
-    """The network with random weights."""
+def a_network(config: NetworkConfig, device: str) -> Network:
+    """The network of `config` with random weights."""
     on, dtype = choose_device(device), torch.bfloat16
-    loaded = random_weights(QWEN3_06B, seed=0, dtype=dtype)
+    loaded = random_weights(config, seed=0, dtype=dtype)
     if on.type == "cuda":
         from shards.gpu.network import GpuNetwork
         from shards.gpu.weights import moved
 
-        return GpuNetwork.of(QWEN3_06B, moved(loaded, QWEN3_06B, device=on, dtype=dtype))
-    return PagedNetwork(Decoder(QWEN3_06B, loaded), kv_dtype=dtype)
+        return GpuNetwork.of(config, moved(loaded, config, device=on, dtype=dtype))
+    return PagedNetwork(Decoder(config, loaded), kv_dtype=dtype)
 
 
 def slowed(files: BlockFiles, block_s: float) -> DiskWorker:
@@ -89,8 +104,11 @@ def slowed(files: BlockFiles, block_s: float) -> DiskWorker:
 
 def an_engine(network: Network, folder: Path, blocks: int, block_s: float = 0.0) -> Engine:
     """An engine that has been warmed up, on the directory `folder`."""
-    model = Model("qwen3-0.6b", network, weights="random, seed 0", dtype="bfloat16")
-    options = EngineOptions(kv_blocks=blocks, kv_dir=folder, kv_dir_bytes=32 * 2**30, max_running=2)
+    model = Model("random", network, weights="random, seed 0", dtype="bfloat16")
+    window = blocks * BLOCK_TOKENS
+    options = EngineOptions(
+        kv_blocks=blocks, kv_dir=folder, kv_dir_bytes=32 * 2**30, max_running=2, window_tokens=window
+    )
     engine = Engine(model, options, worker_of=partial(slowed, block_s=block_s) if block_s else DiskThreads)
     warm_up(engine)
     return engine
@@ -108,6 +126,7 @@ def ask(engine: Engine, prompt: list[int], *, is_stored: bool) -> Run:
     engine.extend("it", data)
     while not (report := engine.step()).finished:
         pass
+    assert report.finished[0].reason is FinishReason.LENGTH, report.finished[0].message
     return Run(predicted_s, time.perf_counter() - started, report.finished[0].cached_tokens)
 
 
@@ -116,10 +135,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--rates", type=float, nargs="*", default=[], help="of the crossover's rate")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--model", choices=MODELS, default="qwen3-0.6b")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     use_threads(default_threads())
-    rng, network = random.Random(0), a_network(arguments.device)
+    rng, network = random.Random(0), a_network(MODELS[arguments.model], arguments.device)
     blocks = max(arguments.tokens) // BLOCK_TOKENS + 16
     print(f"a block of {BLOCK_TOKENS} tokens takes {network.block_bytes / MIB:.1f} MiB")
     print("tokens   computed: predicted  measured   from disk: predicted  measured  cached   stored in")
