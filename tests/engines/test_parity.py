@@ -183,8 +183,8 @@ async def test_a_wrong_template_is_found_out_and_costs_no_hits_and_the_corrected
                 await ask(client, any_of(documents, 80))
                 rates["corrected"] = hit_rate(pair, before)
             router.check()
-    assert rates["with one"] >= rates["without a feed"] - 0.05, rates
-    assert rates["corrected"] >= rates["without a feed"] - 0.05, rates
+    assert rates["with one"] >= rates["without a feed"] - 0.1, rates
+    assert rates["corrected"] >= rates["without a feed"] - 0.1, rates
 
 
 def right_template() -> str:

@@ -94,5 +94,7 @@ async def test_without_the_engine_that_computes_prompts_the_other_one_does(
             if phase == "stopped_before":
                 os.killpg(prompts.pid, signal.SIGCONT)
             else:
+                # the first leg may have been given up before it was killed
+                prompts.kill()
                 prompts.start()
                 await asyncio.to_thread(prompts.wait_until_ready)
