@@ -100,7 +100,8 @@ class Policy:
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
             sure = [backend for backend in kept if will_fit(request, backend)]
             if 0 < len(sure) < len(kept):
-                dropped += [(backend.name, "may_not_fit") for backend in kept if backend not in sure]
+                names = {backend.name for backend in sure}
+                dropped += [(backend.name, "may_not_fit") for backend in kept if backend.name not in names]
                 kept = sure
         return kept, tuple(dropped)
 

@@ -181,6 +181,10 @@ def _wish_of(bid: Bid) -> Wish:
     return bid.shape, bid.awaits
 
 
+def _weights(config: Config) -> dict[str, float]:
+    return {name: tenant.weight for name, tenant in config.tenants.items()}
+
+
 class Dispatcher:
     """A fair queue for each model. A change that may have made room is answered by a walk through the queue, in order.
 
@@ -329,7 +333,8 @@ class Dispatcher:
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
-        return Found(view, decision, decision.chosen is not None and not is_reserved and not self._is_full)
+        is_free = decision.chosen is not None and not is_reserved and not self._is_full
+        return Found(view, decision, is_free)
 
     def _queue(self, bid: Bid) -> ModelQueue:
         config = self._config()
@@ -337,14 +342,12 @@ class Dispatcher:
             self._follow(config)
         queue = self._queues.get(bid.request.model)
         if queue is None:
-            weights = {name: tenant.weight for name, tenant in config.tenants.items()}
-            queue = ModelQueue(bid.request.model, FairQueue(config.classes, weights, config.ageing_s))
+            queue = ModelQueue(bid.request.model, FairQueue(config.classes, _weights(config), config.ageing_s))
             self._queues[bid.request.model] = queue
         return queue
 
     def _follow(self, config: Config) -> None:
-        self._configured = config
-        weights = {name: tenant.weight for name, tenant in config.tenants.items()}
+        self._configured, weights = config, _weights(config)
         for queue in self._queues.values():
             queue.fair.reconfigure(config.classes, weights, config.ageing_s)
 

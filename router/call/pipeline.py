@@ -14,6 +14,7 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
+from itertools import count, repeat
 from typing import Any, cast
 
 import msgspec
@@ -92,42 +93,52 @@ async def serve(
     """
     carrier = carrier or Ourselves()
     account_of, held_by = gateway.observer.account(caller.id, caller.trace), gateway.bodies.held()
-    with account_of as account, outer_edge(gateway.observer), held_by as held:
-        async with gateway.doors.entered():
-            config = gateway.config
-            known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
-            tenant, key = known or identity_of(caller.key, config, gateway.keys)
-            account.tenant = held.tenant = tenant.name
-            ask = await caller.read(held)
-            require_allowed_urls(ask, config)
-            async with within(ask.deadline_s):
-                model = find_model(ask.model, tenant, gateway)
-                account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-                inputs = await tokenize(ask, model, tenant, gateway)
-                pairs = zip(inputs, ask.bodies, strict=True)
-                prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
-                facts = facts_of(ask, prompts, tenant=tenant, model=model)
-                ruling = classify(facts, config)
-                account.service_class, account.rule = ruling.service_class.name, ruling.rule
-                if ask.yields:
-                    ruling, account.service_class = yielding(ruling, config), YIELDING
-                claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=config.prices)
-                async with gateway.admission.permit(claim, caller.limited) as permit:
-                    call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
-                    await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
+    with account_of as account, held_by as held:
+        try:
+            async with gateway.doors.entered():
+                config = gateway.config
+                known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
+                tenant, key = known or identity_of(caller.key, config, gateway.keys)
+                account.tenant = held.tenant = tenant.name
+                ask = await caller.read(held)
+                require_allowed_urls(ask, config)
+                async with within(ask.deadline_s):
+                    model = find_model(ask.model, tenant, gateway)
+                    account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+                    inputs = await tokenize(ask, model, tenant, gateway)
+                    pairs = zip(inputs, ask.bodies, strict=True)
+                    prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
+                    facts = facts_of(ask, prompts, tenant=tenant, model=model)
+                    ruling = classify(facts, config)
+                    account.service_class, account.rule = ruling.service_class.name, ruling.rule
+                    if ask.yields:
+                        ruling, account.service_class = yielding(ruling, config), YIELDING
+                    claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=config.prices)
+                    async with gateway.admission.permit(claim, caller.limited) as permit:
+                        call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
+                        await together([*map(call.answer, count(), repeat(model), prompts)])
+        except (ExpectedError, CallerGone):
+            raise
+        except Exception as error:
+            raise unplanned(error, gateway.observer) from error
+
+
+def unplanned(error: Exception, observer: Observer) -> ExpectedError:
+    """What a client is told of the unplanned `error`: nothing. It is logged whole."""
+    _log.error("a request failed by an unplanned exception", exc_info=error)
+    observer.event("unplanned_failure")
+    return ExpectedError("the router made a mistake", hint="its log says more")
 
 
 @contextmanager
 def outer_edge(observer: Observer) -> Iterator[None]:
-    """Turn an unplanned exception into an ExpectedError that tells the client nothing, and log it whole."""
+    """Raise what is `unplanned` in place of an unplanned exception."""
     try:
         yield
     except (ExpectedError, CallerGone):
         raise
     except Exception as error:
-        _log.exception("a request failed by an unplanned exception")
-        observer.event("unplanned_failure")
-        raise ExpectedError("the router made a mistake", hint="its log says more") from error
+        raise unplanned(error, observer) from error
 
 
 def within(seconds: float | None) -> AbstractAsyncContextManager[None]:
