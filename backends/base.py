@@ -37,6 +37,17 @@ class Description:
     loadable: frozenset[str] = frozenset()
 
 
+class Fetched(NamedTuple):
+    """KV that a backend has fetched from other backends since its start: so many `fetches`, their tokens and bytes, and
+    the sum of their seconds, each from its request to its last block.
+    """
+
+    fetches: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool
@@ -47,7 +58,8 @@ class Load:
     its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
     adapters with requests, by clients' names; `adapter_slots` is the number of slots. `worked_at` is when it last
     reported a step of its engine, on the clock of `reported_at`: until shortly before then no request hangs there.
-    `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none.
+    `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none. `fetched` is the
+    KV that it fetched from other backends; None if it cannot fetch.
     """
 
     running: int | None = None
@@ -66,6 +78,7 @@ class Load:
     adapter_slots: int | None = None
     worked_at: float | None = None
     disk_blocks: Mapping[str, int] = field(default_factory=dict)
+    fetched: Fetched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +242,21 @@ class Prefiller(Protocol):
 
         Cancelling this cancels it. Raises as `Backend.generate` does.
         """
+        ...
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A backend that exchanges KV with others: it lends what it holds, and fetches what it is told to."""
+
+    @property
+    def kv_group(self) -> str | None:
+        """Backends of one group can fetch each other's KV; None: it cannot lend or fetch now."""
+        ...
+
+    def lend(self, tokens: int) -> Mapping[str, Any] | None:
+        """What the backend that fetches the first `tokens` of a prompt from this one gets as `Prompt.transfer`; None if
+        it cannot lend them now."""
         ...
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from msgspec.structs import replace as with_fields
 
 from policies.compose import Policy
-from policies.marginal_cost import NAME, cost_of
-from policies.nouns import BackendView, ClusterView, Decision, PrefillLeg, Request, ServiceClass
+from policies.marginal_cost import NAME, least_cost
+from policies.nouns import BackendView, ClusterView, Decision, Fetch, PrefillLeg, Request, ServiceClass
 from policies.on_miss import Step
 from policies.picks import are_equal
 from policies.rules import FACTS, Facts, Mismatch, Rulebook, Ruling, may_use
@@ -72,9 +72,9 @@ class Explanation:
     the file, and `on_miss` its steps if they are missed. `equals` are candidates with the same total as the chosen one.
     `predicted_ttft_s` is the predicted time to first token at the chosen one. Without a chosen one, the request waits
     for the full backend `awaits` if there is one, although others may have room. `prefill` says which other backend
-    computes the prompt, if any. If `prompt_tokens` is an estimate,
-    the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the other facts that a rule of the
-    file tests, by name.
+    computes the prompt, if any, and `fetch` what the chosen one fetches of its KV instead of computing it. If
+    `prompt_tokens` is an estimate, the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the
+    other facts that a rule of the file tests, by name.
     """
 
     request: str
@@ -105,6 +105,7 @@ class Explanation:
     likely_prompt_tokens: tuple[int, int] | None = None
     left_out: int = 0
     prefill: PrefillLeg | None = None
+    fetch: Fetch | None = None
     facts: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
@@ -145,6 +146,7 @@ def explain(
         likely_prompt_tokens=request.likely_prompt_tokens,
         left_out=decision.left_out,
         prefill=decision.prefill,
+        fetch=decision.fetch,
         facts={
             name: fact.of(facts)
             for name, fact in FACTS.items()
@@ -173,7 +175,7 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
     """`explanation` for the tenant itself: without the rules' conditions on other tenants' names, headers and metadata,
     without the load that other tenants cause, and with the backend names that `shown_name` gives. The order of the
     candidates and the predicted time to first token stay: they are about this request."""
-    leg = explanation.prefill
+    leg, fetch = explanation.prefill, explanation.fetch
     skipped = tuple(
         replace(skipped, mismatches=tuple(_without_wanted(mismatch) for mismatch in skipped.mismatches))
         for skipped in explanation.skipped
@@ -190,6 +192,7 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
         chosen=explanation.chosen and shown_name(explanation.chosen),
         awaits=explanation.awaits and shown_name(explanation.awaits),
         prefill=leg and with_fields(leg, backend=shown_name(leg.backend)),
+        fetch=fetch and with_fields(fetch, backend=shown_name(fetch.backend)),
     )
 
 
@@ -205,5 +208,5 @@ def _candidates(request: Request, view: ClusterView, decision: Decision) -> Iter
     for name, total in decision.scores:
         seen = backends[name]
         counts = (seen.running, seen.waiting, seen.held_tokens)
-        cost = cost_of(request, seen).parts if NAME in scores[name] else {}
+        cost = least_cost(request, seen)[0].parts if NAME in scores[name] else {}
         yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter, cost)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from policies.compose import Score
-from policies.nouns import BackendView, Request
+from policies.nouns import BackendView, Fetch, Request
 from policies.predict import place_s
 
 NAME = "marginal_cost"
@@ -25,16 +27,23 @@ tokens: predictions are no more exact than that, and of idle backends they diffe
 in a quiet hour alike backends share requests and new prefixes, and each is measured now and then."""
 
 
+FETCH_WORTH = 0.1
+"""KV is fetched if that saves more than this share of the seconds of computing it: predictions are no more exact than
+that, and a transfer is one more thing that can fail."""
+
+
 class Cost(NamedTuple):
     """The parts of one placement's cost in seconds, and their weights.
 
-    Of this request: `queue`, waiting for prompts in front of it and for a place, `prefill` and `decode`. Of the others
-    there: `slowdown` of the requests that run, during its prefill or while it decodes beside them, and `delay` of the
-    requests that wait. Of later requests: `eviction`, to compute again what its prompt evicts, as far as it will be
-    asked for. A second before its own first token weighs `first`, a later one `rest`, and one of others `others`.
+    Of this request: `queue`, waiting for prompts in front of it and for a place, `fetch`, waiting longer than that for
+    KV from another backend, `prefill` and `decode`. Of the others there: `slowdown` of the requests that run, during
+    its prefill or while it decodes beside them, and `delay` of the requests that wait. Of later requests: `eviction`,
+    to compute again what its prompt evicts, as far as it will be asked for. A second before its own first token weighs
+    `first`, a later one `rest`, and one of others `others`.
     """
 
     queue: float
+    fetch: float
     prefill: float
     decode: float
     slowdown: float
@@ -47,13 +56,13 @@ class Cost(NamedTuple):
     @property
     def total(self) -> float:
         """The weighted sum, in seconds."""
-        own = self.first * (self.queue + self.prefill) + self.rest * self.decode
+        own = self.first * (self.queue + self.fetch + self.prefill) + self.rest * self.decode
         return own + self.others * (self.slowdown + FIRST * self.delay) + FIRST * self.eviction
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
         """Name of a part -> its seconds and their weight."""
-        weights = (self.first, self.first, self.rest, self.others, FIRST * self.others, FIRST)
+        weights = (self.first, self.first, self.first, self.rest, self.others, FIRST * self.others, FIRST)
         return {name: (self[at], weights[at]) for at, name in enumerate(self._fields[: len(weights)])}
 
 
@@ -61,7 +70,10 @@ def marginal_cost() -> Score:
     """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        costs = [cost_of(request, backend).total + _NEAR_S for backend in candidates]
+        costs = [
+            (cost_of(request, backend) if backend.offer is None else least_cost(request, backend)[0]).total + _NEAR_S
+            for backend in candidates
+        ]
         least = min(costs, default=0.0)
         cheapest = candidates[costs.index(least)] if candidates else None
         return [
@@ -82,17 +94,31 @@ def _is_near(cost: float, backend: BackendView, least: float, cheapest: BackendV
     return not busy and backend.queue_s <= cheapest.queue_s
 
 
-def cost_of(request: Request, backend: BackendView) -> Cost:
-    """The cost of placing `request` at `backend`.
+def least_cost(request: Request, backend: BackendView) -> tuple[Cost, Fetch | None]:
+    """The cost of placing `request` at `backend`, which fetches its offer if that is worth it, and the fetch if so."""
+    computed, offer = cost_of(request, backend), backend.offer
+    if offer is None:
+        return computed, None
+    fetched = cost_of(request, backend, offer)
+    saved = computed.total - fetched.total
+    if saved <= FETCH_WORTH * computed.first * offer.computing_s:
+        return computed, None
+    return fetched, replace(offer, saved=saved)
 
-    A part weighs as much as its class, and up to twice as much the nearer its target is: TTFT for `queue` and
-    `prefill`, TPOT for `decode`. The other requests there count with the mean weight of their classes. All that a
+
+def cost_of(request: Request, backend: BackendView, fetch: Fetch | None = None) -> Cost:
+    """The cost of placing `request` at `backend`, which computes the prompt but for what it holds and does `fetch`.
+
+    KV arrives while the request waits in the backend's queue, stalls no other request, and evicts as much as computed
+    KV. A part weighs as much as its class, and up to twice as much the nearer its target is: TTFT for `queue`, `fetch`
+    and `prefill`, TPOT for `decode`. The other requests there count with the mean weight of their classes. All that a
     backend does not report counts as none: without a cache size nothing is evicted, and without `held_tokens` the whole
     prompt is computed. Times come from its latency model, so a backend with nothing but response times has them too.
     """
     latency, promised, prompt_tokens = backend.latency, request.promised, request.prompt_tokens
     prefill, decode = backend.doubt
-    uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
+    held_tokens = (backend.held_tokens or 0) + (0 if fetch is None else fetch.tokens)
+    uncached = max(1, prompt_tokens - held_tokens)
     new_tokens = request.expected_new_tokens or request.max_new_tokens
     there = backend.running + backend.waiting
     work_s = prefill * uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached / 2))
@@ -102,13 +128,16 @@ def cost_of(request: Request, backend: BackendView) -> Cost:
     step_s = decode * (latency.step_s + latency.sequence_s * there + latency.context_s * contexts) + added_s
     queue_s, prefill_s, decode_s = backend.queue_s, prefill * latency.fixed_s + work_s, new_tokens * step_s
     queue_s += place_s(request, backend, prefill_s + decode_s)
+    fetch_s, evicting_s = 0.0, work_s
+    if fetch is not None:
+        fetch_s, evicting_s = max(0.0, fetch.seconds - backend.queue_s), work_s + prefill * fetch.computing_s
     first, rest = FIRST, 1.0
     if promised is not None:
         first, rest = FIRST * promised.weight, promised.weight
         if promised.ttft_s is not None:
-            first *= 1.0 + min(1.0, (queue_s + prefill_s) / promised.ttft_s)
+            first *= 1.0 + min(1.0, (queue_s + fetch_s + prefill_s) / promised.ttft_s)
         elif promised.deadline_s is not None:
-            first = rest = rest * (1.0 + min(1.0, (queue_s + prefill_s + decode_s) / promised.deadline_s))
+            first = rest = rest * (1.0 + min(1.0, (queue_s + fetch_s + prefill_s + decode_s) / promised.deadline_s))
         if promised.tpot_s is not None:
             rest *= 1.0 + min(1.0, step_s / promised.tpot_s)
     # the learnt time of a further sequence includes the prefills that come with it: only the larger of the two counts
@@ -116,6 +145,6 @@ def cost_of(request: Request, backend: BackendView) -> Cost:
     others = backend.mean_weight
     eviction_s = 0.0
     if backend.cache_tokens:
-        eviction_s = work_s * min(1.0, backend.fresh_tokens / backend.cache_tokens / _USUAL_CHURN)
+        eviction_s = evicting_s * min(1.0, backend.fresh_tokens / backend.cache_tokens / _USUAL_CHURN)
     running_s, waiting_s = backend.running * slower_s, backend.waiting * work_s
-    return Cost(queue_s, prefill_s, decode_s, running_s, waiting_s, eviction_s, first, rest, others)
+    return Cost(queue_s, fetch_s, prefill_s, decode_s, running_s, waiting_s, eviction_s, first, rest, others)

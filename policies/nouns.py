@@ -201,7 +201,7 @@ class Request(msgspec.Struct, frozen=True):
     interval `likely_prompt_tokens` holds nine of ten such prompts, and all have at least `least_prompt_tokens`, which
     is compared with limits that refuse a request. `expected_new_tokens` is the expected length of its answer, by
     earlier ones; None if it is unknown. `promised` is its service class with the targets. `may_transfer`: its prompt
-    may be computed at another backend than its answer.
+    may be computed at another backend than its answer. `may_fetch`: a backend may fetch KV of its prompt from another.
     """
 
     id: str
@@ -228,6 +228,7 @@ class Request(msgspec.Struct, frozen=True):
     expected_new_tokens: int | None = None
     promised: ServiceClass | None = None
     may_transfer: bool = False
+    may_fetch: bool = False
 
     @property
     def surely_tokens(self) -> int:
@@ -343,6 +344,34 @@ ACCEPTED = Delta(computed_tokens=0)
 """The backend has begun to answer, and nothing of the answer is there yet: an HTTP server has sent its head."""
 
 
+class Link(msgspec.Struct, frozen=True, gc=False):
+    """The exchange of KV between one backend and the others of its `group`.
+
+    A fetch takes it `fixed_s` and `token_s` for each token. What this router has sent for takes `lends_s` more seconds
+    to leave the backend, and `fetches_s` to arrive there.
+    """
+
+    group: str
+    fixed_s: float
+    token_s: float
+    lends_s: float = 0.0
+    fetches_s: float = 0.0
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """KV of a prompt that one backend can fetch from another: `tokens` behind those that it holds, from `backend`.
+
+    `seconds` is the predicted time until it has them, `computing_s` that of computing them instead. `saved` is the
+    difference that the fetch makes to the placement's marginal cost, in seconds; 0 before the costs are compared.
+    """
+
+    backend: str
+    tokens: int
+    seconds: float
+    computing_s: float
+    saved: float = 0.0
+
+
 class BackendView(msgspec.Struct, frozen=True, gc=False):
     """One backend as one request sees it. A decision makes one of each backend and reads most of it more than once: a
     frozen dataclass takes four times as long to make, a tuple three times as long to read.
@@ -362,7 +391,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
     `decoding_tokens` are the contexts of this router's requests that decode there, and `mean_weight` is the mean weight
     of the classes of its requests there, 1 without any. `awaited` requests wait in this router for a place there, and
-    get it first. It can fetch the KV of prompts from the backends of the pool `prefill`; None: from no other.
+    get it first. It can fetch the KV of prompts from the backends of the pool `prefill`; None: from no other. `link` is
+    its exchange of KV with backends of its group; None: it has none. `offer` is what it can best fetch of this prompt.
     """
 
     name: str
@@ -396,6 +426,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     awaited: int = 0
     doubt: tuple[float, float] = (1.0, 1.0)
     prefill: str | None = None
+    link: Link | None = None
+    offer: Fetch | None = None
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -425,7 +457,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     Without a chosen one, `awaits` is the backend that is worth waiting for, if there is one. If others have room, but
     are worse, `wait_s` is how long that wait should take. `prefill` is the backend that computes the prompt for the
-    chosen one; None: that does it itself.
+    chosen one; None: that does it itself. `fetch` is what the chosen one fetches of the prompt's KV; None: nothing.
     """
 
     chosen: str | None
@@ -438,3 +470,4 @@ class Decision(msgspec.Struct, frozen=True):
     awaits: str | None = None
     wait_s: float | None = None
     prefill: PrefillLeg | None = None
+    fetch: Fetch | None = None

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from policies.marginal_cost import FIRST, cost_of
+from policies.learning.fetch import FIXED_S, TOKEN_S
+from policies.marginal_cost import FIRST, cost_of, least_cost
 from policies.nouns import BackendView, Capability, ClusterView, Decision, PrefillLeg, Request
 from policies.predict import predicted_ttft_s, uncached_tokens, will_fit
 
-TRANSFER_S, TRANSFER_TOKEN_S = 0.02, 15e-6
-"""Seconds that a transfer is taken to last, and those for each token: 128 KiB of an 8B model, at 10 GB/s."""
+TRANSFER_S, TRANSFER_TOKEN_S = FIXED_S, TOKEN_S
+"""Seconds that a transfer is taken to last, and those for each token."""
 
 WORTH = 0.05
 """A prompt is computed elsewhere if that saves more than this share of the placement's cost: predictions are no more
@@ -37,8 +38,8 @@ def prefill_leg(request: Request, chosen: BackendView, backends: Iterable[Backen
         return None
     if request.sampling.choices > 1 or not _TOGETHER.isdisjoint(request.needs):
         return None
-    alone = cost_of(request, chosen)
-    fetched = replace(chosen, held_tokens=request.prompt_tokens)
+    alone, _ = least_cost(request, chosen)
+    fetched = replace(chosen, held_tokens=request.prompt_tokens, offer=None)
     beside = cost_of(request, fetched)
     fetch_s = TRANSFER_S + TRANSFER_TOKEN_S * uncached_tokens(request, chosen)
     legs = []
@@ -62,7 +63,7 @@ def with_prefill(request: Request, view: ClusterView, decision: Decision) -> Dec
         return decision
     chosen = next(backend for backend in view.backends if backend.name == decision.chosen)
     leg = prefill_leg(request, chosen, view.backends)
-    return decision if leg is None else replace(decision, prefill=leg, predicted_ttft_s=leg.seconds)
+    return decision if leg is None else replace(decision, prefill=leg, fetch=None, predicted_ttft_s=leg.seconds)
 
 
 def _may_prefill(request: Request, backend: BackendView) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from policies.learning.fetch import FetchModel
 from policies.learning.least_squares import Prior, RecursiveFit
 from policies.learning.slow import SlowTime, p99_factor
 
@@ -141,6 +142,7 @@ class Peers:
         decode_costs = [_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)]
         self.prefill = _Common(RecursiveFit([*costs, queue, convoy]))
         self.decode = _Common(RecursiveFit(decode_costs))
+        self.fetching = FetchModel()
         self.models: weakref.WeakSet[LatencyModel] = weakref.WeakSet()
         """All that share them."""
 

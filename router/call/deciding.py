@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from policies.compose import Policy
+from policies.fetch import with_fetch, with_offers
 from policies.learning.adapters import Readiness
 from policies.nouns import ClusterView, Decision, Request
 from policies.prefill import with_prefill
@@ -39,7 +40,7 @@ def decided(
 
     `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it.
     """
-    now = gateway.clock()
+    now, may_fetch = gateway.clock(), request.may_fetch and gateway.cluster.lends
 
     def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
         view = seen(gateway.cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
@@ -49,7 +50,11 @@ def decided(
                 for each in view.backends
             )
             view = replace(view, backends=tuple(backends))
+        if may_fetch:
+            view = with_offers(request, view)
         decision = policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
+        if may_fetch:
+            decision = with_fetch(request, view, decision)
         return view, with_prefill(request, view, decision)
 
     is_exact = request.least_prompt_tokens is None

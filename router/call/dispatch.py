@@ -424,8 +424,10 @@ class Dispatcher:
 
     def _placed(self, bid: Bid, found: Found) -> Placed:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
-        leg = found.decision.prefill
+        leg, fetch = found.decision.prefill, found.decision.fetch
         uncached = uncached_tokens(bid.request, chosen) if leg is None else 1
+        if fetch is not None:
+            uncached -= fetch.tokens
         # the time until its first token is not the backend's own if another one computes the prompt
         is_first_try = leg is None and not (bid.avoiding or bid.failed)
         flight = self._cluster.begin(
@@ -434,6 +436,7 @@ class Dispatcher:
             uncached,
             is_first_try=is_first_try,
             patience_s=patience_s(bid.service_class),
+            fetch=fetch,
         )
         bid.sent(chosen.name)
         return Placed(bid, found, chosen, flight)

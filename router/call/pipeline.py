@@ -54,7 +54,7 @@ from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
 from router.call.placing import Placer
-from router.call.prefill import fetched, may_transfer, without_transfer
+from router.call.prefill import fetched, may_transfer, with_lent, without_transfer
 from router.call.prepare import (
     LookedUp,
     believed,
@@ -303,7 +303,7 @@ class _Call(msgspec.Struct, frozen=True):
         def can_move() -> bool:
             return not self.caller.has_seen(at) or bid.beginning() is not None
 
-        has_other, leg = True, placed.found.decision.prefill
+        has_other, leg, fetch = True, placed.found.decision.prefill, placed.found.decision.fetch
         try:
             with gateway.cluster.flying(placed.flight):
                 backend = gateway.cluster.backend_of(placed.flight)
@@ -311,7 +311,8 @@ class _Call(msgspec.Struct, frozen=True):
                     gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
                     await self._announce(at, placed, backend)
                 with trace.sent(placed, backend) as attempt:
-                    prompt = attempt.stamped(bid.prompt)
+                    prompt = bid.prompt if fetch is None else with_lent(placed, fetch, gateway.cluster)
+                    prompt = attempt.stamped(prompt)
                     done = None if leg is None else await gateway.first_legs.run(placed, leg, prompt)
                     if done is not None:
                         # only from here on can this backend be late
@@ -327,7 +328,7 @@ class _Call(msgspec.Struct, frozen=True):
                     gateway.poison.passed(bid.request.tenant, digest(bid))
         except ExpectedError as failure:
             failure.public_message = public_message_of(failure)
-            if leg is not None:
+            if leg is not None or fetch is not None:
                 bid.request = without_transfer(bid.request)
             if isinstance(failure, PrefillFailed):
                 _log.warning("request %s: %s", bid.request.id, failure)
@@ -573,4 +574,5 @@ class _Call(msgspec.Struct, frozen=True):
             expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
             promised=ruling.service_class,
             may_transfer=self.carrier.continues and may_transfer(ask.natives[at] if ask.natives else None),
+            may_fetch=self.carrier.continues,
         )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from backends.base import Prefilled, Prefiller
 from policies.errors import BackendErred, BackendFailed, ExpectedError, PrefillFailed
-from policies.nouns import Delta, Native, PrefillLeg, Prompt, Request, Usage
+from policies.nouns import Delta, Fetch, Native, PrefillLeg, Prompt, Request, Usage
 from policies.predict import uncached_tokens
 from router.call.bid import Placed
 from router.fleet.cluster.cluster import Cluster
@@ -89,4 +89,10 @@ def may_transfer(native: Native | None) -> bool:
 
 def without_transfer(request: Request) -> Request:
     """`request`, of which the prompt is to be computed where its answer is."""
-    return replace(request, may_transfer=False)
+    return replace(request, may_transfer=False, may_fetch=False)
+
+
+def with_lent(placed: Placed, fetch: Fetch, cluster: Cluster) -> Prompt:
+    """The prompt of `placed`, with what its backend needs to `fetch` KV; without that if it cannot be lent any more."""
+    transfer = cluster.lend(fetch.backend, (placed.chosen.held_tokens or 0) + fetch.tokens)
+    return replace(placed.bid.prompt, transfer=transfer)

@@ -63,8 +63,9 @@ def _record(explanation: Explanation) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(explanation)
     if not record["left_out"]:
         del record["left_out"]
-    if record["prefill"] is None:
-        del record["prefill"]
+    for name in ("prefill", "fetch"):
+        if record[name] is None:
+            del record[name]
     record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
         for name in ("adapter", "running", "waiting", "total"):
@@ -188,6 +189,11 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.prefill is not None:
         leg = explanation.prefill
         yield f"prefill   at {leg.backend}: saves {leg.saved:.3f} of the cost, transfer included"
+    if explanation.fetch is not None:
+        fetch = explanation.fetch
+        tokens = f"{fetch.tokens:,} of {explanation.prompt_tokens:,} tokens"
+        instead = f"instead of computing them in {fetch.computing_s:.3g} s"
+        yield f"fetch     {tokens} from {fetch.backend} in {fetch.seconds:.3g} s {instead}"
     others = f" (at random: {', '.join(explanation.equals)} are equally good)" if len(explanation.equals) > 1 else ""
     no_place = (
         f"none: the request waits for {explanation.awaits}" if explanation.awaits else "none: the request is refused"

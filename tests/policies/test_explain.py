@@ -95,7 +95,7 @@ def test_the_parts_of_a_marginal_cost_are_explained_in_seconds() -> None:
     explanation = the_explanation(idle, busy, config=config)
     parts = {each.backend: each.cost for each in explanation.candidates}
     assert list(parts) == ["a", "b"]
-    assert list(parts["a"]) == ["queue", "prefill", "decode", "slowdown", "delay", "eviction"]
+    assert list(parts["a"]) == ["queue", "fetch", "prefill", "decode", "slowdown", "delay", "eviction"]
     assert parts["a"]["slowdown"] == (0.0, 1.0) < parts["b"]["slowdown"]
     assert all(each.scores.keys() == {"marginal_cost"} for each in explanation.candidates)
     total = sum(seconds * weight for seconds, weight in parts["a"].values())

@@ -26,6 +26,7 @@ def test_an_idle_backend_costs_only_the_request_itself() -> None:
     cost = cost_of(ASKED, a_backend(**IDLE))
     assert cost.parts == {
         "queue": (0.0, FIRST),
+        "fetch": (0.0, FIRST),
         "prefill": (pytest.approx(1.1), FIRST),
         "decode": (pytest.approx(100 * 0.021), 1.0),
         "slowdown": (0.0, 1.0),

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
+from typing import Any
 from weakref import WeakValueDictionary
 
 from backends.base import Backend, Ranked
@@ -18,7 +19,7 @@ from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
 from policies.learning.turnover import Turnover
-from policies.nouns import ClusterView, Request
+from policies.nouns import ClusterView, Fetch, Request
 from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist
 from policies.timeouts import USUAL_PATIENCE_S
@@ -68,6 +69,7 @@ class Cluster:
         self._members: dict[str, Member] = {}
         self._turnover = Turnover()
         self._flying: dict[Flight, Member] = {}
+        self._lenders: set[str] = set()
         self._elsewhere: dict[str, Elsewhere] = {}
         self._listeners = Listeners()
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
@@ -192,6 +194,7 @@ class Cluster:
         assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
+        assert self._lenders <= self._members.keys(), "a backend that is gone lends"
         self._shortlist.check()
 
     @property
@@ -294,6 +297,16 @@ class Cluster:
         member = self._members.get(name)
         return member is None or member.may_have_room(model, rank, tokens)
 
+    @property
+    def lends(self) -> bool:
+        """Is there a backend that exchanges KV with others?"""
+        return bool(self._lenders)
+
+    def lend(self, name: str, tokens: int) -> Mapping[str, Any] | None:
+        """What the backend that fetches the first `tokens` of a prompt from `name` has to be told; None: it cannot."""
+        member = self._members.get(name)
+        return None if member is None or member.lender is None else member.lender.lend(tokens)
+
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""
         return name in self._members and self._members[name].may_serve(model)
@@ -376,19 +389,22 @@ class Cluster:
         *,
         is_first_try: bool = True,
         patience_s: float = USUAL_PATIENCE_S,
+        fetch: Fetch | None = None,
     ) -> Flight:
         """Count `request` as being at `name` from now on, with a prefill of `uncached_tokens`; `end` must follow.
 
         Nothing is learnt about speed from one that was tried elsewhere before. `patience_s` is the shortest timeout of
-        its class for a first token.
+        its class for a first token. `fetch` brings KV from another backend, in addition to what is there.
         """
         member = self._members[name]
         flight = member.begin(
-            request, uncached_tokens, now=self._clock(), is_first_try=is_first_try, patience_s=patience_s
+            request, uncached_tokens, now=self._clock(), is_first_try=is_first_try, patience_s=patience_s, fetch=fetch
         )
+        if fetch is not None and fetch.backend in self._members:
+            self._members[fetch.backend].lends_until = flight.sent_at + fetch.seconds
         self._flying[flight] = member
         cache_tokens = member.backend.load().total_tokens
-        self._turnover.computed(flight.uncached_tokens, cache_tokens=cache_tokens, caches=len(self._members))
+        self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._unnoted[name] = None
         self._listeners.in_flight(member.backend.name, len(member.flights))
         return flight
@@ -531,7 +547,7 @@ class Cluster:
         server.ranks.append(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
         listeners = self._listeners
-        return Member(
+        member = Member(
             backend,
             server,
             role=Role(self._prefill.get(backend.pool), backend.pool in self._prefill.values()),
@@ -541,6 +557,9 @@ class Cluster:
             on_predicted=listeners.predicted,
             on_health=self._tell,
         )
+        if member.lender is not None:
+            self._lenders.add(backend.name)
+        return member
 
     def _ranks(self, server: Server) -> list[Member]:
         return [self._members[name] for name in server.ranks]
@@ -617,6 +636,7 @@ class Cluster:
         member.server.ranks.remove(name)
         self._serving.discard(name)
         self._unnoted.pop(name, None)
+        self._lenders.discard(name)
         self._shortlist.forget(name)
         self._health_changed.set()
         self._listeners.gone(name)

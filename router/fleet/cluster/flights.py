@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
-from policies.nouns import ACCEPTED, Delta, Request, Usage
+from policies.nouns import ACCEPTED, Delta, Fetch, Request, Usage
 from policies.timeouts import USUAL_PATIENCE_S
 
 
@@ -68,7 +68,9 @@ class Flight:
     accepted_at: float | None = None
     alive_at: float = field(init=False)
     fetches: bool = False
-    """Does its backend fetch the KV of the prompt from another one?"""
+    """Does its backend fetch the KV of the prompt from another one that computed it for this request?"""
+    lent: Fetch | None = None
+    """What its backend fetches of the prompt from the cache of another one."""
     is_relayed: bool = True
     """Has the client taken the newest piece?"""
     work: Work = field(init=False)
@@ -77,6 +79,23 @@ class Flight:
     def __post_init__(self) -> None:
         self.alive_at = self.sent_at
         self.work = prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the prompt that are new in its backend's cache, computed or fetched."""
+        return self.uncached_tokens + (0 if self.lent is None else self.lent.tokens)
+
+    @property
+    def fetch_s(self) -> float:
+        """The predicted seconds of its fetch."""
+        return 0.0 if self.lent is None else self.lent.seconds
+
+    @property
+    def whole_work(self) -> Work:
+        """The prefill if nothing can be fetched after all."""
+        if self.lent is None:
+            return self.work
+        return prefill_work(self.new_tokens, max(0, self.request.prompt_tokens - self.new_tokens))
 
     @property
     def ttft_s(self) -> float:

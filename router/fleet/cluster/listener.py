@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.base import Backend
+from backends.base import Backend, Fetched
 from policies.learning.cost import Latency
 
 
@@ -41,6 +41,9 @@ class ClusterListener:
 
     def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
         """The `blocks` of its directory for KV, by what became of them."""
+
+    def fetched(self, backend: str, fetched: Fetched) -> None:
+        """The KV that it has fetched from others since its start."""
 
 
 class Listeners(ClusterListener):
@@ -97,3 +100,8 @@ class Listeners(ClusterListener):
         """See ClusterListener."""
         for listener in self._all:
             listener.on_disk(backend, blocks)
+
+    def fetched(self, backend: str, fetched: Fetched) -> None:
+        """See ClusterListener."""
+        for listener in self._all:
+            listener.fetched(backend, fetched)

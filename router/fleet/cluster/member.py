@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from backends.base import Backend, Description, Load
+from backends.base import Backend, Description, Fetched, Lender, Load
 from policies.errors import BackendErred, BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
@@ -20,7 +20,7 @@ from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, pr
 from policies.learning.sample import ObservationSample
 from policies.learning.slow import SlowTime
 from policies.learning.turnover import FadingSum, Turnover
-from policies.nouns import BackendView, Request
+from policies.nouns import BackendView, Fetch, Link, Request
 from policies.timeouts import (
     USUAL_PATIENCE_S,
     Overdue,
@@ -43,6 +43,8 @@ evicted already, and all new prompts of a wave would go to the cache that had co
 
 _LEAST_STEPS = 4
 """Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
+
+_NO_FETCHES = Fetched()
 
 _OBSERVED_PER_S, _OBSERVED_AT_ONCE = 100.0, 400.0
 """The model of one backend learns from so many first tokens and ends of requests."""
@@ -79,6 +81,13 @@ class Member:
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
+    lender: Lender | None = field(init=False)
+    """The backend, if it exchanges KV with others."""
+    lends_until: float = -math.inf
+    fetches_until: float = -math.inf
+    """When its link is through with what this router has sent for, as predicted: out of it, and into it."""
+    fetched: Fetched = _NO_FETCHES
+    """The fetches that were learnt from."""
     observed: ObservationSample = field(
         default_factory=lambda: ObservationSample(per_s=_OBSERVED_PER_S, burst=_OBSERVED_AT_ONCE)
     )
@@ -90,7 +99,9 @@ class Member:
     on_health: Callable[[Member], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.model = LatencyModel(self.peers or Peers(prior_of(self.backend.kind)))
+        self.peers = self.peers or Peers(prior_of(self.backend.kind))
+        self.model = LatencyModel(self.peers)
+        self.lender = self.backend if isinstance(self.backend, Lender) else None
 
     @property
     def health(self) -> Health:
@@ -157,6 +168,7 @@ class Member:
             fresh_tokens=self.fresh.at(self.turnover.at),
             decoding_tokens=self.flights.decoding[1],
             mean_weight=self.flights.mean_weight,
+            link=None if self.lender is None else self._link(self.lender.kv_group, now),
         )
 
     def may_have_room(self, model: str, rank: int, tokens: int) -> bool:
@@ -197,8 +209,10 @@ class Member:
         now: float,
         is_first_try: bool,
         patience_s: float = USUAL_PATIENCE_S,
+        fetch: Fetch | None = None,
     ) -> Flight:
-        """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one, behind those
+        of `fetch`."""
         if self.flights.silent:
             self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
@@ -212,6 +226,7 @@ class Member:
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         readiness = self._readiness(request.model, description, load) if request.model in description.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
+        queue_s, fetch_s = latency.queue_s(ahead) + adapter_s, 0.0 if fetch is None else fetch.seconds
         flight = Flight(
             self.backend.name,
             request,
@@ -220,7 +235,7 @@ class Member:
             ahead=ahead,
             crowd=there + 1,
             own_crowd=len(self.flights) + 1,
-            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead) + adapter_s),
+            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=max(queue_s, fetch_s)),
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
@@ -228,11 +243,14 @@ class Member:
             readiness=readiness,
             adapter_s=adapter_s,
             patience_s=patience_s,
+            lent=fetch,
         )
         self.flights.begin(flight)
         if readiness is not None:
             self.adapters.begin(request.model)
-        self.fresh.add(uncached_tokens, self.turnover.at)
+        self.fresh.add(flight.new_tokens, self.turnover.at)
+        if fetch is not None:
+            self.fetches_until = now + fetch.seconds
         if self.server.trial is None and self.server.health.is_on_trial:
             self.server.trial = flight
         return flight
@@ -309,12 +327,30 @@ class Member:
             listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
         if load.disk_blocks:
             listener.on_disk(self.backend.name, load.disk_blocks)
+        if load.fetched is not None and load.fetched != self.fetched:
+            self._learn_fetches(load.fetched)
+            listener.fetched(self.backend.name, load.fetched)
 
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""
         for part in (self.flights, self.limit, self.model, self.health, self.adapters):
             part.check()
         assert self.server.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
+
+    def _link(self, group: str | None, now: float) -> Link | None:
+        """Its exchange of KV with others at `now`."""
+        if group is None or self.peers is None:
+            return None
+        lends_s, fetches_s = max(0.0, self.lends_until - now), max(0.0, self.fetches_until - now)
+        return Link(group, *self.peers.fetching.rate, lends_s, fetches_s)
+
+    def _learn_fetches(self, fetched: Fetched) -> None:
+        """Learn the rate of its fetches from those since the last look. Smaller sums are those of a new process."""
+        before = self.fetched if fetched.fetches >= self.fetched.fetches else _NO_FETCHES
+        self.fetched = fetched
+        if self.peers is not None:
+            new = (fetched.fetches - before.fetches, fetched.tokens - before.tokens, fetched.seconds - before.seconds)
+            self.peers.fetching.observe(*new)
 
     def _readiness(self, adapter: str, description: Description, load: Load) -> Readiness:
         known, active = adapter not in description.loadable, load.active_adapters
@@ -338,7 +374,7 @@ class Member:
         step_s = self.model.slow_step_s(*self.flights.decoding)
         return SlowTimes(
             self.first_byte.p99,
-            self.model.slow_ttft_s(flight.work, flight.ahead) + flight.adapter_s,
+            self.model.slow_ttft_s(flight.whole_work, flight.ahead) + flight.adapter_s + flight.fetch_s,
             request.max_new_tokens * step_s if flight.is_silent else 0.0,
             step_s + self.model.slow_ttft_s(waiting, Ahead()),
         )
@@ -422,6 +458,9 @@ class Member:
         if flight.accepted_at is not None:
             self.first_byte.observe(flight.accepted_at - flight.sent_at)
         self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
+        if flight.lent is not None:
+            # its time is also that of the fetch
+            return
         if self._learn_adapter(flight, ttft_s) or not self.observed.takes(flight.sent_at + ttft_s):
             return
         self.model.judge(flight.predicted_ttft_s, ttft_s)
@@ -450,7 +489,13 @@ class Member:
     def _learn_late(self, flight: Flight) -> None:
         """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
         one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
-        if flight.first_at is None or one_piece or flight.adapter_s > 0 or self._was_crowded(flight):
+        if (
+            flight.first_at is None
+            or one_piece
+            or flight.lent is not None
+            or flight.adapter_s > 0
+            or self._was_crowded(flight)
+        ):
             return
         self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
 
