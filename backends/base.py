@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -124,6 +125,33 @@ class CacheListener(Protocol):
     def clear(self, backend: str) -> None:
         """`backend` holds nothing: it is new, was restarted or lost touch."""
         ...
+
+
+class Taker(Protocol):
+    """Gets the Deltas of one answer."""
+
+    def take(self, delta: Delta) -> bool:
+        """Take `delta`; False: `ready` is to be awaited before the next one. What it raises ends the answer."""
+        ...
+
+    async def ready(self) -> None:
+        """Return once the next Delta may come."""
+        ...
+
+
+async def give(deltas: Iterable[Delta], to: Taker) -> None:
+    """Give all `deltas` to `to`. Raises what either raises."""
+    for delta in deltas:
+        if not to.take(delta):
+            await to.ready()
+
+
+async def give_all(deltas: AsyncIterator[Delta], to: Taker) -> None:
+    """The same for `deltas` of a backend, which are closed at the end."""
+    async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+        async for delta in deltas:
+            if not to.take(delta):
+                await to.ready()
 
 
 class Backend(Protocol):

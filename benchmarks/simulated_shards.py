@@ -120,7 +120,7 @@ class SimulatedCaller:
     def explain(self, index: int, explanation: Explanation) -> None:
         pass
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         pass
 
     async def write(self, index: int, delta: Delta) -> None:

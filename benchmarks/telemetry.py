@@ -74,7 +74,7 @@ class Client:
     def explain(self, index: int, explanation: Any) -> None:
         pass
 
-    async def place(self, index: int, placement: Any) -> None:
+    def place(self, index: int, placement: Any) -> None:
         pass
 
     async def write(self, index: int, delta: Any) -> None:

@@ -61,6 +61,18 @@ class Answer:
         while data := await self.read():
             yield data
 
+    async def pour(self, into: Callable[[bytes], bool]) -> bool:
+        """Give `into` the body as it comes, in the moment that it comes, until that returns False: is this the end?
+
+        Raises AnswerError, and what `into` raises.
+        """
+        if self._decoder is None:
+            return await self._incoming.pour(into)
+        while data := await self.read():
+            if not into(data):
+                return False
+        return True
+
     async def body(self, most_bytes: int) -> bytes:
         """All of the body. Raises AnswerError; BadAnswer for more than `most_bytes`."""
         pieces, size = [], 0

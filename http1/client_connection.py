@@ -235,7 +235,8 @@ class ClientConnection(Abortable):
             reply = await self._reply(request)
             if request.stream is None and isinstance(reply, Response):
                 self._write(reply, request)
-                await self.send(b"")
+                if self._writable is not None:
+                    await self.drained()
                 is_whole = True
             else:
                 is_whole = request.stream is not None and request.stream.is_ended
@@ -330,13 +331,18 @@ class ClientConnection(Abortable):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def send(self, data: bytes) -> None:
-        """Send a part of the answer; returns once the client has read enough. Raises ClientGone."""
-        if not self._transport.is_closing():
-            if data:
-                self._transport.write(data)
-            if self._writable is not None:
-                await self._writable
+    def push(self, data: bytes) -> bool:
+        """Send a part of the answer; False: the client reads slowly, so await `drained`. Raises ClientGone."""
+        if self._transport.is_closing():
+            raise ClientGone("the client has gone")
+        if data:
+            self._transport.write(data)
+        return self._writable is None
+
+    async def drained(self) -> None:
+        """Return once the client has read enough of what was sent. Raises ClientGone."""
+        if self._writable is not None:
+            await self._writable
         if self._transport.is_closing():
             raise ClientGone("the client has gone")
 

@@ -16,14 +16,26 @@ class Incoming:
     reader begins to wait.
     """
 
-    __slots__ = ("_error", "_most_bytes", "_on_room", "_on_wait", "_pieces", "_size", "_waiter", "is_ended", "is_full")
+    __slots__ = (
+        "_error",
+        "_into",
+        "_most_bytes",
+        "_on_room",
+        "_on_wait",
+        "_pieces",
+        "_size",
+        "_waiter",
+        "is_ended",
+        "is_full",
+    )
 
     def __init__(self, most_bytes: int, on_room: Callable[[], None], on_wait: Callable[[], None]) -> None:
         self._most_bytes, self._on_room, self._on_wait = most_bytes, on_room, on_wait
         self._pieces: list[bytes] = []
         self._size = 0
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._into: Callable[[bytes], bool] | None = None
         self.is_ended = self.is_full = False
 
     def __repr__(self) -> str:
@@ -39,8 +51,23 @@ class Incoming:
         self._pieces.append(data)
         self._size += len(data) + _BESIDE_BYTES
         self.is_full = self._size > self._most_bytes
-        if self._waiter is not None:
+        if self._waiter is not None and self._into is None:
             self._wake()
+
+    def deliver(self) -> bool:
+        """Give a reader that pours what was put since the last time; does it wait for more?"""
+        into, waiter = self._into, self._waiter
+        if into is None or waiter is None or waiter.done() or not self._pieces:
+            return False
+        try:
+            goes_on = into(self._taken())
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the reader raises it
+            if not waiter.done():
+                waiter.set_exception(error)
+            return False
+        if not goes_on and not waiter.done():
+            waiter.set_result(False)
+        return goes_on
 
     def end(self) -> None:
         """All of it came."""
@@ -62,12 +89,35 @@ class Incoming:
                 raise self._error
             if self.is_ended:
                 return b""
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                self._on_wait()
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait()
+        return self._taken()
+
+    async def pour(self, into: Callable[[bytes], bool]) -> bool:
+        """Give `into` what comes in the moment that it is delivered, without a switch of tasks, until that returns
+        False: is this the end? Raises what it failed with, and what `into` raises.
+        """
+        while True:
+            if self._pieces:
+                if not into(self._taken()):
+                    return False
+            elif self._error is not None:
+                raise self._error
+            elif self.is_ended:
+                return True
+            else:
+                self._into = into
+                try:
+                    if not await self._wait():
+                        return False
+                finally:
+                    self._into = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it, as it comes. Raises as `read` does."""
+        while data := await self.read():
+            yield data
+
+    def _taken(self) -> bytes:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0
@@ -76,12 +126,16 @@ class Incoming:
             self._on_room()
         return data
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """All of it, as it comes. Raises as `read` does."""
-        while data := await self.read():
-            yield data
+    async def _wait(self) -> bool:
+        """Wait until something was put, or it was ended; False: the reader that pours wants no more."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._on_wait()
+            return await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(True)

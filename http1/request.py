@@ -24,8 +24,12 @@ class Response:
 class Wire(Protocol):
     """Where a Stream is written to."""
 
-    async def send(self, data: bytes) -> None:
-        """Send `data`; returns once the client has read enough of what was sent. Raises ClientGone."""
+    def push(self, data: bytes) -> bool:
+        """Send `data`; False: the client reads slowly, so `drained` should be awaited. Raises ClientGone."""
+        ...
+
+    async def drained(self) -> None:
+        """Return once the client has read enough of what was sent. Raises ClientGone."""
         ...
 
 
@@ -42,18 +46,29 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream{', ended' if self.is_ended else ''}>"
 
-    def write(self, data: bytes) -> Coroutine[Any, Any, None]:
-        """Send one piece; waits while the client reads slower than this. Raises ClientGone."""
+    def push(self, data: bytes) -> bool:
+        """Send one piece; False: the client reads slowly, so `drained` should be awaited first. Raises ClientGone."""
         if self.is_ended:
             raise RuntimeError("the stream was ended before")
-        return self._wire.send(self._framed(data))
+        is_next = data and self._is_chunked and self._has_body and not self._head
+        return self._wire.push(b"%x\r\n%b\r\n" % (len(data), data) if is_next else self._framed(data))
+
+    def drained(self) -> Coroutine[Any, Any, None]:
+        """Return once the client has read enough of what was sent. Raises ClientGone."""
+        return self._wire.drained()
+
+    async def write(self, data: bytes) -> None:
+        """Send one piece; waits while the client reads slower than this. Raises ClientGone."""
+        if not self.push(data):
+            await self.drained()
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece. Raises ClientGone."""
         if not self.is_ended:
             self.is_ended = True
             last = b"0\r\n\r\n" if self._is_chunked and self._has_body else b""
-            await self._wire.send(self._framed(data) + last)
+            if not self._wire.push(self._framed(data) + last):
+                await self._wire.drained()
 
     def _framed(self, data: bytes) -> bytes:
         """`data` as it is sent, behind the head if that was not sent yet."""

@@ -125,6 +125,8 @@ class ServerConnection(asyncio.Protocol):
             self._release()
         elif self._unseen_bytes > self._limits.head_bytes:
             self._fail(BadAnswer(f"a head of more than {self._limits.head_bytes} bytes"))
+        elif incoming.deliver():
+            self._deadline.within(self._silence_s)
         elif incoming.is_full and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()

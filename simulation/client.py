@@ -98,11 +98,11 @@ class SimulatedCaller:
     def explain(self, index: int, explanation: Explanation) -> None:
         """Do nothing: the client asks for no explanation."""
 
-    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
+    def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
         """Record the backend."""
         self.call.backend, self.call.pool, self.call.placed_s = placement.backend, placement.pool, self.clock()
 
-    async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
+    def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
         """Do nothing: the account records the times."""
         self.seen = self.seen or delta.computed_tokens is None
 

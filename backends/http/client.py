@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from backends.base import Taker, give
 from backends.http.errors import error_of
 from http1.answer import Answer as Reply
 from http1.client import HttpClient as Http1Client
@@ -180,6 +181,47 @@ class HttpClient:
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
         the error that `exchange` defines.
         """
+        answer = exchange.answer
+        async with self._reply(exchange, headers, deadline_s) as reply:
+            yield ACCEPTED
+            while data := await reply.read():
+                for delta in answer.feed(data):
+                    yield delta
+                if answer.is_over:
+                    break
+            for delta in answer.end():
+                yield delta
+
+    async def relay(self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, to: Taker) -> None:
+        """The same, but `to` gets each Delta in the moment that it comes, without a switch of tasks.
+
+        Cancelling this closes the connection. Raises as `stream` does, and what `to` raises.
+        """
+        answer = exchange.answer
+        deltas: Iterator[Delta] = iter(())
+
+        def take(data: bytes) -> bool:
+            nonlocal deltas
+            deltas = answer.feed(data)
+            for delta in deltas:
+                if not to.take(delta):
+                    return False
+            return not answer.is_over
+
+        async with self._reply(exchange, headers, deadline_s) as reply:
+            await give((ACCEPTED,), to)
+            while not await reply.pour(take):
+                await to.ready()
+                await give(deltas, to)
+                if answer.is_over:
+                    break
+            await give(answer.end(), to)
+
+    @asynccontextmanager
+    async def _reply(
+        self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
+    ) -> AsyncIterator[Reply]:
+        """The reply to the post of `exchange`, at its body. Raises as `stream` does."""
         answer, timer, reply = exchange.answer, None, None
         loop = asyncio.get_running_loop()
         due_at = None if deadline_s is None else loop.time() + deadline_s
@@ -197,14 +239,7 @@ class HttpClient:
                 if reply.status != 200:
                     body = await _read_at_most(reply, MOST_ERROR_BYTES)
                     raise exchange.error_of(self.name, reply.status, body, reply.headers)
-                yield ACCEPTED
-                while data := await reply.read():
-                    for delta in answer.feed(data):
-                        yield delta
-                    if answer.is_over:
-                        break
-                for delta in answer.end():
-                    yield delta
+                yield reply
                 if not reply.is_whole:
                     await _read_to_end(reply)
         except TimeoutError as error:

@@ -38,6 +38,19 @@ class PassedBlocks(ABC):
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of an error event."""
+        payload = self._blocks.plain(data)
+        if payload is None or self.is_over:
+            return self._cut(data)
+        try:
+            deltas = self._take(data, payload)
+        except ExpectedError as error:
+            return self._broken_off(error)
+        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
+            return iter((*deltas, self._let_go()))
+        return iter(deltas)
+
+    def _cut(self, data: bytes) -> Iterator[Delta]:
+        """The same for bytes that begin or end anywhere."""
         try:
             for block in self._blocks.feed(data):
                 if self.is_over:
@@ -47,13 +60,16 @@ class PassedBlocks(ABC):
                     self._held.append(block)
                 else:
                     yield from self._take(block, payload)
-        except ExpectedError:
-            # a client that has seen the beginning also gets the bytes before the error
-            if self._is_out and self._held:
-                yield self._let_go()
-            raise
+        except ExpectedError as error:
+            yield from self._broken_off(error)
         if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
             yield self._let_go()
+
+    def _broken_off(self, error: ExpectedError) -> Iterator[Delta]:
+        """Raises `error`. A client that has seen the beginning also gets the bytes before it."""
+        if self._is_out and self._held:
+            yield self._let_go()
+        raise error
 
     def end(self) -> Iterator[Delta]:
         """Nothing more. Raises BackendFailed if the end came too early."""

@@ -34,6 +34,16 @@ class SseBlocks:
     def __repr__(self) -> str:
         return f"<SseBlocks {len(self._rest)} bytes of a block>"
 
+    def plain(self, data: bytes) -> bytes | None:
+        """The data of the event that `data` is, if that is one line and nothing else: what most reads bring.
+
+        None for anything else: then `feed` it.
+        """
+        is_line = data.find(b"\n") == len(data) - 2 and data.startswith(b"data: ") and data.endswith(b"\n\n")
+        if self._rest or not is_line or b"\r" in data or len(data) > self._limit_bytes:
+            return None
+        return data[6:-2]
+
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that `data` completes. Raises BackendFailed if one is too long."""
         if not self._rest and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:

@@ -38,14 +38,14 @@ class _Choice(msgspec.Struct):
     text: str | msgspec.UnsetType | None = msgspec.UNSET
     finish_reason: str | None = None
 
-    @property
     def adds(self) -> str | None:
         """The text that it adds to its choice; None if it adds anything beside text."""
         if self.text is not msgspec.UNSET:
             return self.text or ""
         piece = self.delta or self.message or {}
-        if any(value is not None for name, value in piece.items() if name not in ("role", "content")):
-            return None
+        for name, value in piece.items():
+            if value is not None and name not in ("role", "content"):
+                return None
         return str(piece.get("content") or "")
 
 
@@ -85,7 +85,7 @@ class Ear:
         error_of: ErrorInStream = error_in_stream,
     ) -> None:
         self.backend, self._error_of = backend, error_of
-        self._shown_model = shown_model
+        self._shown_model, self.renames = shown_model, shown_model is not None
         self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._usage: Usage | None = None
         self.choices = request.sampling.choices
@@ -111,7 +111,7 @@ class Ear:
                 if reason in BROKEN:
                     raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
                 chunk.ends.append((choice.index, FINISHES.get(reason, reason)))
-            if (added := choice.adds) != "":
+            if (added := choice.adds()) != "":
                 chunk.pieces += 1
                 chunk.text = None if added is None or chunk.text is None else chunk.text + added
         self._pieces += chunk.pieces
@@ -164,16 +164,17 @@ class PassedStream(PassedBlocks):
             # after its end an answer cannot be continued
             self._text = None if self._last is not None else self._text
             raise
-        changes = self._ear.shown(chunk)
-        hides = chunk.usage is not None and not self._shows_usage
-        if hides:
+        changes, ends = self._ear.shown(chunk) if self._ear.renames else {}, chunk.ends
+        if chunk.usage is not None and not self._shows_usage:
             changes["usage"] = ABSENT
             if not chunk.choices:
                 return self._let_last_go(content)
-        # one of hundreds of chunks has any
-        last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         shown = _rewritten(content, chunk, changes) if changes else block
-        ends = chunk.ends
+        if not ends and self._last is None:
+            # all but one of hundreds of chunks
+            self._hold(shown, chunk.pieces, chunk.text)
+            return ()
+        last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         self._left -= len(ends)
         if ends and not self._left and not self._shows_usage:
             self._last = _Last(shown, chunk.pieces, chunk.text, ends)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,14 +56,17 @@ class Caller(Protocol):
         """Why prompt number `index` goes where it goes, or nowhere; called before `place`, where the Ask wants it."""
         ...
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         """Prompt number `index` goes there. Called again when another backend tries: unless that continues the answer,
         forget what came before.
         """
         ...
 
-    async def write(self, index: int, delta: Delta) -> None:
-        """Pass one piece of the answer to prompt number `index` on; waits while the client reads slowly."""
+    def write(self, index: int, delta: Delta) -> Coroutine[Any, Any, None] | None:
+        """Pass one piece of the answer to prompt number `index` on. Raises CallerGone.
+
+        What comes back is to be awaited before the next piece, as when the client reads slowly; None: it may come now.
+        """
         ...
 
     def has_seen(self, index: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable
-from typing import Protocol
+from collections.abc import Coroutine, Hashable
+from typing import Any, Protocol
 
-from backends.base import Backend
-from policies.nouns import ClusterView, Delta, Prompt
+from backends.base import Backend, Taker, give_all
+from backends.http.backend import HttpBackend
+from policies.nouns import ClusterView, Prompt
 from router.call.bid import Placed
-from router.text.tool_calls import heard
+from router.text.tool_calls import reading_calls
 
 
 class Carrier(Protocol):
@@ -28,8 +29,11 @@ class Carrier(Protocol):
         """`view` with `unfit` set at the backends that it cannot reach."""
         ...
 
-    def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Take `prompt` to `backend`, where it was placed, and stream the answer; raises as `Backend.generate`."""
+    def carry(self, placed: Placed, backend: Backend, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
+        """Take `prompt` to `backend`, where it was placed, and the answer to `to`.
+
+        Raises as `Backend.generate` does, and what `to` raises.
+        """
         ...
 
 
@@ -43,6 +47,11 @@ class Ourselves:
         """All of it."""
         return view
 
-    def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
-        """What the backend answers."""
-        return heard(backend, placed.bid.request, prompt, placed.bid.tools)
+    def carry(self, placed: Placed, backend: Backend, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
+        """What the backend answers, with tool calls parsed out of its text unless the backend has parsed them."""
+        request = placed.bid.request
+        if (tools := placed.bid.tools) is not None:
+            to = reading_calls(to, backend, request, tools)
+        if isinstance(backend, HttpBackend):
+            return backend.relay(request, prompt, to)
+        return give_all(backend.generate(request, prompt), to)

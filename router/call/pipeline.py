@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    aclosing,
     asynccontextmanager,
     contextmanager,
     nullcontext,
 )
 from functools import partial
 from itertools import count, repeat
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -36,7 +35,7 @@ from policies.errors import (
     UnknownModel,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import ACCEPTED, BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, Usage
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.rules import Facts, Ruling, classify, yielding
@@ -48,13 +47,14 @@ from router.call.bid import Bid, Look, Placed
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Ourselves
 from router.call.deciding import decided
+from router.call.delivery import Delivery
 from router.call.disclosure import public_message_of, shown_name
 from router.call.gateway import Gateway
 from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
 from router.call.placing import Placer
-from router.call.prefill import fetched, may_transfer, with_lent, without_transfer
+from router.call.prefill import Fetching, may_transfer, with_lent, without_transfer
 from router.call.prepare import (
     LookedUp,
     believed,
@@ -309,7 +309,7 @@ class _Call(msgspec.Struct, frozen=True):
                 backend = gateway.cluster.backend_of(placed.flight)
                 if placed is race.first:
                     gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
-                    await self._announce(at, placed, backend)
+                    self._announce(at, placed, backend)
                 with trace.sent(placed, backend) as attempt:
                     prompt = bid.prompt if fetch is None else with_lent(placed, fetch, gateway.cluster)
                     prompt = attempt.stamped(prompt)
@@ -320,10 +320,13 @@ class _Call(msgspec.Struct, frozen=True):
                         has_other = gateway.cluster.has_other(placed.flight)
                         gateway.observer.event("prefilled_elsewhere")
                         prompt = replace(prompt, transfer=done.transfer)
-                    with until_given_up(placed.flight, can_move):
-                        deltas = self.carrier.carry(placed, backend, prompt)
-                        deltas = deltas if done is None else fetched(deltas, done)
-                        await self._relay(at, placed, backend, deltas, attempt, race)
+                    carrier = self.carrier if done is None else Fetching(self.carrier, done)
+                    delivery = self._delivery(at, placed, backend, attempt, race)
+                    try:
+                        with until_given_up(placed.flight, can_move):
+                            await carrier.carry(placed, backend, prompt, delivery)
+                    finally:
+                        delivery.close()
                 if gateway.poison.has_any_of(bid.request.tenant):
                     gateway.poison.passed(bid.request.tenant, digest(bid))
         except ExpectedError as failure:
@@ -357,11 +360,11 @@ class _Call(msgspec.Struct, frozen=True):
             return failure
         return None
 
-    async def _announce(self, at: int, placed: Placed, backend: Backend) -> None:
+    def _announce(self, at: int, placed: Placed, backend: Backend) -> None:
         """Tell log and client that `backend` answers."""
         bid, found = placed.bid, placed.found
         self._record(at, bid.request, found.view, found.decision, placed.chosen)
-        await self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
+        self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
 
     def _is_known_to_fail(self, bid: Bid) -> bool:
         """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
@@ -504,46 +507,15 @@ class _Call(msgspec.Struct, frozen=True):
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why, shown_name))
 
-    async def _relay(
-        self,
-        at: int,
-        placed: Placed,
-        backend: Backend,
-        deltas: AsyncIterator[Delta],
-        attempt: AttemptTrace,
-        race: Race,
-    ) -> None:
-        """Pass `deltas` on, once their backend leads the `race`."""
-        bid, flight = placed.bid, placed.flight
-        echo = bid.echo if bid.prompt.beginning is None else ""
-        unechoed = set(range(bid.request.sampling.choices)) if echo else set()
-        async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
-            async for delta in deltas:
-                if delta.is_repeat:
-                    continue
-                now = self.gateway.clock()
-                flight.heard(delta, now)
-                if delta is ACCEPTED:
-                    continue
-                if delta.computed_tokens is None:
-                    if race.leader is not placed:
-                        race.lead(placed)
-                        if placed is not race.first:
-                            self.gateway.observer.event("hedge_won")
-                            await self._announce(at, placed, backend)
-                    if flight.first_at is not None:
-                        self.account.heard(now)
-                    if bid.so_far is not None:
-                        bid.so_far.add(delta)
-                    if echo:
-                        delta = self.ask.echoed(delta, echo, unechoed)  # noqa: PLW2901
-                elif placed is not race.placed:
-                    flight.relayed(now)
-                    continue
-                if delta.finish_reason is not None:
-                    attempt.finished(delta.finish_reason)
-                await self.caller.write(at, delta)
-                flight.relayed(self.gateway.clock())
+    def _delivery(self, at: int, placed: Placed, backend: Backend, attempt: AttemptTrace, race: Race) -> Delivery:
+        """What gets the answer of `backend` to prompt number `at`."""
+
+        def on_won() -> None:
+            self.gateway.observer.event("hedge_won")
+            self._announce(at, placed, backend)
+
+        clock = self.gateway.clock
+        return Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, clock, on_won)
 
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from typing import cast
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import Prefilled, Prefiller
+from backends.base import Backend, Prefilled, Prefiller, Taker
 from policies.errors import BackendErred, BackendFailed, ExpectedError, PrefillFailed
 from policies.nouns import Delta, Fetch, Native, PrefillLeg, Prompt, Request, Usage
 from policies.predict import uncached_tokens
 from router.call.bid import Placed
+from router.call.carrier import Carrier
 from router.fleet.cluster.cluster import Cluster
 
 PATIENCE, LEAST_S = 3.0, 1.0
@@ -59,25 +58,47 @@ class FirstLegs(msgspec.Struct, frozen=True):
             bid.ended(flight, view)
 
 
-async def fetched(deltas: AsyncIterator[Delta], done: Prefilled) -> AsyncGenerator[Delta]:
-    """`deltas` of the backend that fetches the KV: what was cached is what the first backend did not compute.
+class Fetching(msgspec.Struct, frozen=True):
+    """A Carrier's second leg, to the backend that fetches the KV of the prompt that was `done`."""
 
-    Raises PrefillFailed if the backend errs before it has answered: the KV may be gone.
-    """
-    is_answered = False
-    async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+    carrier: Carrier
+    done: Prefilled
+
+    async def carry(self, placed: Placed, backend: Backend, prompt: Prompt, to: Taker) -> None:
+        """As Carrier: what was cached is what the first backend did not compute.
+
+        Raises PrefillFailed if the backend errs before it has answered: the KV may be gone.
+        """
+        taker = _FetchTaker(to, self.done)
         try:
-            async for delta in deltas:
-                is_answered = is_answered or delta.computed_tokens is None
-                yield delta if delta.usage is None else replace(delta, usage=_truthful(delta.usage, done))
+            await self.carrier.carry(placed, backend, prompt, taker)
         except BackendErred as failure:
-            if is_answered:
+            if taker.is_answered:
                 raise
             raise PrefillFailed(f"the KV of the prompt was not fetched: {failure}") from failure
 
 
-def _truthful(usage: Usage, done: Prefilled) -> Usage:
-    return replace(usage, cached_tokens=min(done.usage.cached_tokens, usage.prompt_tokens))
+class _FetchTaker:
+    """Gives `to` the Deltas that it gets, with the usage of both legs."""
+
+    def __init__(self, to: Taker, done: Prefilled) -> None:
+        self._to, self._done = to, done
+        self.is_answered = False
+
+    def __repr__(self) -> str:
+        return f"<_FetchTaker {'answered' if self.is_answered else 'waiting'}>"
+
+    def take(self, delta: Delta) -> bool:
+        """See Taker."""
+        self.is_answered = self.is_answered or delta.computed_tokens is None
+        return self._to.take(delta if delta.usage is None else replace(delta, usage=self._truthful(delta.usage)))
+
+    async def ready(self) -> None:
+        """See Taker."""
+        await self._to.ready()
+
+    def _truthful(self, usage: Usage) -> Usage:
+        return replace(usage, cached_tokens=min(self._done.usage.cached_tokens, usage.prompt_tokens))
 
 
 def may_transfer(native: Native | None) -> bool:

@@ -104,12 +104,12 @@ class _Nobody:
     def explain(self, index: int, explanation: Explanation) -> None:
         """Not explained."""
 
-    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
+    def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
         """Remember where it goes."""
         self.placement = placement
         self.placed(placement.backend)
 
-    async def write(self, index: int, delta: Delta) -> None:
+    def write(self, index: int, delta: Delta) -> None:
         """Not passed on."""
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002 - there is one prompt

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from backends.base import Backend
+from backends.base import Backend, Taker
 from backends.nesting import decode_json
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Delta, Request
 from router.ask import Chat
 
 MOST_HELD_CHARACTERS = 1 << 16
@@ -77,19 +76,30 @@ def syntax_of(chat: Chat, tool_format: ToolFormat | None) -> ToolSyntax | None:
     return ToolSyntax(tool_format, frozenset(str(tool["function"]["name"]) for tool in chat.tools))
 
 
-def heard(backend: Backend, request: Request, prompt: Prompt, syntax: ToolSyntax | None) -> AsyncIterator[Delta]:
-    """The Deltas of `backend`, with tool calls parsed out of its text unless the backend has parsed them."""
-    deltas = backend.generate(request, prompt)
+def reading_calls(to: Taker, backend: Backend, request: Request, syntax: ToolSyntax) -> Taker:
+    """A Taker that parses tool calls out of the text of `backend` for `to`, unless the backend parses them itself."""
     described = backend.describe()
-    if syntax is None or described is None or not described.speaks_tokens:
-        return deltas
-    return _read_all(cast("AsyncGenerator[Delta]", deltas), AnswerReader(request.id, syntax))
+    if described is None or not described.speaks_tokens:
+        return to
+    return _CallTaker(to, AnswerReader(request.id, syntax))
 
 
-async def _read_all(deltas: AsyncGenerator[Delta], reader: AnswerReader) -> AsyncGenerator[Delta]:
-    async with aclosing(deltas):
-        async for delta in deltas:
-            yield reader.read(delta)
+class _CallTaker:
+    """Gives `to` what `reader` makes of the Deltas that it gets."""
+
+    def __init__(self, to: Taker, reader: AnswerReader) -> None:
+        self._to, self._reader = to, reader
+
+    def __repr__(self) -> str:
+        return f"<_CallTaker with {self._reader!r}>"
+
+    def take(self, delta: Delta) -> bool:
+        """See Taker."""
+        return self._to.take(self._reader.read(delta))
+
+    async def ready(self) -> None:
+        """See Taker."""
+        await self._to.ready()
 
 
 class AnswerReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import AsyncGenerator
@@ -53,6 +54,25 @@ def a_native_prompt(raw: bytes, path: str = "/v1/chat/completions") -> Prompt:
     """The Prompt of a client's chat or text with the bytes `raw`."""
     body = json.loads(raw)
     return Prompt(body=body, path=path, native=Native(path, body, raw))
+
+
+class Taken:
+    """A Taker that keeps what it gets; a slow one has to be awaited before each further Delta."""
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.deltas: list[Delta] = []
+        self._is_slow, self._is_ready = is_slow, True
+
+    def take(self, delta: Delta) -> bool:
+        assert self._is_ready, "it was not awaited"
+        if delta is not ACCEPTED:
+            self.deltas.append(delta)
+        self._is_ready = not self._is_slow
+        return self._is_ready
+
+    async def ready(self) -> None:
+        await asyncio.sleep(0)
+        self._is_ready = True
 
 
 async def everything(backend: Backend, request: Request | None = None, prompt: Prompt | None = None) -> list[Delta]:

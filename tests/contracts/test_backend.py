@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from backends.base import Backend
+from backends.http.backend import HttpBackend
 from backends.kinds import KINDS
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError
 from policies.nouns import Native
-from tests.backends.parts import a_prompt, a_request, everything, text_of
+from tests.backends.parts import Taken, a_prompt, a_request, everything, text_of
 from tests.contracts.catalogue import STAGES
 from tests.contracts.stage import Stage
 from tests.shards.attached import eventually
@@ -51,6 +52,29 @@ async def test_an_answer_streams_until_it_is_finished_and_ends_with_usage(stage:
     assert deltas[-1].usage is not None
     assert deltas[-1].usage.prompt_tokens == 5
     assert deltas[-1].usage.completion_tokens > 0
+    await eventually(lambda: stage.open_behind == 0)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_what_is_relayed_is_the_same_answer(stage: Stage, *, is_slow: bool) -> None:
+    if not isinstance(stage.backend, HttpBackend):
+        pytest.skip("it only streams")
+    taken = Taken(is_slow=is_slow)
+    await stage.backend.relay(STREAMED, stage.prompt, taken)
+    assert text_of(taken.deltas) == TEXT
+    assert taken.deltas[-1].usage is not None
+    await eventually(lambda: stage.open_behind == 0)
+
+
+async def test_cancelling_a_relay_cancels_down_to_the_end(stage: Stage) -> None:
+    if not isinstance(stage.backend, HttpBackend):
+        pytest.skip("it only streams")
+    stage.hang()
+    asking = asyncio.create_task(stage.backend.relay(STREAMED, stage.prompt, Taken()))
+    await eventually(lambda: stage.open_behind > 0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
     await eventually(lambda: stage.open_behind == 0)
 
 

@@ -324,6 +324,51 @@ async def test_a_server_that_is_silent_is_given_up() -> None:
         await eventually(lambda: "0 connections" in repr(client))
 
 
+async def test_a_body_that_is_poured_is_given_up_after_a_silence_and_not_before() -> None:
+    pieces: list[bytes] = []
+
+    async def handler(request: Request) -> Reply:
+        stream = request.start(200, {})
+        for _ in range(8):
+            await stream.write(b"x")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(SOON_S)
+        return stream
+
+    def into(data: bytes) -> bool:
+        pieces.append(data)
+        return True
+
+    async with a_server(handler) as (_, port), a_client(port) as client:
+        async with await client.request("GET", "/", silence_s=0.2) as answer:
+            with pytest.raises(AnswerTimeout):
+                await answer.pour(into)
+        assert b"".join(pieces) == b"x" * 8
+        await eventually(lambda: "0 connections" in repr(client))
+
+
+async def test_a_body_that_is_poured_and_not_wanted_waits_with_its_server() -> None:
+    given = 0
+
+    async def handler(request: Request) -> Reply:
+        nonlocal given
+        stream = request.start(200, {})
+        for _ in range(500):
+            await stream.write(b"x" * 100_000)
+            given += 100_000
+        await stream.end()
+        return stream
+
+    async with a_server(handler) as (_, port), a_client(port) as client:
+        async with await client.request("GET", "/") as answer:
+            assert not await answer.pour(lambda _: False)
+            assert await still(lambda: given) < 30_000_000
+            sizes: list[int] = []
+            assert await answer.pour(lambda data: sizes.append(len(data)) or True)
+        assert sum(sizes) < 50_000_000
+        assert given == 50_000_000
+
+
 async def test_a_connection_that_is_not_used_is_closed() -> None:
     async with a_server() as (server, port), a_client(port, idle_s=0.05) as client:
         await got(client)

@@ -39,7 +39,7 @@ class Listener:
     def explain(self, index: int, explanation: Explanation) -> None:
         self.why.append(explanation)
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         self.placed.append(placement.backend)
 
     async def write(self, index: int, delta: Delta) -> None:

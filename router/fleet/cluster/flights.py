@@ -113,13 +113,15 @@ class Flight:
         return max(self.drawn_tokens, reported) - self.first_tokens
 
     def heard(self, delta: Delta, now: float) -> None:
-        """A piece of its answer, or of its prefill's progress, arrived at `now`. `relayed` follows, but to ACCEPTED."""
+        """A piece of its answer, or of its prefill's progress, arrived at `now`.
+
+        Where the client does not take it at once, `hold` and then `relayed` follow.
+        """
         if self.accepted_at is None:
             self.accepted_at = now
         if delta is ACCEPTED:
             return
         self.book.heard_at = self.alive_at = now
-        self.is_relayed = False
         if delta.computed_tokens is not None:
             return
         tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
@@ -140,6 +142,10 @@ class Flight:
     def fetch(self, now: float) -> None:
         """Its prompt was computed elsewhere by `now`, and its backend is to fetch the KV: its time begins here."""
         self.fetches, self.alive_at = True, now
+
+    def hold(self) -> None:
+        """The client has not taken the piece that was heard yet."""
+        self.is_relayed = False
 
     def relayed(self, now: float) -> None:
         """The client has taken the piece that was heard, at `now`: its time is not the backend's."""

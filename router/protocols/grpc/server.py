@@ -234,7 +234,7 @@ class _Streaming(_GrpcCaller):
         super().__init__(raw, context, gateway)
         self._seen = False
 
-    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - a call has one prompt
+    def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - a call has one prompt
         """Keep the placement for the first reply."""
         self._placement = placement
 
@@ -274,12 +274,12 @@ class _Collecting(_GrpcCaller):
         self._answers: list[Answer] = []
         self._usages: list[Usage] = []
 
-    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
+    def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
         """Collect anew: the prompt goes to another backend."""
         self._placement = placement
         self._answers = [Answer() for _ in range(placement.request.sampling.choices)]
 
-    async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
+    def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
         """Collect one piece."""
         self._answers[delta.choice].add(delta)
         if delta.usage is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -283,7 +283,7 @@ class HttpCaller:
         """Keep the explanation of the choice for the headers."""
         self._explanation = explanation
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         """Keep the placement for the headers."""
         if placement.beginning is not None:
             assert self._events is not None, "only streams are continued"
@@ -296,20 +296,19 @@ class HttpCaller:
         choices = placement.request.sampling.choices
         self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
 
-    async def write(self, index: int, delta: Delta) -> None:
+    def write(self, index: int, delta: Delta) -> Coroutine[Any, Any, None] | None:
         """Stream one piece, or collect it."""
         assert self._ask is not None
         if delta.computed_tokens is not None:
-            await self._write_progress(delta.computed_tokens, delta.expected_s)
-            return
+            return self._write_progress(delta.computed_tokens, delta.expected_s)
         if delta.usage is not None:
             self._usages[index] = delta.usage
-        choice = index * self._ask.sampling.choices + delta.choice
         if self._events is None:
-            self._answers[choice].add(delta)
-        elif event := self._event(choice, delta):
+            self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
+        elif event := self._event(index, delta):
             self._seen.add(index)
-            await self._send(event)
+            return self._send(event)
+        return None
 
     def has_seen(self, index: int) -> bool:
         """Whether a piece of the answer to prompt `index` was sent."""
@@ -330,33 +329,40 @@ class HttpCaller:
             return failure_response(self._dialect.failure(error), error, headers=headers)
         return await self._end(self._events.fail(error))
 
-    def _event(self, choice: int, delta: Delta) -> bytes:
+    def _event(self, index: int, delta: Delta) -> bytes:
         """The bytes to send now for one piece; the bytes that end the stream wait until the call is settled."""
         assert self._events is not None
         assert self._ask is not None
-        if delta.raw is None:
-            return self._events.render(choice, delta)
-        if len(self._ask.inputs) > 1:
-            return self._events.merge(choice - delta.choice, delta.raw)
+        if delta.raw is None or len(self._ask.inputs) > 1:
+            first = index * self._ask.sampling.choices
+            raw = delta.raw
+            return self._events.render(first + delta.choice, delta) if raw is None else self._events.merge(first, raw)
         if delta.usage is None:
             self._raw = delta.raw
             return delta.raw
         self._ending = delta.raw
         return b""
 
-    async def _write_progress(self, computed_tokens: int, expected_s: float | None) -> None:
+    def _write_progress(self, computed_tokens: int, expected_s: float | None) -> Coroutine[Any, Any, None] | None:
         now = self._gateway.clock()
         if self._events is None or self._placement is None or self._seen or now < self._progress_at:
-            return
+            return None
         self._progress_at = now + PROGRESS_EVERY_S
         soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
         done = f"prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}"
-        await self._send(self._events.progress(done))
+        return self._send(self._events.progress(done))
 
-    async def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """Send `data`; waits where the client reads slower than the backend writes."""
+        response = self._response or self._begun()
         try:
-            # waits while the client reads slower than the backend writes
-            await self._begun().write(data)
+            return None if response.push(data) else self._drained(response)
+        except ClientGone as error:
+            raise CallerGone from error
+
+    async def _drained(self, response: Stream) -> None:
+        try:
+            await response.drained()
         except ClientGone as error:
             raise CallerGone from error
 

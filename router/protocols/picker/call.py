@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping
+from collections.abc import Awaitable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from backends.base import Backend
+from backends.base import Backend, Taker, give
 from backends.http.backend import Forward, HttpBackend
 from backends.http.client import MOST_ERROR_BYTES, encoded
 from backends.http.json_members import maybe_twice
@@ -93,14 +93,14 @@ class PickedCall:
         """Add a header with the explanation of the choice."""
         self._phases.adds["x-pointsman-decision"] = as_header(explanation)
 
-    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
+    def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
         """Add headers with the placement."""
         self._phases.adds |= {
             "x-pointsman-class": placement.request.service_class,
             "x-pointsman-tenant": placement.request.tenant,
         }
 
-    async def write(self, index: int, delta: Delta) -> None:
+    def write(self, index: int, delta: Delta) -> None:
         """Do nothing: the gateway has passed it on already."""
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
@@ -119,7 +119,7 @@ class PickedCall:
         backends = (replace(each, unfit=None if each.name == self._took else "not_taken") for each in view.backends)
         return replace(view, backends=tuple(backends))
 
-    async def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def carry(self, placed: Placed, backend: Backend, prompt: Prompt, to: Taker) -> None:
         """Send the gateway to `backend`, and parse the answer as it passes.
 
         Raises Unreached if it went to another one of the offered endpoints: the flight belongs to that one.
@@ -137,15 +137,13 @@ class PickedCall:
         if head.headers.get("content-encoding", "identity") != "identity":
             hint = "let the gateway compress after it has asked the picker"
             raise BackendFailed(f"the answer of {backend.name} is compressed and cannot be counted", hint=hint)
-        yield ACCEPTED
+        await give((ACCEPTED,), to)
         is_streamed = head.headers.get("content-type", "").startswith("text/event-stream")
         reader = reader_of(self._path, backend.name, request, is_streamed=is_streamed)
         while not reader.is_over and (piece := await self._piece(backend, forward)) is not None:
-            for delta in reader.feed(piece):
-                yield delta
+            await give(reader.feed(piece), to)
         if not reader.is_over:
-            for delta in reader.end():
-                yield delta
+            await give(reader.end(), to)
 
     @property
     def asks_for_models(self) -> bool:

@@ -21,6 +21,7 @@ from backends.http.client import (
 )
 from policies.errors import BackendFailed, DeadlineExceeded, InvalidRequest
 from policies.nouns import ACCEPTED, Delta
+from tests.backends.parts import Taken
 from tests.shards.attached import eventually
 from tests.standins.standin import StandIn, running
 
@@ -141,6 +142,38 @@ async def test_a_body_that_ends_too_early_is_the_answers_to_judge() -> None:
     async with a_client() as (client, _):
         with pytest.raises(BackendFailed, match="ended too early"):
             await answer_to(client, b"half of")
+
+
+class Gone(Exception):
+    """The client of a Taker has left."""
+
+
+class Leaving(Taken):
+    """Leaves at the first piece of the answer."""
+
+    def take(self, delta: Delta) -> bool:
+        if delta.text:
+            raise Gone
+        return super().take(delta)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_an_answer_is_relayed_as_it_comes_and_no_faster_than_it_is_taken(*, is_slow: bool) -> None:
+    async with a_client() as (client, _):
+        taken = Taken(is_slow=is_slow)
+        await client.relay(an_exchange(b"all of it."), {}, None, taken)
+        assert "".join(delta.text for delta in taken.deltas) == "all of it."
+
+
+async def test_a_relay_fails_as_a_stream_does_and_with_what_its_taker_raises() -> None:
+    async with a_client() as (client, server):
+        with pytest.raises(BackendFailed, match="ended too early"):
+            await client.relay(an_exchange(b"half"), {}, None, Taken())
+        with pytest.raises(DeadlineExceeded):
+            await client.relay(an_exchange(b"more?"), {}, 0.05, Taken())
+        with pytest.raises(Gone):
+            await client.relay(an_exchange(b"more?"), {}, None, Leaving())
+        await eventually(lambda: server.open_requests == 0)
 
 
 async def test_an_error_is_read_only_so_far() -> None:

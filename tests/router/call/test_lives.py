@@ -173,7 +173,7 @@ class Asker:
     def explain(self, index: int, explanation: Explanation) -> None:
         self.why.append(explanation)
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         assert self.why[-1].chosen == placement.backend, "it is explained otherwise than it was decided"
         pools = placement.request.pools
         assert pools is None or placement.pool in pools, "it went where its rule does not let it"

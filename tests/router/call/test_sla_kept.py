@@ -56,7 +56,7 @@ class Stopwatch:
     def explain(self, index: int, explanation: Explanation) -> None:
         self.why = explanation
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         self.model = placement.request.model
 
     async def write(self, index: int, delta: Delta) -> None:

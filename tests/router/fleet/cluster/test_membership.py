@@ -193,7 +193,7 @@ class Asker:
     def explain(self, index: int, explanation: Any) -> None:
         pass
 
-    async def place(self, index: int, placement: Placement) -> None:
+    def place(self, index: int, placement: Placement) -> None:
         pass
 
     async def write(self, index: int, delta: Delta) -> None:

@@ -131,6 +131,7 @@ async def test_the_time_that_a_client_takes_to_read_is_not_the_backends() -> Non
     fleet = await a_fleet()
     flight = fleet.send()
     flight.heard(TOKEN, fleet.now)
+    flight.hold()
     fleet.passes(100.0)
     assert not fleet.given_up
     flight.relayed(fleet.now)
