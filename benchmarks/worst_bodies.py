@@ -160,7 +160,7 @@ def cost_of(path: str, body: bytes) -> Cost:
 
 def _parse(path: str, body: bytes) -> None:
     try:
-        ask = DIALECTS[path]().parse(decode(body), {})
+        ask = DIALECTS[path].parse(decode(body), {})
     except ExpectedError:
         return
     assert encoded(ask.bodies[0])

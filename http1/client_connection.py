@@ -65,7 +65,6 @@ class ClientConnection(Abortable):
         self._owner, self._loop, self._limits = owner, loop, owner.limits
         self._requests = Requests(self._limits, self._make)
         self._transport: Any = None
-        self._peer: object = None
         self._current: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
@@ -99,8 +98,8 @@ class ClientConnection(Abortable):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        self._transport, self._peer = transport, transport.get_extra_info("peername")
-        self.address = group_of(self._peer)
+        self._transport = transport
+        self.address = group_of(transport.get_extra_info("peername"))
         if self._owner.add(self):
             self._reading.within(self._limits.head_s)
             self._owner.wait(self)
@@ -167,7 +166,7 @@ class ClientConnection(Abortable):
     def _make(self, method: str, target: str, headers: Headers) -> Request:
         incoming = Incoming(self._limits.unread_bytes, self._proceed, self._continue)
         request = Request(method, target, headers, incoming, self._start, self._limits.body_bytes)
-        request.peer = self._peer
+        request.address = self.address
         return request
 
     def _late_to_send(self) -> None:

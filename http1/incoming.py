@@ -82,6 +82,12 @@ class Incoming:
             if self._waiter is not None:
                 self._wake()
 
+    def whole(self, most_bytes: int) -> bytes | None:
+        """All of it, if that came already and is at most so long."""
+        if not self.is_ended or self._size > most_bytes:
+            return None
+        return self._taken()
+
     async def read(self) -> bytes:
         """What came since the last time; nothing at the end. Raises what it failed with."""
         while not self._pieces:

@@ -83,14 +83,15 @@ class Request:
 
     `target` is what its first line names; `path` is that without its query and decoded, `query` is as it came. Headers
     in `answer_headers` are added to its answer, whichever that is; `hang_up` closes the connection after it, or nothing
-    is read from it for `rest_s` seconds. `peer` is the client's address; a handler that knows the client sets
-    `is_known`.
+    is read from it for `rest_s` seconds. `address` is the client's, an IPv6 network of 64 bits being one address; a
+    handler that knows the client sets `is_known`.
     """
 
     __slots__ = (
         "_most_bytes",
         "_path",
         "_start",
+        "address",
         "answer_headers",
         "content_length",
         "hang_up",
@@ -100,7 +101,6 @@ class Request:
         "is_known",
         "keeps_alive",
         "method",
-        "peer",
         "rest_s",
         "stream",
         "target",
@@ -119,9 +119,9 @@ class Request:
         self.method, self.target, self.headers, self.incoming = method, target, headers, incoming
         self._start, self._most_bytes = start, most_bytes
         self._path: str | None = None
+        self.address = ""
         self.answer_headers: dict[str, str] = {}
         self.content_length: int | None = None
-        self.peer: object = None
         self.stream: Stream | None = None
         self.hang_up = self.is_http_10 = self.is_known = self.waits_for_continue = False
         self.rest_s = 0.0
@@ -145,6 +145,10 @@ class Request:
     def query(self) -> str:
         """What follows the question mark, as it came."""
         return self.target.partition("?")[2]
+
+    def arrived(self, most_bytes: int) -> bytes | None:
+        """All of the body, if it came with the head and is at most so long; else it is to be read."""
+        return self.incoming.whole(most_bytes)
 
     async def body(self, most_bytes: int | None = None) -> bytes:
         """All of the body, as it was sent: at most `most_bytes`, or what the server allows.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from typing import Self, TypeVar
 
 from policies.errors import RequestTooLarge
 from router.call.body_cost import JSON, Costs
@@ -29,34 +28,30 @@ _TURN_BYTES = 2**20
 
 
 class Bodies:
-    """The memory of all bodies, `most()` bytes: a part for those that arrive, and the rest for those that are parsed.
+    """The memory of all bodies, `most` bytes: a part for those that arrive, and the rest for those that are parsed.
 
     A body that waits for the second holds some of the first, and never the other way round: they always move on.
     """
 
-    def __init__(self, most: Callable[[], int]) -> None:
-        self._most = most
-        self.arriving = Memory(lambda: most() // _ARRIVING)
-        self.parsed = Memory(lambda: most() - most() // _ARRIVING)
+    def __init__(self, most: int) -> None:
+        self.arriving, self.parsed = Memory(most // _ARRIVING), Memory(most - most // _ARRIVING)
+        self.most_of_one = most // _OF_ONE
+        """Bytes that one request may take."""
         # one thread, because each that runs makes the event loop wait for the interpreter, up to 5 ms every time
         self.turns = Turns(1, _TURN_BYTES, name="parse")
 
     def __repr__(self) -> str:
         return f"<Bodies arriving {self.arriving!r}, parsed {self.parsed!r}>"
 
-    @property
-    def most_of_one(self) -> int:
-        """Bytes that one request may take."""
-        return self._most() // _OF_ONE
+    def resize(self, most: int) -> None:
+        """Hold at most so many bytes from now on."""
+        self.arriving.resize(most // _ARRIVING)
+        self.parsed.resize(most - most // _ARRIVING)
+        self.most_of_one = most // _OF_ONE
 
-    @contextmanager
-    def held(self, tenant: str = "") -> Iterator[Held]:
-        """The memory of one call, which is given back at the end."""
-        held = Held(self, tenant)
-        try:
-            yield held
-        finally:
-            held.end()
+    def held(self, tenant: str = "") -> Held:
+        """The memory of one call, a context manager: it is given back at the end."""
+        return Held(self, tenant)
 
     def check(self) -> None:
         """No memory is held; for an idle router."""
@@ -74,6 +69,17 @@ class Held:
     def __init__(self, bodies: Bodies, tenant: str) -> None:
         self._bodies, self.tenant = bodies, tenant
         self._arriving = self._parsed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give all of it back."""
+        if self._arriving:
+            self._leave_arriving()
+        if self._parsed:
+            self._bodies.parsed.give_back(self.tenant, self._parsed)
+            self._parsed = 0
 
     def __repr__(self) -> str:
         return f"<Held by {self.tenant}: {self._arriving} arriving, {self._parsed} parsed>"
@@ -100,12 +106,18 @@ class Held:
 
     async def parse(self, body: bytes, read: Callable[[bytes], _Result], costs: Costs = JSON) -> _Result:
         """What `read` makes of `body`, once there is memory for it. Raises RequestTooLarge, Overloaded."""
+        bodies = self._bodies
         cost = costs.rough(body) if len(body) <= SMALL_BYTES else _INLINE_COST + 1
         if cost > _INLINE_COST:
-            cost = await self._bodies.turns.run(self.tenant, costs.in_turns(body, self._bodies.most_of_one))
+            cost = await bodies.turns.run(self.tenant, costs.in_turns(body, bodies.most_of_one))
+        elif not self._parsed + self._arriving and cost <= bodies.most_of_one and bodies.parsed.lend(self.tenant, cost):
+            # as nearly every body
+            self._parsed = cost
+            return read(body)
         await self.take(cost, "the body", "send fewer messages, members or token ids")
         parsed = await self.run(once(lambda: read(body)))
-        self._leave_arriving()
+        if self._arriving:
+            self._leave_arriving()
         return parsed
 
     async def run(self, work: Generator[int, None, _Result]) -> _Result:
@@ -117,14 +129,6 @@ class Held:
             return at_once(work)
         return await self._bodies.turns.run(self.tenant, work)
 
-    def end(self) -> None:
-        """Give all of it back."""
-        self._leave_arriving()
-        if self._parsed:
-            self._bodies.parsed.give_back(self.tenant, self._parsed)
-            self._parsed = 0
-
     def _leave_arriving(self) -> None:
-        if self._arriving:
-            self._bodies.arriving.give_back(self.tenant, self._arriving)
-            self._arriving = 0
+        self._bodies.arriving.give_back(self.tenant, self._arriving)
+        self._arriving = 0

@@ -73,7 +73,8 @@ def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, i
 def rough_cost(body: bytes) -> int:
     """The same, at least, at once: for a small body. Its texts count as if they were JSON too."""
     counts = body.count(b"{") * _OBJECT + (body.count(b'"') // 2 + body.count(b"[")) * _STRING
-    return len(body) * (_COPIES + _width(body)) + counts + body.count(b",") * _COMMA
+    width = 1 if body.isascii() and b"\\u" not in body else _width(body)
+    return len(body) * (_COPIES + width) + counts + body.count(b",") * _COMMA
 
 
 def _message_cost(message: bytes) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.errors import Overloaded
@@ -27,19 +26,19 @@ class _Waiter:
 
 
 class Memory:
-    """Lends `most()` bytes. Some of it stays free for a tenant that holds nothing, however many hold all they may.
+    """Lends `most` bytes. Some of it stays free for a tenant that holds nothing, however many hold all they may.
 
     Tenants that wait get turns in rotation, and so does each request of a tenant.
     """
 
-    def __init__(self, most: Callable[[], int], *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, most: int, *, wait_s: float = WAIT_S) -> None:
         self._most, self._wait_s = most, wait_s
         self._held: Counter[str] = Counter()
         self._total = 0
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Memory {self._total} of {self._most()} bytes lent, {self.waiting} requests wait>"
+        return f"<Memory {self._total} of {self._most} bytes lent, {self.waiting} requests wait>"
 
     @property
     def lent(self) -> int:
@@ -57,12 +56,25 @@ class Memory:
         assert not self._held, f"{self!r}: tenants hold {self._held}"
         assert not self._waiting, f"{self!r}: a request waits"
 
+    def resize(self, most: int) -> None:
+        """Lend `most` bytes from now on; more may be lent until they are given back."""
+        self._most = most
+        if self._waiting:
+            self._serve()
+
+    def lend(self, tenant: str, size: int) -> bool:
+        """Lend `size` bytes to `tenant` if it may have them at once; may it?"""
+        if not size:
+            return True
+        if tenant in self._waiting or not self._fits(tenant, size):
+            return False
+        self._held[tenant] += size
+        self._total += size
+        return True
+
     async def take(self, tenant: str, size: int) -> None:
         """Lend `size` bytes to `tenant`, perhaps after a while. Raises Overloaded."""
-        if not size:
-            return
-        if tenant not in self._waiting and self._fits(tenant, size):
-            self._lend(tenant, size)
+        if self.lend(tenant, size):
             return
         queue = self._waiting.get(tenant, ())
         if len(queue) >= MOST_WAITING_OF_A_TENANT or self.waiting >= MOST_WAITING:
@@ -88,11 +100,7 @@ class Memory:
             self._serve()
 
     def _fits(self, tenant: str, size: int) -> bool:
-        return self._held[tenant] + size <= SHARE * (self._most() - self._total - size)
-
-    def _lend(self, tenant: str, size: int) -> None:
-        self._held[tenant] += size
-        self._total += size
+        return self._held[tenant] + size <= SHARE * (self._most - self._total - size)
 
     def _leave(self, tenant: str, waiter: _Waiter) -> None:
         """`waiter` waits no more; it gives back what it was lent in the same moment."""
@@ -116,7 +124,8 @@ class Memory:
                 if not self._fits(tenant, queue[0].size):
                     continue
                 waiter = queue.popleft()
-                self._lend(tenant, waiter.size)
+                self._held[tenant] += waiter.size
+                self._total += waiter.size
                 waiter.lent.set_result(None)
                 self._waiting.move_to_end(tenant)
                 if not queue:

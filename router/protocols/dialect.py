@@ -54,7 +54,7 @@ class Stream(Protocol):
 
 
 class Dialect(Protocol):
-    """One endpoint, made anew for each call. `prefix` begins the ids of its answers."""
+    """One endpoint, the same for all calls. `prefix` begins the ids of its answers."""
 
     prefix: str
 
@@ -66,8 +66,8 @@ class Dialect(Protocol):
         """A renderer for the streamed answer to `ask`."""
         ...
 
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """The JSON body of an answer that is not streamed."""
+    def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """The JSON body of the answer to `ask`, if that is not streamed."""
         ...
 
     def failure(self, error: ExpectedError) -> Failure:

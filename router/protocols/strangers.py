@@ -75,7 +75,7 @@ def address_of(request: Request, proxies: Sequence[str]) -> str:
     """The address of the client of `request`: of its connection, or behind `proxies` the last one in X-Forwarded-For
     that is none of them.
     """
-    address = group_of(request.peer)
+    address = request.address
     if not proxies or not is_in(address, tuple(proxies)):
         return address
     for hop in reversed(request.headers.get("x-forwarded-for", "").split(",")):

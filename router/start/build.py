@@ -95,7 +95,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         config=config,
         cluster=cluster,
         beliefs=beliefs,
-        bodies=Bodies(lambda: in_force().server.memory_bytes),
+        bodies=Bodies(config.server.memory_bytes),
         tokenizers=tokenizers,
         sources=Sources(tokenizers, config.pools),
         engine_text=EngineText(tokenizers.cache, base.clock),

@@ -98,6 +98,7 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
     gateway = operations.gateway
     gateway.config = carried_over(gateway.config, after.config)
+    gateway.bodies.resize(gateway.config.server.memory_bytes)
     operations.telemetry.config(after.config.version)
     # requests in the queue may be admitted under the new limits
     gateway.dispatcher.changed()

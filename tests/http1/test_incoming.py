@@ -116,3 +116,16 @@ async def test_a_reader_that_is_cancelled_while_it_fails_is_cancelled() -> None:
     assert not put(incoming, b"a")
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+def test_what_came_as_a_whole_and_is_small_needs_no_reader() -> None:
+    incoming = an_incoming()
+    incoming.put(b"half")
+    assert incoming.whole(1000) is None
+    incoming.put(b" and half")
+    incoming.end()
+    assert incoming.whole(5) is None
+    assert incoming.whole(1000) == b"half and half"
+    empty = an_incoming()
+    empty.end()
+    assert empty.whole(1000) == b""

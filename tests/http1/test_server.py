@@ -56,7 +56,7 @@ async def test_a_request_reaches_its_handler_with_all_that_it_says() -> None:
     assert (request.method, request.path, request.query) == ("POST", "/v1/a b", "c=d&e")
     assert request.headers["authorization"] == request.headers.get("AUTHORIZATION") == "Bearer k"
     assert (request.headers["X-Twice"], "x-none" in request.headers) == ("one, two", False)
-    assert (request.content_length, request.peer) == (4, request.peer)
+    assert (request.content_length, request.address) == (4, "127.0.0.1")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert body == b"[body]"
     first, *lines = head.decode().split("\r\n")

@@ -47,7 +47,7 @@ class MessagesDialect:
         """Events from message_start to message_stop."""
         return MessageStream(head)
 
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+    def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - one answer
         """One message; the backend's own bytes if it speaks the dialect."""
         (answer,) = answers
         if answer.body:

@@ -37,7 +37,11 @@ async def read_body(http: Request, most_bytes: int, held: Held | None = None, *,
     `too_large` is the hint for a larger one. Raises RequestTooLarge as soon as the limit is passed, InvalidRequest,
     Overloaded, CallerGone.
     """
-    encoding = http.headers.lowered.get("content-encoding", "").strip().lower() or "identity"
+    fields = http.headers.lowered
+    if "content-encoding" not in fields and (small := http.arrived(min(SMALL_BYTES, most_bytes))) is not None:
+        # as nearly every body
+        return small.removeprefix(codecs.BOM_UTF8)
+    encoding = fields.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in CODINGS:
         hint = f"send it as {', '.join(CODINGS)}"
         raise InvalidRequest(f"the content encoding '{encoding[:40]}' is not supported", hint=hint)

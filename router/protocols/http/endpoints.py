@@ -98,24 +98,16 @@ class HttpEndpoints:
 
         An address that sends too many requests without a known key is answered 429.
         """
-        server = self._gateway.config.server
-        if (most := server.stranger_requests) is None or request.path in _HEALTH:
-            return await self._answer(request)
-        address = address_of(request, server.trusted_proxies)
-        if self._strangers.is_over(address, most) and not self._is_known(request):
-            return self._turned_away(request, address)
-        try:
-            return await self._answer(request)
-        finally:
-            if not request.is_known:
-                self._strangers.count(address, most)
-
-    async def _answer(self, request: Request) -> Reply:
-        gateway = self._gateway
+        gateway, address = self._gateway, None
+        server = gateway.config.server
+        if (most := server.stranger_requests) is not None and request.path not in _HEALTH:
+            address = address_of(request, server.trusted_proxies) if server.trusted_proxies else request.address
+            if self._strangers.is_over(address, most) and not self._is_known(request):
+                return self._turned_away(request, address)
         if not gateway.doors.open:
             # the router shuts down: a new connection takes the client to another router
             request.hang_up = True
-        origins = gateway.config.server.cors_origins
+        origins = server.cors_origins
         try:
             with outer_edge(gateway.observer):
                 if origins:
@@ -130,6 +122,9 @@ class HttpEndpoints:
             return failure_response(_shape(request)(error), error, headers={})
         except CallerGone as error:
             raise ClientGone("the client has gone") from error
+        finally:
+            if address is not None and most is not None and not request.is_known:
+                self._strangers.count(address, most)
 
     def refuse(self, error: HttpError) -> Response:
         """The reply to bytes that are not a valid request."""
@@ -163,12 +158,12 @@ class HttpEndpoints:
             what = InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
         return failure_response(_shape(request)(what, status), what, headers=headers)
 
-    def _endpoint(self, dialect: Callable[[], Dialect]) -> Handler:
+    def _endpoint(self, dialect: Dialect) -> Handler:
         """The handler of calls in `dialect`."""
         gateway = self._gateway
 
         async def answer(http: Request) -> Reply:
-            caller = HttpCaller(http, gateway, dialect())
+            caller = HttpCaller(http, gateway, dialect)
             try:
                 await serve(caller, gateway)
                 return await caller.finish()
@@ -260,17 +255,18 @@ class HttpCaller:
         # a call is identified before it is read
         self._http.is_known = True
         raw = await read_body(self._http, self._gateway.config.server.max_body_bytes, held)
-        headers = self._http.headers.lowered
-        ask = self._ask = await held.parse(raw, lambda body: self._parsed(body, headers))
+        ask = self._ask = await held.parse(raw, self._parsed)
         self._head = Head(self._head.id, self._head.created, ask.model)
-        self._events = self._dialect.stream(self._head, ask) if ask.stream else None
-        self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
-        self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
+        if ask.stream:
+            self._events = self._dialect.stream(self._head, ask)
+            self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
+        else:
+            self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
         return ask
 
-    def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
+    def _parsed(self, raw: bytes) -> Ask:
         body = decode(raw)
-        ask = self._dialect.parse(body, headers)
+        ask = self._dialect.parse(body, self._http.headers.lowered)
         # the raw bytes are sent on only if the parsed body is all of them
         is_whole = len(ask.natives) == 1 and ask.natives[0].body is body
         return replace(ask, natives=(replace(ask.natives[0], raw=raw),)) if is_whole else ask
@@ -290,11 +286,13 @@ class HttpCaller:
             self._events.resume(self._raw, len(placement.beginning.text))
             self._raw = b""
             return
-        self._placement = placement
         if self._events is not None:
             self._events.begin(placement.request.prompt_tokens)
-        choices = placement.request.sampling.choices
-        self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
+        elif self._placement is not None:
+            # perhaps another backend was tried before
+            choices = placement.request.sampling.choices
+            self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
+        self._placement = placement
 
     def write(self, index: int, delta: Delta) -> Coroutine[Any, Any, None] | None:
         """Stream one piece, or collect it."""
@@ -316,9 +314,11 @@ class HttpCaller:
 
     async def finish(self) -> Reply:
         """End the answer and return it, for the server. Raises CallerGone."""
-        usage = usage_sum(self._usages.values())
+        assert self._ask is not None
+        usages = [*self._usages.values()]
+        usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         if self._events is None:
-            body = self._dialect.whole(self._head, self._answers, usage)
+            body = self._dialect.whole(self._head, self._ask, self._answers, usage)
             return Response(200, body, _JSON | self._answer_headers())
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 

@@ -24,26 +24,23 @@ class OpenAIDialect:
 
     def __init__(self, shape: Shape, read: Parse) -> None:
         self.prefix, self._shape, self._read = shape.prefix, shape, read
-        self._choices = 1
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
-        ask = self._read(body, headers)
-        self._choices = ask.sampling.choices
-        return ask
+        return self._read(body, headers)
 
     def stream(self, head: Head, ask: Ask) -> Chunks:
         """Chunks, until [DONE]."""
         return Chunks(self._shape, head, include_usage=ask.include_usage)
 
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+    def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
         """One object with all choices; the backend's own bytes if it speaks the dialect."""
-        bodies = [answer.body for answer in answers if answer.body]
-        if not bodies:
-            return whole_body(self._shape, head, answers, usage)
-        if len(answers) == self._choices:
-            return bodies[0]
-        return merged_body(self._shape, head, answers, usage, self._choices)
+        for answer in answers:
+            if answer.body and len(ask.inputs) == 1:
+                return answer.body
+            if answer.body:
+                return merged_body(self._shape, head, answers, usage, ask.sampling.choices)
+        return whole_body(self._shape, head, answers, usage)
 
     def failure(self, error: ExpectedError) -> Failure:
         """{"error": ...}."""
@@ -55,11 +52,8 @@ def openai_failure(error: ExpectedError, status: int | None = None) -> Failure:
     return Failure(status or status_of(error).http, msgspec.json.encode(openai_error(error)))
 
 
-def chat_dialect() -> OpenAIDialect:
-    """`/v1/chat/completions`."""
-    return OpenAIDialect(ChatShape(), chat_ask)
+CHATS = OpenAIDialect(ChatShape(), chat_ask)
+"""`/v1/chat/completions`."""
 
-
-def completion_dialect() -> OpenAIDialect:
-    """`/v1/completions`."""
-    return OpenAIDialect(CompletionShape(), completion_ask)
+COMPLETIONS = OpenAIDialect(CompletionShape(), completion_ask)
+"""`/v1/completions`."""

@@ -20,7 +20,14 @@ def grammar_in(fields: Common) -> Grammar | None:
 
     Its text is empty if only backends can read it.
     """
-    grammars = list(_all_in(fields))
+    grammars = list[Grammar]()
+    if fields.response_format is not None and fields.response_format.type != "text":
+        grammars.append(_of_format(fields.response_format))
+    if fields.structured_outputs is not None:
+        grammars += _of_vllm(fields.structured_outputs, "structured_outputs.")
+    older = (fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+    if older != (None, None, None, None):
+        grammars += _of_vllm(StructuredOutputs(*older), "guided_")
     if len(grammars) > 1:
         message = f"`{grammars[0].field}` and `{grammars[1].field}` both fix the answer's format"
         raise InvalidRequest(message, hint="set one of them", param=grammars[1].field)
@@ -33,16 +40,6 @@ def from_field(field: str, sampling: Sampling) -> Sampling:
     if grammar is None or grammar.field != "response_format":
         return sampling
     return replace(sampling, grammar=replace(grammar, field=field))
-
-
-def _all_in(fields: Common) -> Iterator[Grammar]:
-    if fields.response_format is not None and fields.response_format.type != "text":
-        yield _of_format(fields.response_format)
-    if fields.structured_outputs is not None:
-        yield from _of_vllm(fields.structured_outputs, "structured_outputs.")
-    older = (fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
-    if older != (None, None, None, None):
-        yield from _of_vllm(StructuredOutputs(*older), "guided_")
 
 
 def _of_format(shape: ResponseFormat) -> Grammar:

@@ -6,6 +6,7 @@ Fields that Pointsman understands are checked; all others stay in the body for b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -97,21 +98,29 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     """The conversation of `body` (parsed: `fields`). Raises InvalidRequest."""
     continues = bool(fields.continue_final_message)
-    raws = body["messages"]
-    parts = [_parts(message, raw, at) for at, (message, raw) in enumerate(zip(fields.messages, raws, strict=True))]
+    messages, parts_of, media = [], {}, 0
+    for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True)):
+        parts = _parts(message, raw, at)
+        messages.append(message_of(raw, parts))
+        if len(parts) != 1 or len(parts[0]) > _ALONE:
+            parts_of[at] = parts
+        if isinstance(message.content, list):
+            media += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
     variables = fields.chat_template_kwargs or {}
     own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
+    if fields.documents is not None or fields.reasoning_effort is not None:
+        variables = variables | _more_variables(fields)
     return Chat(
-        messages=[message_of(raw, some) for raw, some in zip(raws, parts, strict=True)],
+        messages=messages,
         tools=[tool_of(tool) for tool in body["tools"]] if fields.tools else None,
-        variables={**variables, **_more_variables(fields)},
+        variables=variables,
         opens_answer=fields.add_generation_prompt is not False and not continues,
         continues=continues,
-        media=_media_in(fields.messages),
-        forced=_forced(fields),
+        media=media,
+        forced=frozenset() if fields.tool_choice is None else _forced(fields),
         one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
         bars_tools=fields.tool_choice == "none",
-        parts={at: some for at, some in enumerate(parts) if len(some) != 1 or len(some[0]) > _ALONE},
+        parts=parts_of,
         template=None if own is None else str(own),
     )
 
@@ -160,6 +169,12 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     )
 
 
+_NEEDS = (
+    *(Capability.MEDIA, Capability.STRUCTURED_OUTPUT, Capability.TOKEN_IDS, Capability.LOGPROBS),
+    *(Capability.SUFFIX, Capability.PROMPT_LOGPROBS, Capability.CHOICES),
+)
+
+
 def _without_echo(body: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in body.items() if name != "echo"}
     return rest | {"max_tokens": 1} if rest.get("max_tokens") == 0 else rest
@@ -173,16 +188,9 @@ def _needs(
     has_suffix: bool = False,
     scores_prompt: bool = False,
 ) -> frozenset[Capability]:
-    needed = (
-        (Capability.MEDIA, has_media),
-        (Capability.STRUCTURED_OUTPUT, sampling.grammar is not None),
-        (Capability.TOKEN_IDS, takes_ids),
-        (Capability.LOGPROBS, sampling.top_logprobs is not None),
-        (Capability.SUFFIX, has_suffix),
-        (Capability.PROMPT_LOGPROBS, scores_prompt),
-        (Capability.CHOICES, sampling.choices > 1),
-    )
-    return frozenset([capability for capability, is_needed in needed if is_needed])
+    has_grammar, has_logprobs = sampling.grammar is not None, sampling.top_logprobs is not None
+    needs = (has_media, has_grammar, takes_ids, has_logprobs, has_suffix, scores_prompt, sampling.choices > 1)
+    return frozenset(compress(_NEEDS, needs))
 
 
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -247,15 +255,6 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def _media_in(messages: Sequence[Message]) -> int:
-    """Number of parts of `messages` that are not text."""
-    count = 0
-    for message in messages:
-        if isinstance(message.content, list):
-            count += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
-    return count
-
-
 def _urls_in(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The URLs in the messages of `body`; all parts of these have been checked before."""
     contents = (message.get("content") for message in body["messages"])
@@ -266,8 +265,6 @@ def _urls_in(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _forced(fields: ChatBody) -> frozenset[str]:
     """The tools of which one must be called: all, or the named one. Raises InvalidRequest if there is no such tool."""
-    if fields.tool_choice is None:
-        return frozenset()
     names = frozenset(tool.function.name for tool in fields.tools or ())
     if not isinstance(fields.tool_choice, dict) or fields.tool_choice.get("type") != "function":
         return names if fields.tool_choice == "required" else frozenset()

@@ -56,7 +56,7 @@ class PickedCall:
         path = headers.get(":path", "").partition("?")[0]
         # a gateway may have its routes below a path of its own
         self._path = next((known for known in DIALECTS if path.endswith(known)), path)
-        self._dialect: Dialect | None = DIALECTS[self._path]() if self._path in DIALECTS else None
+        self._dialect: Dialect | None = DIALECTS.get(self._path)
         self._reach = Reach(self._path, head.subset, gateway.cluster.backend)
         self._body: Mapping[str, Any] = {}
         self._took: str | None = None

@@ -31,7 +31,7 @@ class PooledDialect:
         """Never called: such an Ask is not streamed."""
         raise NotImplementedError
 
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - it is in the body
+    def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - it is in the body
         """The backend's own reply, with the model's name for the client."""
         (answer,) = answers
         if not answer.body:

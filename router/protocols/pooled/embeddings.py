@@ -33,11 +33,6 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
-def embeddings_dialect() -> PooledDialect:
-    """`/v1/embeddings`."""
-    return PooledDialect("embd-", embeddings_ask)
-
-
 def embeddings_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     """The Ask of a body of /v1/embeddings. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, EmbeddingsBody, hints=_HINTS, elsewhere=_ELSEWHERE)
@@ -71,3 +66,7 @@ def _checked(text: str) -> str:
     if not text:
         raise InvalidRequest("input: there is no text", hint=_INPUT, param="input")
     return text
+
+
+EMBEDDINGS = PooledDialect("embd-", embeddings_ask)
+"""`/v1/embeddings`."""

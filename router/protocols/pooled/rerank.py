@@ -45,16 +45,6 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=500)]
 
 
-def rerank_dialect() -> PooledDialect:
-    """`/v1/rerank`."""
-    return PooledDialect("rerank-", rerank_ask)
-
-
-def score_dialect() -> PooledDialect:
-    """`/v1/score`."""
-    return PooledDialect("score-", score_ask)
-
-
 def rerank_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     """The Ask of a body of /v1/rerank. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, RerankBody, hints=_HINTS, elsewhere=_ELSEWHERE)
@@ -83,3 +73,10 @@ def _texts_in(value: Any) -> str:
             # popped from the end, so the first item comes next
             rest.extend(reversed(list(item.values()) if isinstance(item, dict) else item))
     return "\n".join(texts)
+
+
+RERANK = PooledDialect("rerank-", rerank_ask)
+"""`/v1/rerank`."""
+
+SCORE = PooledDialect("score-", score_ask)
+"""`/v1/score`."""

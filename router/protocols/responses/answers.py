@@ -48,24 +48,20 @@ class ResponsesDialect:
 
     prefix = "resp_"
 
-    def __init__(self) -> None:
-        self._body: Mapping[str, Any] = {}
-
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
-        self._body = body
         return responses_ask(body, headers)
 
-    def stream(self, head: Head, ask: Ask) -> ResponseStream:  # noqa: ARG002 - usage always comes
+    def stream(self, head: Head, ask: Ask) -> ResponseStream:
         """Events from response.created to response.completed."""
-        return ResponseStream(head, self._body)
+        return ResponseStream(head, ask.natives[0].body)
 
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+    def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
         """One response, as in the last event of its stream; the backend's own bytes if it speaks the dialect."""
         (answer,) = answers
         if answer.body:
             return answer.body
-        stream = ResponseStream(head, self._body)
+        stream = ResponseStream(head, ask.natives[0].body)
         thought = thought_in(answer.message)
         if thought:
             stream.render(0, Delta(message={"reasoning_content": thought}))

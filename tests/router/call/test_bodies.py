@@ -19,7 +19,7 @@ def a_body(objects: int) -> bytes:
 
 
 async def test_a_small_body_is_parsed_at_once_and_a_large_one_in_the_thread() -> None:
-    bodies, seen = Bodies(lambda: MEMORY), list[int]()
+    bodies, seen = Bodies(MEMORY), list[int]()
 
     def read(body: bytes) -> int:
         seen.append(threading.get_ident())
@@ -37,7 +37,7 @@ async def test_a_small_body_is_parsed_at_once_and_a_large_one_in_the_thread() ->
 
 @pytest.mark.parametrize("objects", [15_000, 100_000])
 async def test_a_body_that_would_take_more_than_one_request_may_is_refused_unparsed(objects: int) -> None:
-    bodies = Bodies(lambda: MEMORY)
+    bodies = Bodies(MEMORY)
     body = a_body(objects)
     with bodies.held("a") as held, pytest.raises(RequestTooLarge, match="MiB of memory") as refused:
         await held.parse(body, lambda _: pytest.fail("was parsed"))
@@ -49,7 +49,7 @@ async def test_a_body_that_would_take_more_than_one_request_may_is_refused_unpar
 
 
 async def test_bodies_beyond_the_memory_wait_for_others_to_end_and_then_are_parsed() -> None:
-    bodies, most = Bodies(lambda: MEMORY), 0
+    bodies, most = Bodies(MEMORY), 0
 
     async def call(tenant: str) -> None:
         nonlocal most
@@ -66,7 +66,7 @@ async def test_bodies_beyond_the_memory_wait_for_others_to_end_and_then_are_pars
 
 
 async def test_a_body_that_never_gets_memory_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = Bodies(lambda: MEMORY)
+    bodies = Bodies(MEMORY)
     monkeypatch.setattr(bodies.parsed, "_wait_s", 0.01)
     assert waiting.WAIT_S == 10.0
     with bodies.held("a") as first, bodies.held("a") as second, bodies.held("a") as third, bodies.held("a") as fourth:
@@ -80,7 +80,7 @@ async def test_a_body_that_never_gets_memory_is_refused_for_now(monkeypatch: pyt
 
 
 async def test_a_call_that_is_cancelled_gives_its_memory_back() -> None:
-    bodies = Bodies(lambda: MEMORY)
+    bodies = Bodies(MEMORY)
 
     async def call() -> None:
         with bodies.held("a") as held:
@@ -99,11 +99,10 @@ async def test_a_call_that_is_cancelled_gives_its_memory_back() -> None:
 
 
 async def test_a_reloaded_file_changes_the_memory() -> None:
-    most = 6 * 2**20
-    bodies = Bodies(lambda: most)
+    bodies = Bodies(6 * 2**20)
     with bodies.held("a") as held:
         with pytest.raises(RequestTooLarge):
             await held.take(2 * 2**20, "it", "none")
-        most = MEMORY
+        bodies.resize(MEMORY)
         await held.take(2 * 2**20, "it", "none")
     bodies.close()

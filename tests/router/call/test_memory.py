@@ -14,7 +14,7 @@ from router.call.memory import Memory
 
 
 def a_memory(most: int = 700, wait_s: float = 60.0) -> Memory:
-    return Memory(lambda: most, wait_s=wait_s)
+    return Memory(most, wait_s=wait_s)
 
 
 async def settled() -> None:
@@ -131,4 +131,20 @@ async def test_whatever_happens_no_more_is_lent_than_there_is_and_all_of_it_come
     assert not [error for error in ended if isinstance(error, Exception) and not isinstance(error, Overloaded)]
     assert any(error is None for error in ended)
     assert not held.total()
+    memory.check()
+
+
+async def test_a_larger_memory_is_lent_at_once_to_a_request_that_waits() -> None:
+    memory = a_memory(400)
+    assert memory.lend("a", 300)
+    assert not memory.lend("a", 300)
+    taking = asyncio.create_task(memory.take("a", 300))
+    await settled()
+    assert not memory.lend("a", 1), "it came later"
+    memory.resize(4000)
+    await taking
+    assert memory.lent == 600
+    memory.give_back("a", 600)
+    memory.check()
+    assert memory.lend("a", 0)
     memory.check()

@@ -15,6 +15,7 @@ import pytest
 from http1.headers import Headers
 from http1.incoming import Incoming
 from http1.request import Request, Stream
+from http1.waiting import group_of
 from policies.keys import hash_of
 from policies.sla.parse import parse
 from router.protocols.grpc.v1 import inference_pb2 as pb
@@ -84,7 +85,7 @@ def a_request(peer: str, forwarded: str | None = None) -> Request:
 
     headers = Headers([] if forwarded is None else [(b"X-Forwarded-For", forwarded.encode())])
     request = Request("GET", "/", headers, Incoming(1, lambda: None, lambda: None), start, 1)
-    request.peer = (peer, 1234)
+    request.address = group_of((peer, 1234))
     return request
 
 

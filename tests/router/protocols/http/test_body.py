@@ -205,7 +205,7 @@ async def test_of_many_chats_far_beyond_the_context_each_is_refused_for_that_and
     assert all("at least" in answer and "context_length_exceeded" in answer for answer in answers)
 
 
-async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_small_one_at_once(
+async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_compressed_one_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads, whole = list[int](), body_module._whole
@@ -217,7 +217,7 @@ async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_small_one_
     monkeypatch.setattr(body_module, "_whole", whole_seen)
     chat = {**a_chat(), "user": "a" * 2_000_000}
     async with a_router() as router:
-        await answered(router, a_post(BODY))
+        await answered(router, a_post(gzip.compress(BODY), "Content-Encoding: gzip"))
         await answered(router, a_post(b"\xef\xbb\xbf" + json.dumps(chat).encode()))
     assert threads[0] == threading.get_ident() != threads[1]
 
