@@ -116,10 +116,11 @@ class ClientConnection(Abortable):
         requests.feed(data)
         if requests.incoming is not None:
             self._reading.within(self._limits.body_s)
-        elif not self._is_idle and not requests.is_in_head:
+        elif requests.is_in_head:
+            if not was_in_head:
+                self._reading.within(self._limits.head_s)
+        elif self._current is not None or requests.waiting:
             self._reading.clear()
-        elif requests.is_in_head and not was_in_head:
-            self._reading.within(self._limits.head_s)
         self._proceed()
 
     def eof_received(self) -> bool:
@@ -231,7 +232,15 @@ class ClientConnection(Abortable):
         """Answer one request, and then go on with the next one, or close."""
         self._has_begun, is_whole = True, False
         try:
-            reply = await self._reply(request)
+            try:
+                reply = await self._owner.handler(request)
+            except HttpError as error:
+                reply = self._owner.refuse(error)
+            except ClientGone:
+                raise
+            except Exception:
+                log.exception("a handler failed")
+                reply = self._owner.refuse(HttpError(500, "the server has failed"))
             if request.stream is None and isinstance(reply, Response):
                 self._write(reply, request)
                 if self._writable is not None:
@@ -254,17 +263,6 @@ class ClientConnection(Abortable):
             else:
                 # a client must not take what it has for the whole
                 self.abort()
-
-    async def _reply(self, request: Request) -> Response | Stream:
-        try:
-            return await self._owner.handler(request)
-        except HttpError as error:
-            return self._owner.refuse(error)
-        except ClientGone:
-            raise
-        except Exception:
-            log.exception("a handler failed")
-            return self._owner.refuse(HttpError(500, "the server has failed"))
 
     def _finish(self, request: Request) -> None:
         is_idle = self._is_idle

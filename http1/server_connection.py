@@ -78,9 +78,12 @@ class ServerConnection(asyncio.Protocol):
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answer = answer
         try:
-            self._wait()
-            if body is None or isinstance(body, bytes):
-                self._send(head, body or b"")
+            self._deadline.within(silence_s)
+            if body is None or (isinstance(body, bytes) and len(body) <= _COPIED_BYTES):
+                self._transport.write(head + body if body else head)
+            elif isinstance(body, bytes):
+                self._transport.write(head)
+                self._transport.write(body)
             else:
                 await self._send_pieces(head, body, answer)
             return await answer
@@ -211,13 +214,6 @@ class ServerConnection(asyncio.Protocol):
             self._incoming.end()
 
     # the present request
-
-    def _send(self, head: bytes, body: bytes) -> None:
-        if len(body) <= _COPIED_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
 
     async def _send_pieces(self, head: bytes, pieces: AsyncIterable[bytes], answer: asyncio.Future[Answer]) -> None:
         """Send a body as it comes, unless the server answers before its end: then it wants no more of it."""

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
@@ -131,7 +131,7 @@ class HttpBackend(ABC):
     @property
     def _is_ranked(self) -> bool:
         """Whether its server has several ranks, so that each request names one of them."""
-        return len(self._server._loads) > 1
+        return len((self._first or self)._loads) > 1
 
     @property
     def open_requests(self) -> int:
@@ -266,17 +266,21 @@ class HttpBackend(ABC):
         headers = {**prompt.headers, **self._rank_headers()}
         return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
 
-    async def relay(self, request: Request, prompt: Prompt, to: Taker) -> None:
+    def relay(self, request: Request, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
         """The same answer, given to `to` in the moment that it comes; cancelling this closes the connection.
 
         Raises as `generate` does, and what `to` raises.
         """
         if type(self).generate is not HttpBackend.generate:
             # a kind that asks its server in a way of its own
-            await give_all(self.generate(request, prompt), to)
-            return
-        is_large = prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES
-        exchange = await self._large_exchange(request, prompt) if is_large else self.exchange(request, prompt)
+            return give_all(self.generate(request, prompt), to)
+        if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
+            return self._relay_large(request, prompt, to)
+        headers = {**prompt.headers, **self._rank_headers()}
+        return self.client.relay(self.exchange(request, prompt), headers, request.deadline_s, to)
+
+    async def _relay_large(self, request: Request, prompt: Prompt, to: Taker) -> None:
+        exchange = await self._large_exchange(request, prompt)
         headers = {**prompt.headers, **self._rank_headers()}
         await self.client.relay(exchange, headers, request.deadline_s, to)
 

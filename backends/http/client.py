@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -136,6 +136,7 @@ class HttpClient:
         self.making = asyncio.Semaphore(1)
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
+        self._post_headers = {"content-type": "application/json", **options.headers}
         self._http: Http1Client | None = None
         self._is_closed = False
         self._replies: set[Reply] = set()
@@ -181,16 +182,23 @@ class HttpClient:
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
         the error that `exchange` defines.
         """
-        answer = exchange.answer
-        async with self._reply(exchange, headers, deadline_s) as reply:
+        call = _Call(self, exchange)
+        try:
+            reply = await call.reply(headers, deadline_s)
             yield ACCEPTED
             while data := await reply.read():
-                for delta in answer.feed(data):
+                for delta in exchange.answer.feed(data):
                     yield delta
-                if answer.is_over:
+                if exchange.answer.is_over:
                     break
-            for delta in answer.end():
+            for delta in exchange.answer.end():
                 yield delta
+            if not reply.is_whole:
+                await _read_to_end(reply)
+        except (TimeoutError, AnswerError) as error:
+            raise call.failure(error) from error
+        finally:
+            call.end()
 
     async def relay(self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, to: Taker) -> None:
         """The same, but `to` gets each Delta in the moment that it comes, without a switch of tasks.
@@ -208,60 +216,25 @@ class HttpClient:
                     return False
             return not answer.is_over
 
-        async with self._reply(exchange, headers, deadline_s) as reply:
-            await give((ACCEPTED,), to)
+        call = _Call(self, exchange)
+        try:
+            reply = await call.reply(headers, deadline_s)
+            if not to.take(ACCEPTED):
+                await to.ready()
             while not await reply.pour(take):
                 await to.ready()
                 await give(deltas, to)
                 if answer.is_over:
                     break
-            await give(answer.end(), to)
-
-    @asynccontextmanager
-    async def _reply(
-        self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
-    ) -> AsyncIterator[Reply]:
-        """The reply to the post of `exchange`, at its body. Raises as `stream` does."""
-        answer, timer, reply = exchange.answer, None, None
-        loop = asyncio.get_running_loop()
-        due_at = None if deadline_s is None else loop.time() + deadline_s
-        self.open_requests += 1
-        try:
-            if due_at is None:
-                reply = await self._post(exchange, headers)
-            else:
-                async with asyncio.timeout_at(due_at):
-                    reply = await self._post(exchange, headers)
-            self._replies.add(reply)
-            async with reply:
-                if due_at is not None:
-                    timer = loop.call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
-                if reply.status != 200:
-                    body = await _read_at_most(reply, MOST_ERROR_BYTES)
-                    raise exchange.error_of(self.name, reply.status, body, reply.headers)
-                yield reply
-                if not reply.is_whole:
-                    await _read_to_end(reply)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{self.name} could not finish before the deadline") from error
-        except AnswerError as error:
-            raise self._unreachable(error) from error
+            for delta in answer.end():
+                if not to.take(delta):
+                    await to.ready()
+            if not reply.is_whole:
+                await _read_to_end(reply)
+        except (TimeoutError, AnswerError) as error:
+            raise call.failure(error) from error
         finally:
-            self.open_requests -= 1
-            if reply is not None:
-                self._replies.discard(reply)
-            if timer is not None:
-                timer.cancel()
-            if exchange.abort is not None and not answer.is_over:
-                self._send_abort(exchange.abort)
-
-    async def _post(self, exchange: Exchange, headers: Mapping[str, str]) -> Reply:
-        """The reply to a post, at its body."""
-        post, silence_s = exchange.post, self._options.idle_s + exchange.quiet_s
-        fields = {"content-type": "application/json", **self._headers(headers)}
-        reply = await self._connections().request("POST", post.path, fields, post.content, silence_s=silence_s)
-        _decode(reply)
-        return reply
+            call.end()
 
     async def _ask(self, http: Http1Client, method: str, path: str, content: bytes | None = None) -> Page:
         headers = self._headers({"content-type": "application/json"} if content is not None else {})
@@ -291,6 +264,16 @@ class HttpClient:
                 raise Unreached(f"{self.name} cannot be reached: {error}", hint="correct its address") from error
         return self._http
 
+    async def _post(self, exchange: Exchange, headers: Mapping[str, str]) -> Reply:
+        """The reply to the post of `exchange`, at its body. Raises as `stream` does."""
+        post, silence_s = exchange.post, self._options.idle_s + exchange.quiet_s
+        fields = {**self._post_headers, **headers, **self._key_headers}
+        http = self._http or self._connections()
+        reply = await http.request("POST", post.path, fields, post.content, silence_s=silence_s)
+        if "content-encoding" in reply.headers.lowered:
+            reply.decode(MOST_DECODED_BYTES)
+        return reply
+
     def _send_abort(self, post: Post) -> None:
         """Send `post` without waiting for it; the server may be gone."""
         http = self._http
@@ -316,6 +299,56 @@ class HttpClient:
                 self._options.tls.refusals.refuse(self.url, cause)
             reason = sentence_of(cause)
         return kind(f"{self.name} cannot be reached: {reason}", hint=f"is {self.url} up?")
+
+
+class _Call:
+    """One exchange of `client`, from its post to the end of its answer. `end` it in any case."""
+
+    __slots__ = ("_client", "_exchange", "_reply", "_timer")
+
+    def __init__(self, client: HttpClient, exchange: Exchange) -> None:
+        self._client, self._exchange = client, exchange
+        self._reply: Reply | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        client.open_requests += 1
+
+    def __repr__(self) -> str:
+        return f"<_Call of {self._client!r}: {self._reply!r}>"
+
+    async def reply(self, headers: Mapping[str, str], deadline_s: float | None) -> Reply:
+        """The 200 of the server, at its body. Raises the error that the exchange defines for any other reply."""
+        client, exchange = self._client, self._exchange
+        if deadline_s is None:
+            reply = self._reply = await client._post(exchange, headers)
+        else:
+            loop = asyncio.get_running_loop()
+            due_at = loop.time() + deadline_s
+            async with asyncio.timeout_at(due_at):
+                reply = self._reply = await client._post(exchange, headers)
+            self._timer = loop.call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
+        client._replies.add(reply)
+        if reply.status != 200:
+            body = await _read_at_most(reply, MOST_ERROR_BYTES)
+            raise exchange.error_of(client.name, reply.status, body, reply.headers)
+        return reply
+
+    def failure(self, error: BaseException) -> ExpectedError:
+        """What the call fails with, because of `error`."""
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(f"{self._client.name} could not finish before the deadline")
+        return self._client._unreachable(error)
+
+    def end(self) -> None:
+        """The answer is whole, or is left: then the connection is closed, or the server sent an abort."""
+        client, exchange = self._client, self._exchange
+        client.open_requests -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reply is not None:
+            client._replies.discard(self._reply)
+            self._reply.close()
+        if exchange.abort is not None and not exchange.answer.is_over:
+            client._send_abort(exchange.abort)
 
 
 def decoded(page: Page, name: str, what: str) -> Any:

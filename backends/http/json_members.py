@@ -72,8 +72,12 @@ def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
     """
     if _SPELT_OUT.search(raw):
         return frozenset(names)
-    written = ((name, b'"%b"' % name.encode()) for name in names)
-    return frozenset(name for name, text in written if raw.find(text) != raw.rfind(text))
+    twice = []
+    for name in names:
+        written = b'"%b"' % name.encode()
+        if raw.find(written) != raw.rfind(written):
+            twice.append(name)
+    return frozenset(twice)
 
 
 def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:

@@ -51,7 +51,7 @@ def reported_usage(prompt: Any, completion: Any, cached: Any = None, reasoning: 
 
     Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.
     """
-    counts = [int(count or 0) for count in (prompt, completion, cached, reasoning)]
+    counts = (int(prompt or 0), int(completion or 0), int(cached or 0), int(reasoning or 0))
     if min(counts) < 0 or max(counts) >= MOST_TOKENS:
         raise ValueError(f"{counts} are no numbers of tokens")
     return Usage(counts[0], counts[1], counts[2], None if reasoning is None else counts[3])

@@ -33,11 +33,11 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage object as ours. Raises as `deltas_of`, also for values that are no counts."""
-    details = usage.get("prompt_tokens_details") or {}
-    names = ("prompt_cache_hit_tokens", "cached_tokens")
-    # DeepSeek's and Moonshot's servers say it beside
-    beside = next((usage[name] for name in names if usage.get(name) is not None), None)
-    cached = beside if details.get("cached_tokens") is None else details["cached_tokens"]
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if cached is None:
+        # DeepSeek's and Moonshot's servers say it beside
+        cached = usage.get("prompt_cache_hit_tokens")
+        cached = usage.get("cached_tokens") if cached is None else cached
     # SGLang puts it beside the choices
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", usage.get("reasoning_tokens"))
     return reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought)

@@ -117,11 +117,6 @@ class Ear:
         self._pieces += chunk.pieces
         return chunk
 
-    @property
-    def reported_tokens(self) -> int:
-        """Tokens of the completion, by the server's report; 0 without one."""
-        return 0 if self._usage is None else self._usage.completion_tokens
-
     def usage(self) -> Usage:
         """The server's report, or the counted pieces."""
         return self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True)
@@ -228,7 +223,7 @@ class PassedWhole(WholeBody):
         chunk = self._ear.hear(whole)
         if not chunk.choices:
             raise nonsense(self._backend, whole)
-        changes = self._ear.shown(chunk)
+        changes = self._ear.shown(chunk) if self._ear.renames else {}
         body = with_members(whole, changes) if changes else whole
         return _in_one_piece(body, chunk.ends, self._ear)
 
@@ -236,9 +231,13 @@ class PassedWhole(WholeBody):
 def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> list[Delta]:
     ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
     (choice, finish), *others = ends
-    whole = Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.reported_tokens)
-    rest = [Delta(choice=other, finish_reason=reason) for other, reason in others]
-    return [whole, *rest, Delta(usage=ear.usage())]
+    usage = ear.usage()
+    tokens = 0 if usage.is_guess else usage.completion_tokens
+    deltas = [Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=tokens)]
+    for other, reason in others:
+        deltas.append(Delta(choice=other, finish_reason=reason))
+    deltas.append(Delta(usage=usage))
+    return deltas
 
 
 def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:

@@ -51,19 +51,22 @@ def router_members(
     if is_streamed and body is not None:
         members["stream"] = True
         members["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    return members | {name: ABSENT if value is None else value for name, value in own.items()}
+    for name, value in own.items():
+        members[name] = ABSENT if value is None else value
+    return members
 
 
 def native_post(native: Native, members: Mapping[str, Any], *, is_streamed: bool) -> Post:
     """The client's own bytes with only `members` changed; those that are ABSENT are removed."""
-    return Post(native.path, _changed(native.raw or encoded(native.body), native.body, members), is_streamed)
-
-
-def _changed(raw: bytes, body: Mapping[str, Any], members: Mapping[str, Any]) -> bytes:
-    """`raw`, the bytes of `body`, with the fewest changes so that every reader finds `members` there."""
-    changes = {name: value for name, value in members.items() if body.get(name, ABSENT) != value}
-    changes |= {name: members[name] for name in maybe_twice(raw, members.keys() & body.keys())}
-    return with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
+    raw, body, changes = native.raw or encoded(native.body), native.body, dict[str, Any]()
+    twice = maybe_twice(raw, members.keys() & body.keys())
+    # the fewest changes so that every reader finds `members` there
+    for name, value in members.items():
+        if name in twice or body.get(name, ABSENT) != value:
+            changes[name] = value
+    if changes:
+        raw = with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
+    return Post(native.path, raw, is_streamed)
 
 
 def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:

@@ -98,9 +98,9 @@ class HttpEndpoints:
 
         An address that sends too many requests without a known key is answered 429.
         """
-        gateway, address = self._gateway, None
+        gateway, path, address = self._gateway, request.path, None
         server = gateway.config.server
-        if (most := server.stranger_requests) is not None and request.path not in _HEALTH:
+        if (most := server.stranger_requests) is not None and path not in _HEALTH:
             address = address_of(request, server.trusted_proxies) if server.trusted_proxies else request.address
             if self._strangers.is_over(address, most) and not self._is_known(request):
                 return self._turned_away(request, address)
@@ -114,7 +114,7 @@ class HttpEndpoints:
                     allow_origin(request, origins)
                     if is_preflight(request):
                         return preflight(request, origins)
-                by_method = self._routes.at(request.path)
+                by_method = self._routes.at(path)
                 method = "GET" if request.method == "HEAD" else request.method
                 handler = None if by_method is None else by_method.get(method)
                 return self._misdirected(request, by_method) if handler is None else await handler(request)

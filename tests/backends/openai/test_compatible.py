@@ -24,7 +24,7 @@ from policies.errors import (
     Overloaded,
 )
 from policies.nouns import ACCEPTED, Delta, Native, Prompt, Request, Sampling, TokenLogprob, Usage
-from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
+from tests.backends.parts import Taken, a_native_prompt, a_prompt, a_request, everything, text_of
 from tests.backends.upstream import DONE, Upstream, a_chunk, an_upstream, event, used
 from tests.shards.attached import eventually
 
@@ -363,10 +363,14 @@ async def test_a_large_request_is_made_in_a_thread(size: int, monkeypatch: pytes
     body = {"model": "mine", "messages": [{"role": "user", "content": "a" * size}], "stream": True}
     prompt = Prompt(body=body, native=Native("/v1/chat/completions", body, json.dumps(body).encode()))
     async with an_upstream() as upstream, a_backend(upstream, models={"mine": "theirs"}) as backend:
-        await everything(backend, a_request(model="mine", stream=True), prompt)
-        assert upstream.received[0][1]["messages"] == body["messages"]
-        assert upstream.received[0][1]["model"] == "theirs"
-    assert (threads == [threading.get_ident()]) == (size == 100)
+        request, taken = a_request(model="mine", stream=True), Taken()
+        streamed = await everything(backend, request, prompt)
+        await backend.relay(request, prompt, taken)
+        assert text_of(taken.deltas) == text_of(streamed)
+        for _, received, _ in upstream.received:
+            assert received["messages"] == body["messages"]
+            assert received["model"] == "theirs"
+    assert (threads == [threading.get_ident()] * 2) == (size == 100)
 
 
 async def test_large_requests_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
