@@ -16,6 +16,11 @@ from shards.kv.keys import BLOCK_TOKENS
 MOST_KEPT = 1000
 """A FakeBackend keeps its last requests, so many of them."""
 
+_ALL = frozenset(Capability)
+"""A script may say anything."""
+
+_ALL_BUT_PINS = _ALL - {Capability.PINS}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -86,8 +91,7 @@ class FakeBackend:
             self.models,
             context_tokens=self.context_tokens,
             speaks_tokens=self.speaks_tokens,
-            # a script may say anything
-            capabilities=frozenset(Capability) - (frozenset() if self.pins else {Capability.PINS}),
+            capabilities=_ALL if self.pins else _ALL_BUT_PINS,
         )
 
     def load(self) -> Load:

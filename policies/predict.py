@@ -25,9 +25,14 @@ def may_fit(request: Request, backend: BackendView) -> bool:
 
 def will_fit(request: Request, backend: BackendView) -> bool:
     """Do prompt and answer fit it even at the upper end of the prompt's estimate?"""
+    return will_fit_context(request, backend.context_tokens)
+
+
+def will_fit_context(request: Request, context_tokens: int | None) -> bool:
+    """The same for a backend with this context; None: it does not report its context."""
     likely = request.likely_prompt_tokens
     tokens = request.prompt_tokens if likely is None else likely[1]
-    return backend.context_tokens is None or _fits(request, tokens, backend.context_tokens)
+    return context_tokens is None or _fits(request, tokens, context_tokens)
 
 
 def _fits(request: Request, prompt_tokens: int, context_tokens: int) -> bool:

@@ -10,6 +10,7 @@ from policies.compose import Policy
 from policies.fetch import with_fetch, with_offers
 from policies.learning.adapters import Readiness
 from policies.nouns import ClusterView, Decision, Request
+from policies.predict import will_fit_context
 from policies.prefill import with_prefill
 from router.call.bid import USUAL, Look
 from router.call.gateway import Gateway
@@ -35,7 +36,8 @@ def decided(
 
     - if no backend of the shortlist can take the request, so that a refusal has the reasons of all;
     - if the chosen one first has to load the request's LoRA adapter, which another may have ready;
-    - if the prompt's length is estimated: then a backend that surely fits it rules out others that may not;
+    - if the prompt's length is estimated and may exceed the shortest context: then a backend that surely fits it rules
+      out others that may not;
     - beside a shadow file, which chooses among the same backends.
 
     `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it.
@@ -57,14 +59,21 @@ def decided(
             decision = with_fetch(request, view, decision)
         return view, with_prefill(request, view, decision)
 
-    is_exact = request.least_prompt_tokens is None
-    if policy.allows_shortlist and is_exact and not look.all_backends and gateway.shadow is None:
+    if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
         with_full = policy.waits_for_best and not look.takes_any
         names = gateway.cluster.shortlist(request, held, avoiding, with_full=with_full)
-        if names is not None:
+        if names is not None and _fits_all(request, gateway):
             view, decision = among(names)
             named = decision.chosen or decision.awaits
             chosen = next((backend for backend in view.backends if backend.name == named), None)
             if chosen is not None and chosen.adapter in _SERVED_AT_ONCE:
                 return view, decision
     return among(None)
+
+
+def _fits_all(request: Request, gateway: Gateway) -> bool:
+    """Is the prompt's length known, or is the context of each backend of its model surely long enough?"""
+    if request.least_prompt_tokens is None:
+        return True
+    model = gateway.cluster.model(request.model)
+    return model is not None and will_fit_context(request, model.shortest_context_tokens)

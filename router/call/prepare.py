@@ -35,6 +35,9 @@ UNKNOWN_ROOM_TOKENS = 4096
 """The answer that is planned for where neither client nor backend says how long it may be."""
 
 
+MOST_READERS = 32
+"""Backends among which one is found that is asked for the tokens of a prompt."""
+
 _MOST_SHOWN = 4
 """Backends that a hint names."""
 
@@ -113,12 +116,14 @@ async def tokenize(
 
 
 def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
-    """The backends of `model` that can be asked for tokens, those with the least to do first."""
-    cluster = gateway.cluster
+    """Backends of `model` that can be asked for tokens, those with the least to do first; some of a large fleet."""
+    cluster, readers = gateway.cluster, model.readers
+    if len(readers) > MOST_READERS:
+        readers = tuple(gateway.rng.sample(readers, MOST_READERS))
     found: dict[str, TextReader] = {}
-    for name in cluster.names():
-        reader = as_text_reader(cluster.backend(name))
-        if reader is not None and cluster.may_serve(name, model.name):
+    for name in readers:
+        reader = as_text_reader(cluster.backend(name)) if cluster.may_serve(name, model.name) else None
+        if reader is not None:
             found[name] = reader
     return found if len(found) < 2 else {name: found[name] for name in sorted(found, key=cluster.flights)}
 

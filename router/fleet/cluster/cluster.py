@@ -27,7 +27,7 @@ from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
 from router.fleet.cluster.probes import Probes
-from router.fleet.cluster.served_model import Report, ServedModel, served_model
+from router.fleet.cluster.served_model import Models, ServedModel
 from router.fleet.cluster.server import Server
 from router.fleet.cluster.standing import Role
 from router.supervise import supervise
@@ -77,9 +77,9 @@ class Cluster:
         self._timekeeper: asyncio.Task[None] | None = None
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
-        self._reports: list[Report] = []
-        self._models: dict[str, ServedModel] = {}
-        """The models of `_reports` by name, as far as they were asked for."""
+        self._models = Models()
+        self._undescribed: set[str] = set()
+        """Backends that may report other models than when they were last asked."""
         self._shortlist = Shortlist()
         # backends of which something changed since they were noted for the shortlist, the longest first
         self._unnoted: OrderedDict[str, None] = OrderedDict()
@@ -194,6 +194,7 @@ class Cluster:
         assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
+        assert self._undescribed <= self._members.keys(), "a backend that is gone is to be described"
         assert self._lenders <= self._members.keys(), "a backend that is gone lends"
         self._shortlist.check()
 
@@ -243,6 +244,7 @@ class Cluster:
         """`name` may have got room: say so to all that listen."""
         if name in self._members:
             self._unnoted[name] = None
+            self._undescribed.add(name)
         self._listeners.changed(name)
 
     def view(
@@ -318,27 +320,14 @@ class Cluster:
 
     def models(self) -> dict[str, ServedModel]:
         """Every model that a reached backend serves, by name."""
-        reached = (member.backend.describe() for member in self._members.values())
-        names = {name for description in reached if description for name in description.models}
-        models = ((name, self.model(name)) for name in sorted(names))
+        self._describe()
+        models = ((name, self._models.find(name)) for name in sorted(self._models.names()))
         return {name: model for name, model in models if model is not None}
 
     def model(self, name: str) -> ServedModel | None:
         """The model of this name, if a reached backend serves it."""
-        reports = []
-        for member in self._members.values():
-            backend = member.backend
-            description = backend.describe()
-            if description is not None and not member.role.only_prefills:
-                reports.append(Report(backend, description, backend.assets() if description.speaks_tokens else {}))
-        if reports != self._reports:
-            self._reports, self._models = reports, {}
-        if name not in self._models:
-            serving = [report for report in reports if name in report.description.models]
-            if not serving:
-                return None
-            self._models[name] = served_model(name, serving)
-        return self._models[name]
+        self._describe()
+        return self._models.find(name)
 
     def pools_ready(self) -> dict[str, bool]:
         """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""
@@ -461,6 +450,7 @@ class Cluster:
             self._follow_ranks(server, member.backend.ranks())
         member.probed(failure, now=self._clock())
         self._unnoted.update(dict.fromkeys(server.ranks))
+        self._undescribed.update(server.ranks)
         for rank, report in reports:
             if rank.backend.load() != report:
                 # a bid that waits for room may have waited for this report
@@ -534,6 +524,13 @@ class Cluster:
             for other in self._members.values()
         )
 
+    def _describe(self) -> None:
+        """Ask the backends that changed what they serve."""
+        while self._undescribed:
+            member = self._members[self._undescribed.pop()]
+            if not member.role.only_prefills:
+                self._models.note(member.backend)
+
     def _note(self, member: Member) -> None:
         if member.role.only_prefills:
             return
@@ -545,6 +542,7 @@ class Cluster:
 
     def _member(self, backend: Backend, server: Server) -> Member:
         server.ranks.append(backend.name)
+        self._undescribed.add(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
         listeners = self._listeners
         member = Member(
@@ -636,6 +634,8 @@ class Cluster:
         member.server.ranks.remove(name)
         self._serving.discard(name)
         self._unnoted.pop(name, None)
+        self._undescribed.discard(name)
+        self._models.forget(name)
         self._lenders.discard(name)
         self._shortlist.forget(name)
         self._health_changed.set()

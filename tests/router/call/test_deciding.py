@@ -125,10 +125,15 @@ def test_backends_that_failed_the_request_are_not_chosen_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "all_backends", [{"look": Look(all_backends=True)}, {"least_prompt_tokens": 10, "likely_prompt_tokens": (20, 2000)}]
+    "all_backends",
+    [{"look": Look(all_backends=True)}, {"least_prompt_tokens": 10, "likely_prompt_tokens": (20, 7990)}],
 )
-def test_all_are_scored_on_demand_and_for_an_estimated_length(all_backends: dict[str, Any]) -> None:
+def test_all_are_scored_on_demand_and_for_an_estimate_that_may_exceed_a_context(all_backends: dict[str, Any]) -> None:
     assert len(decide(a_gateway(200), **all_backends)[0].backends) == 200
+
+
+def test_a_shortlist_is_scored_for_an_estimate_that_fits_every_context() -> None:
+    assert decide(a_gateway(200), least_prompt_tokens=10, likely_prompt_tokens=(20, 2000))[1].left_out > 0
 
 
 def test_all_are_scored_for_an_adapter_until_a_candidate_has_it_ready() -> None:
