@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word closest to `word`; None if none is close."""
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word closest to `word`; None if none is close. `cutoff` is the least likeness: 0 is any, 1 equal."""
     # difflib takes time quadratic in the length, so input from outside is cut first
-    near = difflib.get_close_matches(word[:80].lower(), sorted(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word[:80].lower(), sorted(known), n=1, cutoff=cutoff)
     return near[0] if near else None
 
 

@@ -19,7 +19,6 @@ from policies.keys import hash_of
 from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
 from policies.sla.server import OPEN
-from policies.suggest import did_you_mean
 from router.ask import Ask
 from router.call.bodies import Held
 from router.call.caller import CallerGone, Placement
@@ -61,8 +60,8 @@ _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Acc
 _JSON = {"Content-Type": "application/json"}
 
 _ROUTES_HINT = (
-    f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, {PREFIXES_PATH}, "
-    "GET /v1/models, /healthz or /readyz"
+    f"this router answers POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, "
+    f"{PREFIXES_PATH}, and GET /v1/models, /healthz and /readyz"
 )
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
@@ -154,8 +153,9 @@ class HttpEndpoints:
             headers, status = {"Allow": ", ".join(methods)}, 405
             what = InvalidRequest(f"{path} does not accept {method}", hint=f"it accepts {' or '.join(methods)}")
         else:
-            meant = did_you_mean(path, self._routes)
-            what = InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
+            meant = self._routes.nearest(path)
+            hint = _ROUTES_HINT if meant is None else f"did you mean '{meant}'?"
+            what = InvalidRequest(f"there is no {path} here", hint=hint)
         return failure_response(_shape(request)(what, status), what, headers=headers)
 
     def _endpoint(self, dialect: Dialect) -> Handler:

@@ -7,8 +7,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
 from http1.request import Handler, Reply
+from policies.suggest import nearest
 
 _VARIABLE = re.compile(r"\{\w+(:path)?\}")
+
+_ROOT = "/v1/"
+
+_LEAST_LIKENESS = 0.75
+"""`message` and `messages` have 0.93, `files` and `prefixes` 0.62."""
 
 
 class Routes:
@@ -33,6 +39,13 @@ class Routes:
             self._patterns.setdefault(_pattern(path), {})[method] = handler
         else:
             self._exact.setdefault(path, {})[method] = handler
+
+    def nearest(self, path: str) -> str | None:
+        """The path without a variable that `path` probably misspells; None if none is close."""
+        # what most paths begin with would make any two of them alike
+        names = {known.removeprefix(_ROOT): known for known in self._exact}
+        meant = nearest(path.removeprefix(_ROOT), names, cutoff=_LEAST_LIKENESS)
+        return None if meant is None else names[meant]
 
     def at(self, path: str) -> Mapping[str, Handler] | None:
         """The handlers of `path` by method; None if there is no such path."""

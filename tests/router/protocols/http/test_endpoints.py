@@ -413,7 +413,11 @@ async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
         (f"{CHAT}/", f"did you mean '{CHAT}'?"),
         ("/v1/message", "did you mean '/v1/messages'?"),
         ("/v1/prefixes/a/b", "did you mean '/v1/prefixes'?"),
-        ("/", f"POST {CHAT}, "),
+        ("/v1/model", "did you mean '/v1/models'?"),
+        ("/v1/files", f"this router answers POST {CHAT}, "),
+        ("/v1/batches", f"this router answers POST {CHAT}, "),
+        ("/v1/images/generations", f"this router answers POST {CHAT}, "),
+        ("/", f"this router answers POST {CHAT}, "),
     ],
 )
 async def test_the_error_for_an_unknown_path_names_the_likely_one(path: str, hint: str) -> None:
