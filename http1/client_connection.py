@@ -265,7 +265,8 @@ class ClientConnection(Abortable):
                 self.abort()
 
     def _finish(self, request: Request) -> None:
-        is_idle = self._is_idle
+        requests = self._requests
+        is_idle = not requests.waiting and not requests.is_in_head
         if not request.keeps_alive:
             self._close(lingers=not request.incoming.is_ended)
         elif is_idle and (self._is_half_closed or self._owner.is_draining):
@@ -276,7 +277,8 @@ class ClientConnection(Abortable):
             if request.rest_s:
                 self._pause_reading()
                 self._rest = self._loop.call_later(request.rest_s, self._wake)
-            self._proceed()
+            elif requests.waiting or self._is_paused:
+                self._proceed()
 
     def _wake(self) -> None:
         self._rest = None

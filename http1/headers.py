@@ -20,7 +20,7 @@ class Headers(Mapping[str, str]):
         self.raw, by_name = raw, dict[str, str]()
         for raw_name, raw_value in raw:
             name = raw_name.lower().decode("ascii")
-            value = raw_value.strip(b" \t").decode(errors="surrogateescape")
+            value = raw_value.strip(b" \t").decode("utf-8", "surrogateescape")
             by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
         self.lowered = by_name
 

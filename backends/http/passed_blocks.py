@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from backends.http.sse import SseBlocks, data_in
+from backends.http.sse import SseBlocks, data_in, is_plain
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
 
@@ -55,7 +55,7 @@ class PassedBlocks(ABC):
             for block in self._blocks.feed(data):
                 if self.is_over:
                     return
-                payload = data_in(block)
+                payload = block[6:-2] if is_plain(block) else data_in(block)
                 if payload is None:
                     self._held.append(block)
                 else:

@@ -82,7 +82,7 @@ class SseDecoder:
 
 def data_in(block: bytes) -> bytes | None:
     """The data of the event that `block` is; None if it has none, as a comment has none."""
-    if _is_plain(block):
+    if is_plain(block):
         return block[6:-2]
     event = event_in(block)
     return None if event is None else event.data
@@ -90,7 +90,7 @@ def data_in(block: bytes) -> bytes | None:
 
 def event_in(block: bytes) -> Event | None:
     """The event that `block` is; None if it has no data, as a comment has none."""
-    if _is_plain(block):
+    if is_plain(block):
         return Event(block[6:-2])
     data, name = [], ""
     # it may only stand at the very beginning, outside any line; elsewhere no line begins with it
@@ -110,15 +110,17 @@ def block_of(data: bytes, name: str = "message") -> bytes:
     return head + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
-def _is_plain(block: bytes) -> bool:
-    """Whether it is one line of data and nothing else, as nearly every server writes."""
+def is_plain(block: bytes) -> bool:
+    """Whether it is one line of data, `block[6:-2]`, and nothing else, as nearly every server writes."""
     return block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block
 
 
 def _cut(waiting: bytes) -> list[bytes]:
     """Whole blocks, then the rest."""
     if b"\r" not in waiting:
-        *blocks, rest = waiting.split(b"\n\n")
-        return [*(block + b"\n\n" for block in blocks), rest]
+        blocks = waiting.split(b"\n\n")
+        for at in range(len(blocks) - 1):
+            blocks[at] += b"\n\n"
+        return blocks
     ends = [0, *(found.end() for found in _BLOCK_END.finditer(waiting)), len(waiting)]
     return [waiting[start:end] for start, end in pairwise(ends)]

@@ -233,7 +233,8 @@ class HttpCaller:
         headers = http.headers.lowered
         self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
         self._http, self._gateway, self._dialect = http, gateway, dialect
-        self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
+        self._created_s = gateway.unix_time_s()
+        self._head: Head | None = None
         self._ask: Ask | None = None
         self._events: EventStream | None = None
         self._answers: list[Answer] = []
@@ -256,7 +257,7 @@ class HttpCaller:
         self._http.is_known = True
         raw = await read_body(self._http, self._gateway.config.server.max_body_bytes, held)
         ask = self._ask = await held.parse(raw, self._parsed)
-        self._head = Head(self._head.id, self._head.created, ask.model)
+        self._head = Head(self._dialect.prefix + self.id, self._created_s, ask.model)
         if ask.stream:
             self._events = self._dialect.stream(self._head, ask)
             self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
@@ -303,10 +304,18 @@ class HttpCaller:
             self._usages[index] = delta.usage
         if self._events is None:
             self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
-        elif event := self._event(index, delta):
-            self._seen.add(index)
-            return self._send(event)
-        return None
+            return None
+        if delta.raw is None or len(self._ask.inputs) > 1:
+            event = self._rendered(index, delta)
+        elif delta.usage is None:
+            event = self._raw = delta.raw
+        else:
+            # what ends the stream waits until the call is settled
+            self._ending, event = delta.raw, b""
+        if not event:
+            return None
+        self._seen.add(index)
+        return self._send(event)
 
     def has_seen(self, index: int) -> bool:
         """Whether a piece of the answer to prompt `index` was sent."""
@@ -315,6 +324,7 @@ class HttpCaller:
     async def finish(self) -> Reply:
         """End the answer and return it, for the server. Raises CallerGone."""
         assert self._ask is not None
+        assert self._head is not None
         usages = [*self._usages.values()]
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         if self._events is None:
@@ -329,19 +339,12 @@ class HttpCaller:
             return failure_response(self._dialect.failure(error), error, headers=headers)
         return await self._end(self._events.fail(error))
 
-    def _event(self, index: int, delta: Delta) -> bytes:
-        """The bytes to send now for one piece; the bytes that end the stream wait until the call is settled."""
+    def _rendered(self, index: int, delta: Delta) -> bytes:
+        """The events for one piece that is not passed on as it came."""
         assert self._events is not None
         assert self._ask is not None
-        if delta.raw is None or len(self._ask.inputs) > 1:
-            first = index * self._ask.sampling.choices
-            raw = delta.raw
-            return self._events.render(first + delta.choice, delta) if raw is None else self._events.merge(first, raw)
-        if delta.usage is None:
-            self._raw = delta.raw
-            return delta.raw
-        self._ending = delta.raw
-        return b""
+        first, raw = index * self._ask.sampling.choices, delta.raw
+        return self._events.render(first + delta.choice, delta) if raw is None else self._events.merge(first, raw)
 
     def _write_progress(self, computed_tokens: int, expected_s: float | None) -> Coroutine[Any, Any, None] | None:
         now = self._gateway.clock()
