@@ -40,7 +40,7 @@ class Description:
 
 class Fetched(NamedTuple):
     """KV that a backend has fetched from other backends since its start: so many `fetches`, their tokens and bytes, and
-    the sum of their seconds, each from its request to its last block.
+    the sum of the seconds that each of them was transferred.
     """
 
     fetches: int = 0

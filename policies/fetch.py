@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from policies.marginal_cost import least_cost
+from policies.marginal_cost import FIRST, least_cost
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Fetch, Request
 
 MOST_HOLDERS = 4
@@ -33,14 +33,18 @@ def with_offers(request: Request, view: ClusterView) -> ClusterView:
             groups.setdefault(link.group, []).append(backend)
     if not groups:
         return view
+    crowds = {group: _crowd(group, view.backends) for group in groups}
     for group, holders in groups.items():
         groups[group] = sorted(holders, key=_by_worth)[:MOST_HOLDERS]
-    backends = tuple([_with_offer(request, backend, groups) for backend in view.backends])
+    backends = tuple([_with_offer(request, backend, groups, crowds) for backend in view.backends])
     return replace(view, backends=backends)
 
 
-def offer_of(request: Request, backend: BackendView, holders: Sequence[BackendView]) -> Fetch | None:
-    """What `backend` can best fetch from one of `holders`; None: they hold nothing more than it does.
+def offer_of(
+    request: Request, backend: BackendView, holders: Sequence[BackendView], crowd: float = 0.0
+) -> Fetch | None:
+    """What `backend` can best fetch from one of `holders`; None: they hold nothing more than it does. `crowd` is the
+    group's.
 
     That is what makes its prompt ready soonest: the fetch begins when both links are free, and a part of it passes
     while the request waits in the queue anyway.
@@ -58,7 +62,7 @@ def offer_of(request: Request, backend: BackendView, holders: Sequence[BackendVi
         rest_s = latency.prefill_s(prompt_tokens - own_tokens - tokens, own_tokens + tokens)
         ready_s = max(backend.queue_s, seconds) + rest_s
         if best is None or ready_s < best_s:
-            best, best_s = Fetch(holder.name, tokens, seconds, alone_s - rest_s), ready_s
+            best, best_s = Fetch(holder.name, tokens, seconds, alone_s - rest_s, crowd=crowd), ready_s
     return best
 
 
@@ -77,11 +81,24 @@ def with_fetch(request: Request, view: ClusterView, decision: Decision) -> Decis
     return replace(decision, fetch=fetch, predicted_ttft_s=max(chosen.queue_s, fetch.seconds) + rest_s)
 
 
-def _with_offer(request: Request, backend: BackendView, groups: Mapping[str, Sequence[BackendView]]) -> BackendView:
+def _with_offer(
+    request: Request,
+    backend: BackendView,
+    groups: Mapping[str, Sequence[BackendView]],
+    crowds: Mapping[str, float],
+) -> BackendView:
     if backend.link is None or backend.link.group not in groups:
         return backend
-    offer = offer_of(request, backend, groups[backend.link.group])
+    group = backend.link.group
+    offer = offer_of(request, backend, groups[group], crowds[group])
     return backend if offer is None else replace(backend, offer=offer)
+
+
+def _crowd(group: str, backends: Sequence[BackendView]) -> float:
+    there = [
+        each.running + FIRST * each.waiting for each in backends if each.link is not None and each.link.group == group
+    ]
+    return sum(there) / len(there)
 
 
 def _by_worth(holder: BackendView) -> tuple[int, float]:

@@ -109,11 +109,12 @@ def least_cost(request: Request, backend: BackendView) -> tuple[Cost, Fetch | No
 def cost_of(request: Request, backend: BackendView, fetch: Fetch | None = None) -> Cost:
     """The cost of placing `request` at `backend`, which computes the prompt but for what it holds and does `fetch`.
 
-    KV arrives while the request waits in the backend's queue, stalls no other request, and evicts as much as computed
-    KV. A part weighs as much as its class, and up to twice as much the nearer its target is: TTFT for `queue`, `fetch`
-    and `prefill`, TPOT for `decode`. The other requests there count with the mean weight of their classes. All that a
-    backend does not report counts as none: without a cache size nothing is evicted, and without `held_tokens` the whole
-    prompt is computed. Times come from its latency model, so a backend with nothing but response times has them too.
+    KV arrives while the request waits in the backend's queue and stalls no other request. It evicts as much as computed
+    KV, which will stall the `crowd` of a usual backend when it is computed again. A part weighs as much as its class,
+    and up to twice as much the nearer its target is: TTFT for `queue`, `fetch` and `prefill`, TPOT for `decode`. The
+    other requests there count with the mean weight of their classes. All that a backend does not report counts as none:
+    without a cache size nothing is evicted, and without `held_tokens` the whole prompt is computed. Times come from its
+    latency model, so a backend with nothing but response times has them too.
     """
     latency, promised, prompt_tokens = backend.latency, request.promised, request.prompt_tokens
     prefill, decode = backend.doubt
@@ -130,7 +131,8 @@ def cost_of(request: Request, backend: BackendView, fetch: Fetch | None = None) 
     queue_s += place_s(request, backend, prefill_s + decode_s)
     fetch_s, evicting_s = 0.0, work_s
     if fetch is not None:
-        fetch_s, evicting_s = max(0.0, fetch.seconds - backend.queue_s), work_s + prefill * fetch.computing_s
+        fetch_s = max(0.0, fetch.seconds - backend.queue_s)
+        evicting_s = work_s + prefill * fetch.computing_s * (1.0 + backend.mean_weight * fetch.crowd / FIRST)
     first, rest = FIRST, 1.0
     if promised is not None:
         first, rest = FIRST * promised.weight, promised.weight

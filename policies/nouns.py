@@ -363,6 +363,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
     `seconds` is the predicted time until it has them, `computing_s` that of computing them instead. `saved` is the
     difference that the fetch makes to the placement's marginal cost, in seconds; 0 before the costs are compared.
+    `crowd` is the mean number of requests at a backend of the group; one that waits counts as three that run.
     """
 
     backend: str
@@ -370,6 +371,7 @@ class Fetch(msgspec.Struct, frozen=True):
     seconds: float
     computing_s: float
     saved: float = 0.0
+    crowd: float = 0.0
 
 
 class BackendView(msgspec.Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from policies.nouns import BackendView, Capability, ClusterView, Decision, Prefi
 from policies.predict import predicted_ttft_s, uncached_tokens, will_fit
 
 TRANSFER_S, TRANSFER_TOKEN_S = FIXED_S, TOKEN_S
-"""Seconds that a transfer is taken to last, and those for each token."""
+"""Seconds that a transfer is taken to last, and those for each token, where they are not learned."""
 
 WORTH = 0.05
 """A prompt is computed elsewhere if that saves more than this share of the placement's cost: predictions are no more
@@ -41,7 +41,10 @@ def prefill_leg(request: Request, chosen: BackendView, backends: Iterable[Backen
     alone, _ = least_cost(request, chosen)
     fetched = replace(chosen, held_tokens=request.prompt_tokens, offer=None)
     beside = cost_of(request, fetched)
-    fetch_s = TRANSFER_S + TRANSFER_TOKEN_S * uncached_tokens(request, chosen)
+    fixed_s, token_s = (
+        (TRANSFER_S, TRANSFER_TOKEN_S) if chosen.link is None else (chosen.link.fixed_s, chosen.link.token_s)
+    )
+    fetch_s = fixed_s + token_s * uncached_tokens(request, chosen)
     legs = []
     for backend in backends:
         if backend.pool != chosen.prefill or not _may_prefill(request, backend):

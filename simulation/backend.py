@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
-from backends.base import CacheListener, Description, Load
+from msgspec.structs import replace
+
+from backends.base import CacheListener, Description, Fetched, Load, Prefilled
 from policies.errors import ContextExceeded, InvalidRequest, Overloaded
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
@@ -13,6 +16,7 @@ from shards.nouns import CacheChange, Cause, Submission
 from shards.sched.limits import Refusal
 from simulation.driver import Driver, Unread
 from simulation.engine import SimulatedEngine
+from simulation.links import USUAL_BYTES_S, NetworkLink
 from simulation.speed import Machine
 
 TOKEN_IDS, NEW_TOKENS = "token_ids", "new_tokens"
@@ -49,8 +53,12 @@ class SimulatedBackend:
         self.engine = SimulatedEngine(machine, model=model)
         self._listener, self._clock = listener, clock
         self._driver = Driver(self.engine, clock=clock, on_step=self._tell)
+        self.link = NetworkLink(machine.link_bytes_s or USUAL_BYTES_S, machine.link_s)
+        self.kv_group = model if machine.link_bytes_s else None
+        self._fetched = Fetched()
         self._numbers = 0
         self._coming = 0
+        self._fetching, self._fetching_tokens = 0, 0
         self._load = Load(max_requests=machine.running) if machine.tells_load else Load()
         self._description = Description(
             models,
@@ -89,15 +97,15 @@ class SimulatedBackend:
         self._driver.close()
 
     async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
-        """Stream an answer of the length in the body. Raises ContextExceeded, Overloaded, InvalidRequest."""
+        """Stream an answer of the length in the body, after a fetch of the prompt's KV if the prompt names a backend.
+
+        Raises ContextExceeded, Overloaded, InvalidRequest.
+        """
         assert prompt.body is not None, "a simulated request has the length of its answer in its body"
         token_ids, new_tokens = prompt.body[TOKEN_IDS], prompt.body[NEW_TOKENS]
-        if self.machine.speed.way_s:
-            self._coming += 1
-            try:
-                await asyncio.sleep(self.machine.speed.way_s)
-            finally:
-                self._coming -= 1
+        await self._come()
+        if prompt.transfer is not None:
+            await self._fetch(request, token_ids, **prompt.transfer)
         number, inbox = self._submit(request, token_ids, new_tokens)
         left, drawn_tokens = request.sampling.choices, 0
         try:
@@ -111,9 +119,52 @@ class SimulatedBackend:
         finally:
             self._driver.leave(number)
 
+    def lend(self, tokens: int) -> Mapping[str, Any]:
+        """See Lender: this backend itself."""
+        return {"source": self, "tokens": tokens}
+
+    async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
+        """See Prefiller: compute the prompt, which stays in the cache. Raises as `generate` does."""
+        usage = Usage()
+        async for delta in self.generate(request, replace(prompt, body={**(prompt.body or {}), NEW_TOKENS: 1})):
+            usage = delta.usage or usage
+        return Prefilled(self.lend(request.prompt_tokens), usage)
+
     def check(self) -> None:
         """Assert the engine's invariants, and that it has no requests without a reader."""
         self._driver.check()
+
+    async def _come(self) -> None:
+        """Wait while a request is on its way."""
+        if self.machine.speed.way_s:
+            self._coming += 1
+            try:
+                await asyncio.sleep(self.machine.speed.way_s)
+            finally:
+                self._coming -= 1
+
+    async def _fetch(self, request: Request, token_ids: bytes, source: SimulatedBackend, tokens: int) -> None:
+        """Transfer what `source` holds of the first `tokens` and this backend does not, into the cache."""
+        own_tokens, now_s = self.engine.held_tokens(token_ids, request.domain), self._clock()
+        there = min(tokens, source.engine.held_tokens(token_ids, request.domain))
+        if there <= own_tokens:
+            return
+        size = (there - own_tokens) * self.machine.token_bytes
+        began_s, ends_s = self.link.receive(source.link, size, now_s)
+        rest_tokens = request.prompt_tokens - there
+        self._fetching, self._fetching_tokens = self._fetching + 1, self._fetching_tokens + rest_tokens
+        try:
+            await asyncio.sleep(ends_s - now_s)
+        finally:
+            self._fetching, self._fetching_tokens = self._fetching - 1, self._fetching_tokens - rest_tokens
+        fetched = self._fetched
+        self._fetched = Fetched(
+            fetched.fetches + 1,
+            fetched.tokens + there - own_tokens,
+            fetched.bytes + size,
+            fetched.seconds + ends_s - began_s,
+        )
+        self.engine.adopt(token_ids, there, request.domain, rank=request.rank if self.machine.ranks else 0)
 
     def _submit(self, request: Request, token_ids: bytes, new_tokens: int) -> tuple[int, Unread]:
         self._numbers += 1
@@ -149,13 +200,14 @@ class SimulatedBackend:
         load = self.engine.load()
         self._load = Load(
             running=load.running,
-            waiting=load.waiting,
-            waiting_tokens=load.waiting_tokens,
+            waiting=load.waiting + self._fetching,
+            waiting_tokens=load.waiting_tokens + self._fetching_tokens,
             free_tokens=load.blocks_free * BLOCK_TOKENS,
             total_tokens=load.blocks_total * BLOCK_TOKENS,
             max_requests=self.machine.running,
             prefill_s_per_token=load.prefill_s_per_token or None,
             reported_at=self._clock() - _WAY_S,
+            fetched=self._fetched if self._fetched.fetches else None,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from policies.explain import Explanation
-from policies.nouns import Capability, Delta, Outcome, Sampling, Usage
+from policies.nouns import Capability, Decision, Delta, Fetch, Outcome, PrefillLeg, Request, Sampling, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.bodies import Held
@@ -23,7 +23,8 @@ class Call:
     """The result of one arrival. Times are seconds of the simulation; None for an event that did not happen.
 
     `placed_s` is when it was sent to `backend`, the last one if several were tried. `code` is the error's, or the
-    outcome again.
+    outcome again. `fetch` is the KV that its backend fetched from another cache, and `prefill` the first of its two
+    legs, as decided.
     """
 
     arrival: Arrival
@@ -38,6 +39,8 @@ class Call:
     outcome: Outcome | None = None
     code: str = ""
     usage: Usage = field(default_factory=Usage)
+    fetch: Fetch | None = None
+    prefill: PrefillLeg | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -113,13 +116,15 @@ class SimulatedCaller:
 
 @dataclass(slots=True)
 class Listening:
-    """A telemetry listener that records each call's outcome, and counts the steps of `on_miss` that were tried."""
+    """A telemetry listener that records each call's transfers and outcome, and counts the steps of `on_miss`."""
 
     calls: Mapping[str, Call]
     steps: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def decided(self, request: object, decision: object) -> None:
-        """Do nothing: `place` records the backend."""
+    def decided(self, request: Request, decision: Decision) -> None:
+        """Record what is transferred; `place` records the backend."""
+        call = self.calls[request.id]
+        call.fetch, call.prefill = decision.fetch, decision.prefill
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """Record the outcome of one call."""

@@ -28,13 +28,17 @@ from simulation.trace import read_trace
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The command line's options; `file` and `against` are SLA files by name, `counts` backends by pool."""
+    """The command line's options; `file` and `against` are SLA files by name, `counts` backends by pool.
+
+    With `against_profile` the second simulation has this profile, and the same file if there is no `against`.
+    """
 
     file: tuple[str, Config]
     against: tuple[str, Config] | None = None
     trace: Path | None = None
     decisions: Path | None = None
     profile: Path | None = None
+    against_profile: Path | None = None
     counts: Mapping[str, int] | None = None
     speed: float = 1.0
     most: int | None = None
@@ -67,7 +71,7 @@ def run(wanted: Wanted) -> None:
     if wanted.find is not None:
         _find(wanted, wanted.find, coming)
         return
-    named = {name: _simulated(name, config, wanted, coming) for name, config in _files(wanted)}
+    named = {name: _simulated(name, config, wanted, coming, profile) for name, config, profile in _cases(wanted)}
     if wanted.json is not None:
         _write(wanted.json, as_json(_document(named)))
     if not wanted.is_for_machines:
@@ -86,12 +90,18 @@ def _fields(summary: Summary) -> dict[str, object]:
     return {name: getattr(summary, name) for name in summary.__struct_fields__}
 
 
-def _files(wanted: Wanted) -> list[tuple[str, Config]]:
-    if wanted.against is None:
-        return [wanted.file]
-    if wanted.against[0] == wanted.file[0]:
-        raise InvalidRequest("--against is the same file", hint="give another file to compare with")
-    return [wanted.file, wanted.against]
+def _cases(wanted: Wanted) -> list[tuple[str, Config, Path | None]]:
+    """What is simulated: its name, file and profile."""
+    (name, config), profile = wanted.file, wanted.profile
+    if wanted.against is None and wanted.against_profile is None:
+        return [(name, config, profile)]
+    other, other_config = wanted.against or wanted.file
+    other_profile = wanted.against_profile or profile
+    if other == name:
+        if other_profile == profile:
+            raise InvalidRequest("--against is the same file", hint="give another file or profile to compare with")
+        name, other = f"{name} with {profile or 'no profile'}", f"{name} with {other_profile}"
+    return [(name, config, profile), (other, other_config, other_profile)]
 
 
 def _coming(wanted: Wanted) -> _Coming:
@@ -104,18 +114,18 @@ def _coming(wanted: Wanted) -> _Coming:
     return _Coming(sped_up(log.arrivals, wanted.speed), log.then)
 
 
-def _simulated(name: str, config: Config, wanted: Wanted, coming: _Coming) -> Summary:
-    fleet, arrivals = _prepared(config, wanted, coming)
+def _simulated(name: str, config: Config, wanted: Wanted, coming: _Coming, profile: Path | None) -> Summary:
+    fleet, arrivals = _prepared(config, wanted, coming, profile)
     with _progress(name, len(arrivals)) as on_progress:
         done = simulate(config, fleet, arrivals, seed=wanted.seed, on_progress=on_progress, log=wanted.log)
     return summary_of(done, agreement(done.calls, coming.then) if coming.then else None)
 
 
-def _prepared(config: Config, wanted: Wanted, coming: _Coming) -> tuple[Fleet, list[Arrival]]:
+def _prepared(config: Config, wanted: Wanted, coming: _Coming, profile: Path | None) -> tuple[Fleet, list[Arrival]]:
     """The backends of `config`, and the arrivals with its tenants and models. Raises InvalidRequest with the line."""
-    profile = read_profile(wanted.profile, config) if wanted.profile else {}
+    machines = machines_of(config, read_profile(profile, config) if profile else {})
     asked_for = [arrival.model for arrival in coming.arrivals if arrival.model is not None]
-    fleet = fleet_of(config, machines_of(config, profile), counts=wanted.counts or {}, asked_for=asked_for)
+    fleet = fleet_of(config, machines, counts=wanted.counts or {}, asked_for=asked_for)
     models = fleet.models(config)
     usual = usual_of(config, models, tenant=wanted.tenant, model=wanted.model)
     source, arrivals = wanted.trace or wanted.decisions, []
@@ -129,7 +139,7 @@ def _prepared(config: Config, wanted: Wanted, coming: _Coming) -> tuple[Fleet, l
 
 def _find(wanted: Wanted, pool: str, coming: _Coming) -> None:
     name, config = wanted.file
-    fleet, arrivals = _prepared(config, wanted, coming)
+    fleet, arrivals = _prepared(config, wanted, coming, wanted.profile)
     trials: list[Trial] = []
 
     def tell(trial: Trial) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shards.exec.request import Request
 from shards.exec.sequence import Sequence
-from shards.kv.keys import TOKEN_BYTES
-from shards.kv.pool import BlockPool
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.kv.pool import BlockPool, OutOfBlocks
 from shards.kv.table import BlockTable
 from shards.nouns import CacheEvent, Cause, Load, Submission
 from shards.sched.cost import CostModel
@@ -23,6 +23,7 @@ LEAP_S = 0.25
 most that old, and it learns its speed from the first of them. Many times faster than single steps."""
 
 _VOCABULARY = 2**32
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 class Drew(NamedTuple):
@@ -69,7 +70,7 @@ class _Due:
 @dataclass(slots=True)
 class Work:
     """Totals of an engine: seconds with a running step, steps, prompt tokens computed and found in the cache,
-    tokens generated, and preemptions.
+    tokens generated, and preemptions. `cached_tokens` includes the `fetched_tokens` of `fetches` from other engines.
     """
 
     busy_s: float = 0.0
@@ -78,6 +79,8 @@ class Work:
     cached_tokens: int = 0
     drawn_tokens: int = 0
     preemptions: int = 0
+    fetches: int = 0
+    fetched_tokens: int = 0
 
 
 class SimulatedEngine:
@@ -190,6 +193,31 @@ class SimulatedEngine:
             return None
         return StoredBlock(key, found.parent.key if found.parent else None, found.token_ids, found.domain)
 
+    def held_tokens(self, token_ids: bytes, domain: str) -> int:
+        """How much of the beginning of a prompt is in the cache."""
+        # a table without blocks: it looks only
+        path, limit = BlockTable(self._pool, domain).path, len(token_ids) // _BLOCK_BYTES
+        self._pool.prefix.extend_path(path, _blocks_of(token_ids), limit=limit, domain=domain)
+        return BLOCK_TOKENS * len(path)
+
+    def adopt(self, token_ids: bytes, tokens: int, domain: str, *, rank: int = 0) -> int:
+        """Put the first `tokens` of a prompt, in whole blocks, into the cache as if they had been computed here.
+
+        Returns the number of new tokens: 0 if there is no room.
+        """
+        limit, table = tokens // BLOCK_TOKENS, BlockTable(self._pool, domain, rank=rank)
+        had = table.follow(_blocks_of(token_ids), limit=limit)
+        try:
+            table.grow(BLOCK_TOKENS * limit)
+            table.store(_blocks_of(token_ids), computed_tokens=BLOCK_TOKENS * limit)
+            new_tokens = BLOCK_TOKENS * (limit - had)
+        except OutOfBlocks:
+            new_tokens = 0
+        table.release()
+        self.work.fetches += new_tokens > 0
+        self.work.fetched_tokens += new_tokens
+        return new_tokens
+
     def check(self) -> None:
         """Assert the invariants of pool and scheduler, and that it has the answer's length of every request."""
         self._pool.check([sequence.table.ids for sequence in self._scheduler.roster.running.values()])
@@ -273,3 +301,7 @@ class SimulatedEngine:
 
     def _preemptions(self) -> int:
         return sum(request.preemptions for request in self._scheduler.roster.requests.values())
+
+
+def _blocks_of(token_ids: bytes) -> Callable[[int], bytes]:
+    return lambda at: token_ids[at * _BLOCK_BYTES : (at + 1) * _BLOCK_BYTES]

@@ -71,7 +71,9 @@ def _classes(summary: Summary) -> Table:
     rows = summary.classes
     # no column for a target that no class has, or an outcome that did not happen
     has_tpot, has_target = (any(row.tpot_target_s for row in rows), any(row.missed is not None for row in rows))
-    troubles = [name for name in ("refused", "limited", "failed") if any(getattr(row, name) for row in rows)]
+    troubles = [
+        name for name in ("refused", "limited", "failed", "fetched", "apart") if any(getattr(row, name) for row in rows)
+    ]
     targets = ["target", "missed"] if has_target else []
     speeds = ["target", "slow"] if has_tpot else []
     names = ("TTFT P50", "P95", "P99", *targets, "TPOT P95", *speeds, *troubles, "in", "cached", "out")
@@ -110,21 +112,28 @@ def _tenants(summary: Summary) -> Table:
 
 
 def _backends(summary: Summary) -> Table:
-    table = _table("backend", "requests", "busy", "hit rate", "queue", "computed", "cached", "drawn", "preempted")
+    fetches = any(pool.fetched_tokens for pool in summary.pools)
+    more = ("fetched",) if fetches else ()
+    table = _table(
+        "backend", "requests", "busy", "hit rate", "queue", "computed", "cached", *more, "drawn", "preempted"
+    )
     for pool in summary.pools:
-        table.add_row(f"{pool.name} ({pool.backends})", *_cells(pool))
+        table.add_row(f"{pool.name} ({pool.backends})", *_cells(pool, fetches=fetches))
         for row in summary.backends:
             if row.pool == pool.name and pool.backends > 1:
-                table.add_row(f"  {row.name}", *_cells(row))
+                table.add_row(f"  {row.name}", *_cells(row, fetches=fetches))
     return table
 
 
-def _cells(row: BackendSummary) -> Iterator[str]:
+def _cells(row: BackendSummary, *, fetches: bool) -> Iterator[str]:
     yield f"{row.requests:,}"
     yield f"{row.utilisation:.0%}"
     yield f"{row.hit_rate:.1%}"
     yield _time(row.queue_s)
-    yield from map(_amount, (row.prompt_tokens, row.cached_tokens, row.drawn_tokens))
+    yield from map(_amount, (row.prompt_tokens, row.cached_tokens))
+    if fetches:
+        yield _amount(row.fetched_tokens)
+    yield _amount(row.drawn_tokens)
     yield _count(row.preemptions)
 
 
@@ -163,6 +172,10 @@ def _measures(row: ClassSummary, other: ClassSummary) -> Iterator[tuple[str, str
     if row.missed is not None and other.missed is not None:
         points = _change(f"{100 * (other.missed - row.missed):+.1f} points")
         yield "missed", _percent(row.missed), _percent(other.missed), points
+    for name in ("fetched", "apart"):
+        one, two = getattr(row, name), getattr(other, name)
+        if one or two:
+            yield name, f"{one:,}", f"{two:,}", _change(f"{two - one:+,}")
     if row.refused or other.refused:
         yield "refused", f"{row.refused:,}", f"{other.refused:,}", _change(f"{other.refused - row.refused:+,}")
     if row.limited or other.limited:

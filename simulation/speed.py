@@ -59,6 +59,9 @@ class Machine:
 
     `ranks`: it plans as our shards do (time for each step, lanes, ranks, preemption); otherwise first come, first
     served with `batch_tokens` of prompts in a step. `tells_load` and `tells_cache`: it reports after each step.
+
+    It exchanges KV of `token_bytes` for each token with other backends of its model, at `link_bytes_s` in each
+    direction and `link_s` for each transfer; 0 bytes per second: with none.
     """
 
     speed: Speed = Speed()
@@ -70,6 +73,9 @@ class Machine:
     ranks: bool = True
     tells_load: bool = True
     tells_cache: bool = True
+    link_bytes_s: float = 0.0
+    link_s: float = 0.005
+    token_bytes: int = 131_072
 
     @property
     def blocks(self) -> int:
@@ -95,6 +101,7 @@ OTHERS = Machine(ranks=False, tells_load=False, tells_cache=False)
 """A backend that is not one of our shards, without a profile: a server that reports nothing."""
 
 _MS, _US, _NS = 1e-3, 1e-6, 1e-9
+_GB, _KIB = 1e9, 1024
 _SPEEDS = {
     "way_ms": ("way_s", _MS, "time of a prompt on its way, before the engine has it"),
     "step_ms": ("step_s", _MS, "time of a step, whatever is in it: the weights are read once"),
@@ -113,6 +120,9 @@ MACHINE = Table(
         "context_tokens": Key(read_tokens, "the longest prompt with its answer; 131072 without it"),
         "step_budget_ms": Key(read_price, "how long a step of our shards should take; 50 without it"),
         "batch_tokens": Key(read_count, "tokens of prompts in one step of other engines; 8192 without it"),
+        "link_gb_s": Key(read_price, "speed of its network for KV in GB/s; without it, KV is not exchanged"),
+        "link_ms": Key(read_price, "time of each transfer of KV, beside that of its bytes; 5 without it"),
+        "token_kib": Key(read_price, "KV of one token; 128 without it, an 8B model in 16 bits"),
         "tells_load": Key(read_yes, "true: it reports what it has to do; our shards always do"),
         "tells_cache": Key(read_yes, "true: it tells what its cache holds; our shards always do"),
     }
@@ -166,6 +176,9 @@ def _machine(field: Field, usual: Machine) -> Machine:
         batch_tokens=section.read("batch_tokens", usual.batch_tokens),
         tells_load=usual.ranks or section.read("tells_load", usual.tells_load),
         tells_cache=usual.ranks or section.read("tells_cache", usual.tells_cache),
+        link_bytes_s=section.read("link_gb_s", usual.link_bytes_s / _GB) * _GB,
+        link_s=section.read("link_ms", usual.link_s / _MS) * _MS,
+        token_bytes=round(section.read("token_kib", usual.token_bytes / _KIB) * _KIB),
     )
     if not speed.step_s + speed.token_s > 0:
         field.complain("takes no time (give step_ms or token_us a value above zero)")

@@ -34,7 +34,8 @@ class ClassSummary(msgspec.Struct, frozen=True):
 
     `missed` is the share of requests, without `limited` ones, that missed the TTFT target or the deadline,
     rejected ones included; `slow` is the share of answers slower than the TPOT
-    target. None if the class has no such target. `keeps`: both are within the target's quantile.
+    target. None if the class has no such target. `fetched` requests had KV fetched from another cache, `apart` their
+    prompts computed by another pool. `keeps`: both are within the target's quantile.
     """
 
     name: str
@@ -53,6 +54,8 @@ class ClassSummary(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    fetched: int
+    apart: int
     keeps: bool | None
 
 
@@ -73,7 +76,7 @@ class BackendSummary(msgspec.Struct, frozen=True):
     """One backend, or a pool of `backends` backends. `utilisation`: the share of time with a running step.
 
     `hit_rate` is the share of prompt tokens that were in the cache, `queue_s` the mean time that its requests
-    waited in the router.
+    waited in the router. `cached_tokens` includes `fetched_tokens` from other backends.
     """
 
     name: str
@@ -87,6 +90,7 @@ class BackendSummary(msgspec.Struct, frozen=True):
     cached_tokens: int
     drawn_tokens: int
     preemptions: int
+    fetched_tokens: int
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -165,6 +169,8 @@ def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassSummary
         prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
         cached_tokens=sum(call.usage.cached_tokens for call in calls),
         completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        fetched=_count(calls, lambda call: call.fetch is not None),
+        apart=_count(calls, lambda call: call.prefill is not None),
         keeps=all(kept) if kept else None,
     )
 
@@ -241,6 +247,7 @@ def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: i
         cached_tokens=work.cached_tokens,
         drawn_tokens=work.drawn_tokens,
         preemptions=work.preemptions,
+        fetched_tokens=work.fetched_tokens,
     )
 
 

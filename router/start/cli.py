@@ -303,6 +303,9 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", help="Speed and KV of each pool, YAML (default: an 8B model on one H200)."),
     ] = None,
+    against_profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A second profile for the same requests, side by side.")
+    ] = None,
     speed: Annotated[float, typer.Option(help="Factor of the arrival rate: 2 doubles the load.")] = 1.0,
     requests: Annotated[int | None, typer.Option(help="Only the first N lines.", min=1)] = None,
     tenant: Annotated[str | None, typer.Option(help="Tenant of lines that name none.")] = None,
@@ -323,6 +326,7 @@ def simulate(
       pointsman simulate sla.yaml --trace day.jsonl
       pointsman simulate sla.yaml --trace day.jsonl --speed 2 --backends own=8
       pointsman simulate sla.yaml --decisions decisions.jsonl --against changed.yaml
+      pointsman simulate sla.yaml --trace day.jsonl --profile now.yaml --against-profile with-links.yaml
       pointsman simulate sla.yaml --trace day.jsonl --find-backends own
     """
     from router.start.commands.overrides import read_counts
@@ -330,9 +334,10 @@ def simulate(
 
     if not speed > 0:
         raise typer.BadParameter("--speed must be above 0")
-    if find_backends is not None and against is not None:
+    is_compared = against is not None or against_profile is not None
+    if find_backends is not None and is_compared:
         raise typer.BadParameter("--find-backends is for one file; leave --against out")
-    if log is not None and (against is not None or find_backends is not None):
+    if log is not None and (is_compared or find_backends is not None):
         raise typer.BadParameter("--log is for one simulation; leave --against and --find-backends out")
     try:
         counts = read_counts(backends or ())
@@ -345,6 +350,7 @@ def simulate(
             trace=trace,
             decisions=decisions,
             profile=profile,
+            against_profile=against_profile,
             counts=counts,
             speed=speed,
             most=requests,

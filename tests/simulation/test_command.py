@@ -98,6 +98,21 @@ def test_a_second_file_stands_beside_the_first(files: list[str], tmp_path: Path)
     assert content["difference"]["chat"]["ttft_p95_s"] == pytest.approx(second - first, abs=1e-5)
 
 
+def test_a_second_profile_stands_beside_the_first_with_the_same_file(files: list[str], tmp_path: Path) -> None:
+    slow = written(tmp_path / "slow.yaml", "own: {step_ms: 50}")
+    done = output_of(*files, "--against-profile", str(slow), "--json", "-")
+    first, second = json.loads(done.stdout)["runs"]
+    assert first["file"] != second["file"]
+    assert second["file"].endswith("slow.yaml")
+    assert second["classes"][0]["tpot_s"]["p50"] > 2 * first["classes"][0]["tpot_s"]["p50"]
+
+
+def test_the_same_file_with_the_same_profile_is_no_comparison(files: list[str]) -> None:
+    done = output_of(*files, "--against", files[0])
+    assert done.exit_code != 0
+    assert "--against is the same file" in str(done.exception) + done.output
+
+
 def test_more_load_or_fewer_backends_is_one_word_away(files: list[str]) -> None:
     def busy(*words: str) -> float:
         (run,) = json.loads(output_of(*files, *words, "--json", "-").stdout)["runs"]

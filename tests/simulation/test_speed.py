@@ -38,6 +38,16 @@ def test_backends_of_other_kinds_plan_by_tokens_and_report_only_what_the_profile
     assert machines["far"].tells_cache
 
 
+def test_a_link_is_in_gigabytes_and_milliseconds(tmp_path: Path) -> None:
+    config = a_config(POOLS)
+    assert machines_of(config, {})["own"].link_bytes_s == 0.0
+    text = "own: {link_gb_s: 12.5, link_ms: 2, token_kib: 40}\nfar: {link_gb_s: 1}"
+    machines = read_profile(written(tmp_path / "p", text), config)
+    own, far = machines["own"], machines["far"]
+    assert (own.link_bytes_s, own.link_s, own.token_bytes) == (12.5e9, 0.002, 40_960)
+    assert (far.link_bytes_s, far.link_s, far.token_bytes) == (1e9, 0.005, 131_072)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
