@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from policies.quantities import quoted
 from policies.shapes import NAME_PATTERN, Choice, Key, Many, Scalar, Table
@@ -19,12 +19,23 @@ _MOST_SHOWN = 100
 """Most mistakes that are printed: a file of nonsense has as many as it has lines."""
 
 
+class Unchecked(ValueError):
+    """A reader cannot check its text here, and need not; `stand_in` takes the place of the value."""
+
+    def __init__(self, sentence: str, stand_in: Any = None) -> None:
+        super().__init__(sentence)
+        self.stand_in = stand_in
+
+
 class Problems:
-    """The problems of one file, in the order of its lines: mistakes, and doubts (legal but probably not intended)."""
+    """The problems of one file, in the order of its lines: mistakes, doubts (legal but probably not intended), and
+    values that were not checked.
+    """
 
     def __init__(self, source: str, found: Iterable[Problem] = ()) -> None:
         self._source, self._found = source, list(found)
         self._doubts: list[Problem] = []
+        self._unchecked: list[Problem] = []
 
     def __repr__(self) -> str:
         return f"<Problems of {self._source}: {len(self._found)}, and {len(self._doubts)} doubts>"
@@ -37,6 +48,10 @@ class Problems:
         """Record a doubt."""
         self._doubts.append((line, path, sentence))
 
+    def leave_unchecked(self, line: int, path: str, sentence: str) -> None:
+        """Record a value that was not checked."""
+        self._unchecked.append((line, path, sentence))
+
     def any_below(self, path: str) -> bool:
         """Whether a mistake is recorded at `path` or below."""
         return any(noted.startswith(path) and noted[len(path) : len(path) + 1] in "[." for _, noted, _ in self._found)
@@ -48,6 +63,10 @@ class Problems:
     def doubts(self) -> tuple[str, ...]:
         """The doubts, in the same form."""
         return self._rendered(self._doubts)
+
+    def unchecked(self) -> tuple[str, ...]:
+        """The values that were not checked, in the same form."""
+        return self._rendered(self._unchecked)
 
     def _rendered(self, noted: Iterable[Problem]) -> tuple[str, ...]:
         ordered = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
@@ -95,12 +114,15 @@ class Field:
         return None
 
     def read(self, reader: Callable[[str], T]) -> T | None:
-        """The field's text as `reader` reads it; its ValueError becomes the complaint."""
+        """The field's text as `reader` reads it; its ValueError becomes the complaint, and an Unchecked is recorded."""
         text = self.text()
         if text is None:
             return None
         try:
             return reader(text)
+        except Unchecked as absent:
+            self._problems.leave_unchecked(self.node.line, self.path, str(absent))
+            return cast("T | None", absent.stand_in)
         except ValueError as error:
             self.complain(str(error))
             return None

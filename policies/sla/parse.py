@@ -28,10 +28,11 @@ from policies.sla.yaml_positions import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A valid file: its Config, and its doubts, as `file:line: path: sentence` each."""
+    """A valid file: its Config; its doubts and the values that were not checked, as `file:line: path: sentence`."""
 
     config: Config
     doubts: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
 
 
 def parse(
@@ -63,7 +64,8 @@ def examine(text: str, *, source: str, outside: Outside, catalogue: Catalogue | 
     if lines := problems.lines():
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
         raise ConfigError(f"{source} has {count}:", problems=lines)
-    return Parsed(replace(config, version=hashlib.sha256(text.encode()).hexdigest()[:12]), problems.doubts())
+    version = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Parsed(replace(config, version=version), problems.doubts(), problems.unchecked())
 
 
 def default_config(*, local: int = 2, model: str = BUNDLED) -> Config:

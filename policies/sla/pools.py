@@ -143,7 +143,11 @@ def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> tupl
     def place(address: str) -> str | SourceName:
         return read_source(address) if is_source(address) else reader(address)
 
-    value = outside.resolve(text)
+    def absent(name: str) -> tuple[str | SourceName, ...]:
+        # an address of either form; a pool of kinds with URLs may have TLS
+        return (place(f"{name}:1" if reader is read_address else f"https://{name}"),)
+
+    value = outside.resolve(text, absent)
     if value == text:
         return (place(text),)
     try:

@@ -89,7 +89,8 @@ def place_of(url: str) -> str:
 
 
 def _url(text: str, outside: Outside) -> str:
-    url = outside.resolve(text)
+    # of the scheme that may have TLS
+    url = outside.resolve(text, lambda name: f"rediss://{name}:6379/0")
     if not url.startswith(_SCHEMES):
         shown = text if text == url else "the value that it refers to"
         raise ValueError(f"must be an address like redis://host:6379/0, not {quoted(shown)}")

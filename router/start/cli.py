@@ -169,19 +169,32 @@ def shard(context: typer.Context) -> None:
 
 
 @app.command(short_help="Every mistake in FILE, with its line.")
-def check(file: SlaFile) -> None:
+def check(
+    file: SlaFile,
+    without_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--without-secrets",
+            help="Values of ${env:NAME} and ${file:path} may be absent, as in CI; each is printed as not checked.",
+        ),
+    ] = False,
+) -> None:
     """Report every mistake in FILE with its line, path and probable correction. Exits with 1 if there is any.
 
     Proves that every request matches a rule and that every rule is reached. Legal settings that are probably not
     intended are warnings and do not change the exit status.
 
     \b
-    Example:
+    Examples:
       pointsman check sla.yaml
+      pointsman check sla.yaml --without-secrets
     """
     from router.fleet.feeds.options import unheard
 
-    config = started_with(file).config
+    contents = started_with(file, may_be_absent=without_secrets)
+    config = contents.config
+    for absent in contents.unchecked:
+        print(f"not checked: {absent}", file=sys.stderr)  # noqa: T201
     for doubt in unheard(config.pools.values()):
         print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
     counts = (
@@ -434,21 +447,24 @@ def top(
     run(admin, once=once, tls=TlsSettings(cert, key, ca))
 
 
-def started_with(file: Path) -> Contents:
+def started_with(file: Path, *, may_be_absent: bool = False) -> Contents:
     """The contents of `file`, as from `opened`; prints doubtful settings as warnings."""
-    contents = opened(file)
+    contents = opened(file, may_be_absent=may_be_absent)
     for doubt in contents.doubts:
         print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
     return contents
 
 
-def opened(file: Path) -> Contents:
-    """The contents of `file`; prints every mistake and exits with 1 if there is one."""
+def opened(file: Path, *, may_be_absent: bool = False) -> Contents:
+    """The contents of `file`; prints every mistake and exits with 1 if there is one.
+
+    `may_be_absent`: values that the file refers to need not be there.
+    """
     from router.start.config_file import ConfigFile
     from router.start.plugins import installed_catalogue
 
     try:
-        return ConfigFile(file, os.environ, installed_catalogue()).read()
+        return ConfigFile(file, os.environ, installed_catalogue(), may_be_absent).read()
     except ExpectedError as error:
         fail(str(error))
 

@@ -37,7 +37,8 @@ class SlaSource(Protocol):
 class Contents:
     """The contents of `source` at one moment: text, the valid Config in it, and the stamp from before reading.
 
-    `doubts` are legal settings that are probably not intended, as `file:line: path: sentence` each.
+    `doubts` are legal settings that are probably not intended, `unchecked` values that are not there and need not be,
+    as `file:line: path: sentence` each.
     """
 
     source: SlaSource
@@ -45,15 +46,21 @@ class Contents:
     config: Config
     stamp: Stamp | None
     doubts: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts."""
+    """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts.
+
+    `may_be_absent`: the values of `${env:NAME}` and `${file:path}` need not be there; others take their place, so that
+    the Config is good for checks only.
+    """
 
     path: Path
     environment: Mapping[str, str]
     catalogue: Catalogue | None = None
+    may_be_absent: bool = False
 
     def __str__(self) -> str:
         return str(self.path)
@@ -73,12 +80,13 @@ class ConfigFile:
             doubt_tokenizer=doubt_about,
             check_template=check_template,
             check_option=check_option,
+            may_be_absent=self.may_be_absent,
         )
         parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
         for pool in parsed.config.pools.values():
             # a kind of another distribution may turn out to be unusable, which no request should find out
             kind_of(pool.kind)
-        return Contents(self, text, parsed.config, stamp, parsed.doubts)
+        return Contents(self, text, parsed.config, stamp, parsed.doubts, parsed.unchecked)
 
     def stamp(self) -> Stamp | None:
         """A value that differs after the file has changed; None without a file."""

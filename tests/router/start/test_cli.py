@@ -88,3 +88,23 @@ def test_a_priority_without_effect_is_explained() -> None:
     asked = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--priority", "interactive").output
     assert "not interactive, as was asked" in asked
     assert "as was asked" not in output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k").output
+
+
+def test_a_file_is_checked_where_its_secrets_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACME_KEY", raising=False)
+    file = tmp_path / "sla.yaml"
+    file.write_text("tenants:\n  acme: {keys: ['${env:ACME_KEY}', '${file:/nosuch/key}']}\n")
+    assert output_of("check", str(file)).exit_code == 1
+    done = output_of("check", str(file), "--without-secrets")
+    assert done.exit_code == 0
+    assert f"not checked: {file}:2: tenants.acme.keys[0]: the environment variable ACME_KEY is not set" in done.output
+    assert f"not checked: {file}:2: tenants.acme.keys[1]: cannot read /nosuch/key" in done.output
+    assert "is sound" in done.output
+
+
+def test_a_mistake_beside_an_absent_secret_is_still_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("tenants: {a: {keys: ['${env:NO_SUCH_KEY}']}}\nclases: {}\n")
+    done = output_of("check", str(tmp_path / "f.yaml"), "--without-secrets")
+    assert done.exit_code == 1
+    assert "did you mean 'classes'?" in done.output
+    assert "NO_SUCH_KEY" not in done.output
