@@ -1,6 +1,7 @@
 """The installation by `make`: the light build of torch if there is one, and pip's progress."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -100,3 +101,9 @@ def test_a_log_names_large_packages_and_a_terminal_every_package(
         "  1 packages, 17 MB: numpy-2.4.6-cp313-cp313-linux_x86_64.whl\n  2 packages, 17 MB fetched; installing ...\n"
     )
     assert "2 packages, 17 MB: idna" in terminal
+
+
+def test_a_package_that_cannot_be_had_ends_the_unpacking(tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / ".ci/unpack", tmp_path / "tools", "no-such-package"], check=False)
+    assert done.returncode != 0
+    assert not list((tmp_path / "tools").rglob("bin/no-such-package"))
