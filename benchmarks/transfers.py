@@ -6,8 +6,9 @@ Workloads, loads, machines and targets are those of `benchmarks/placement.py`: e
 of KV for each token. `placed` is our default without transfer, and the best of all rules there: that with the most
 requests within their targets, and of equals that with the least TTFT P95. `fetch` is our default where all machines
 exchange KV at so many GB/s in each direction. `prefill k+n` has k machines that only compute prompts, and n that answer
-and fetch from all. `fetched` is the share of requests with KV from another cache, and `apart` that of requests with a
-prompt that was computed at another machine for them. Columns are means over the seeds.
+and fetch from all; `n machines` has only those, without transfer. `fetched` is the share of requests with KV from
+another cache, and `apart` that of requests with a prompt that was computed at another machine for them. Columns are
+means over the seeds.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[str, int, Config, Fleet]
     count, default = 8, policies(L40S)[DEFAULT]
     for name, policy in policies(L40S).items():
         yield f"{PLACED}{name}", 0, *alike(policy, L40S, count)
+    for prompts in SPLITS:
+        yield f"{count - prompts} machines", 0, *alike(default, L40S, count - prompts)
     for gb_s in chosen.gb_s:
         linked = replace(L40S, link_bytes_s=gb_s * 1e9)
         yield "fetch", gb_s, *alike(default, linked, count)

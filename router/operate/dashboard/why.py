@@ -12,7 +12,7 @@ _MOST_NAMED = 3
 def why(decision: Decision) -> str:
     """Reasons for the decision: the chosen backend's scores, the runner-up, and the number dropped by each filter."""
     left_out = f"{decision.left_out} not considered" if decision.left_out else ""
-    parts = (_chosen(decision), _second(decision), _dropped(decision), left_out)
+    parts = (_chosen(decision), _second(decision), _moved(decision), _dropped(decision), left_out)
     return "; ".join(part for part in parts if part)
 
 
@@ -29,6 +29,17 @@ def _chosen(decision: Decision) -> str:
         if name == decision.chosen and value is not None
     ]
     return ", ".join(scores[:_MOST_NAMED]) or "picked without scores"
+
+
+def _moved(decision: Decision) -> str:
+    """The KV that comes from another backend."""
+    if decision.prefill is not None:
+        return f"prompt computed at {decision.prefill.backend}"
+    if decision.fetch is None:
+        return ""
+    fetch = decision.fetch
+    instead = f"instead of computing them in {fetch.computing_s:.2g} s"
+    return f"fetches {fetch.tokens:,} tokens from {fetch.backend} in {fetch.seconds:.2g} s {instead}"
 
 
 def _second(decision: Decision) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from backends.base import Fetched
 from policies.learning.cost import Latency
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from router.fleet.cluster.listener import ClusterListener
@@ -55,6 +56,9 @@ class BackendMetrics(ClusterListener):
             "backend_drafted_tokens", "Tokens that a shard drafted since its start", (*backend, "what")
         )
         self._on_disk = gauge("backend_disk_blocks", "Blocks of a shard's directory for KV", (*backend, "what"))
+        self._fetched = gauge(
+            "backend_fetched_kv", "KV that a backend fetched from others since its start", (*backend, "what")
+        )
         self._found = gauge("discovered_addresses", "Addresses in a source's last answer", source)
         self._source_well = gauge("discovery_well", "1 if the source answered last", source)
         self._source_failed = counter("discovery_failures", "Failed requests to a source", source)
@@ -108,6 +112,11 @@ class BackendMetrics(ClusterListener):
         """The `blocks` of the directory of `backend`, by what became of them."""
         for what, count in blocks.items():
             self._on_disk[backend, what].set(count)
+
+    def fetched(self, backend: str, fetched: Fetched) -> None:
+        """The KV that `backend` has fetched from others since its start."""
+        for what, amount in fetched._asdict().items():
+            self._fetched[backend, what].set(amount)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` named this number of addresses for `pool`."""

@@ -98,6 +98,9 @@ class Telemetry:
             "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*labels, "kind")
         )
         self._decided = made.counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
+        self._transferred = made.counter(
+            "transferred_tokens", "Prompt tokens by the source of their KV: cache, prefill", ("backend", "source")
+        )
         self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
@@ -170,6 +173,10 @@ class Telemetry:
         `config_version` names the SLA file that decided.
         """
         self._decided[decision.policy, decision.chosen or "none"].inc()
+        if decision.fetch is not None:
+            self._transferred[decision.chosen or "none", "cache"].inc(decision.fetch.tokens)
+        if decision.prefill is not None:
+            self._transferred[decision.chosen or "none", "prefill"].inc(request.prompt_tokens)
         for listener in self._listeners:
             listener.decided(request, decision)
         if _decisions.isEnabledFor(logging.INFO):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from backends.base import Fetched
 from policies.learning.cost import Latency
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.metrics import Metrics
@@ -41,6 +42,19 @@ def test_blocks_on_disk_are_shown_as_the_shard_counts_them() -> None:
     backends.on_disk("b0", {"held": 5, "read": 1})
     backends.on_disk("b0", {"held": 6, "read": 2})
     assert series(registry, "backend_disk_blocks") == {("b0", "held"): 6, ("b0", "read"): 2}
+
+
+def test_fetched_kv_is_shown_as_the_backend_counts_it() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    backends.fetched("b0", Fetched(1, 640, 80_000, 0.5))
+    backends.fetched("b0", Fetched(2, 1280, 160_000, 0.75))
+    assert series(registry, "backend_fetched_kv") == {
+        ("b0", "fetches"): 2,
+        ("b0", "tokens"): 1280,
+        ("b0", "bytes"): 160_000,
+        ("b0", "seconds"): 0.75,
+    }
 
 
 def test_a_backend_that_is_gone_takes_its_series_along() -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from policies.errors import QuotaExceeded
-from policies.nouns import BackendView, Decision, Request, Usage
+from policies.nouns import BackendView, Decision, Fetch, PrefillLeg, Request, Usage
 from router.call.tracing import TraceIds, Untraced
 from router.operate.telemetry.telemetry import Telemetry
 from router.supervise import supervise
@@ -46,6 +46,16 @@ def test_cached_tokens_have_no_series_until_a_backend_reports_some() -> None:
     with telemetry.account("r") as account:
         account.usage = Usage(100, 11)
     assert {key[-1] for key in values(telemetry, "tokens_total")} == {"prompt", "completion"}
+
+
+def test_tokens_from_other_backends_are_counted_by_their_source() -> None:
+    telemetry = Telemetry()
+    request = Request("r", "acme", "m", "acme", prompt_tokens=1000, max_new_tokens=10, service_class="chat")
+    telemetry.decided(request, Decision("b0", "default"), None)
+    assert values(telemetry, "transferred_tokens_total") == {}
+    telemetry.decided(request, Decision("b0", "default", fetch=Fetch("b1", 640, 0.1, 0.5)), None)
+    telemetry.decided(request, Decision("b0", "default", prefill=PrefillLeg("p0", 1.0, 1.0)), None)
+    assert values(telemetry, "transferred_tokens_total") == {("b0", "cache"): 640, ("b0", "prefill"): 1000}
 
 
 def test_each_end_is_counted_once_with_its_code() -> None:
