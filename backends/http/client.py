@@ -221,15 +221,16 @@ class HttpClient:
             reply = await call.reply(headers, deadline_s)
             if not to.take(ACCEPTED):
                 await to.ready()
-            while not await reply.pour(take):
-                await to.ready()
-                await give(deltas, to)
-                if answer.is_over:
-                    break
+            is_end = False
+            while not is_end and not answer.is_over:
+                is_end = await reply.pour(take)
+                if not is_end:
+                    await to.ready()
+                    await give(deltas, to)
             for delta in answer.end():
                 if not to.take(delta):
                     await to.ready()
-            if not reply.is_whole:
+            if not is_end and not reply.is_whole:
                 await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
             raise call.failure(error) from error
@@ -263,16 +264,6 @@ class HttpClient:
             except ValueError as error:
                 raise Unreached(f"{self.name} cannot be reached: {error}", hint="correct its address") from error
         return self._http
-
-    async def _post(self, exchange: Exchange, headers: Mapping[str, str]) -> Reply:
-        """The reply to the post of `exchange`, at its body. Raises as `stream` does."""
-        post, silence_s = exchange.post, self._options.idle_s + exchange.quiet_s
-        fields = {**self._post_headers, **headers, **self._key_headers}
-        http = self._http or self._connections()
-        reply = await http.request("POST", post.path, fields, post.content, silence_s=silence_s)
-        if "content-encoding" in reply.headers.lowered:
-            reply.decode(MOST_DECODED_BYTES)
-        return reply
 
     def _send_abort(self, post: Post) -> None:
         """Send `post` without waiting for it; the server may be gone."""
@@ -317,16 +308,20 @@ class _Call:
 
     async def reply(self, headers: Mapping[str, str], deadline_s: float | None) -> Reply:
         """The 200 of the server, at its body. Raises the error that the exchange defines for any other reply."""
-        client, exchange = self._client, self._exchange
+        client, exchange, post = self._client, self._exchange, self._exchange.post
+        fields = {**client._post_headers, **headers, **client._key_headers}
+        http, silence_s = client._http or client._connections(), client._options.idle_s + exchange.quiet_s
+        asking = http.request("POST", post.path, fields, post.content, silence_s=silence_s)
         if deadline_s is None:
-            reply = self._reply = await client._post(exchange, headers)
+            reply = self._reply = await asking
         else:
             loop = asyncio.get_running_loop()
             due_at = loop.time() + deadline_s
             async with asyncio.timeout_at(due_at):
-                reply = self._reply = await client._post(exchange, headers)
+                reply = self._reply = await asking
             self._timer = loop.call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
         client._replies.add(reply)
+        _decode(reply)
         if reply.status != 200:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
             raise exchange.error_of(client.name, reply.status, body, reply.headers)

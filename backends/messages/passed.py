@@ -64,7 +64,7 @@ class PassedWholeMessage(WholeBody):
         self._shown_model = shown_model
 
     def _read(self, whole: bytes) -> list[Delta]:
-        """The message, then its usage."""
+        """The message, with its usage."""
         try:
             message = msgspec.json.decode(whole)
             if message["type"] == "error":
@@ -74,5 +74,4 @@ class PassedWholeMessage(WholeBody):
         except MISSHAPEN as error:
             raise nonsense(self._backend, whole) from error
         body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
-        whole_delta = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
-        return [whole_delta, Delta(usage=usage)]
+        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]

@@ -100,7 +100,7 @@ class OpenAICompatible(HttpBackend):
             own=own,
         )
         answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
-        return Exchange(post, answer, self._error_of, quiet_s=_quiet_s(request, is_streamed=is_streamed))
+        return Exchange(post, answer, self._error_of, quiet_s=0.0 if is_streamed else _quiet_s(request))
 
     def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
         """The client's own request; its answer goes back as it comes."""
@@ -113,7 +113,7 @@ class OpenAICompatible(HttpBackend):
             native_post(native, members, is_streamed=is_streamed),
             self._passed_answer(request, native, shown_model, is_streamed=is_streamed),
             self._error_of,
-            quiet_s=_quiet_s(request, is_streamed=is_streamed),
+            quiet_s=0.0 if is_streamed else _quiet_s(request),
         )
 
     def _passed_answer(self, request: Request, native: Native, shown_model: str | None, *, is_streamed: bool) -> Answer:
@@ -195,8 +195,8 @@ class OpenAICompatible(HttpBackend):
             raise
 
 
-def _quiet_s(request: Request, *, is_streamed: bool) -> float:
-    return 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+def _quiet_s(request: Request) -> float:
+    return request.max_new_tokens * SLOWEST_TOKEN_S
 
 
 def _of_whole_models(roots: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:

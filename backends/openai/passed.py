@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from backends.http.errors import error_in_stream
 from backends.http.json_members import ABSENT, with_members, with_more_members
@@ -219,25 +220,23 @@ class PassedWhole(WholeBody):
         self._ear = ear
 
     def _read(self, whole: bytes) -> list[Delta]:
-        """The answer, its other ends, its usage."""
+        """The answer, then its other ends; the last one with usage."""
         chunk = self._ear.hear(whole)
         if not chunk.choices:
             raise nonsense(self._backend, whole)
         changes = self._ear.shown(chunk) if self._ear.renames else {}
         body = with_members(whole, changes) if changes else whole
-        return _in_one_piece(body, chunk.ends, self._ear)
-
-
-def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> list[Delta]:
-    ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
-    (choice, finish), *others = ends
-    usage = ear.usage()
-    tokens = 0 if usage.is_guess else usage.completion_tokens
-    deltas = [Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=tokens)]
-    for other, reason in others:
-        deltas.append(Delta(choice=other, finish_reason=reason))
-    deltas.append(Delta(usage=usage))
-    return deltas
+        usage = self._ear.usage()
+        tokens = 0 if usage.is_guess else usage.completion_tokens
+        ends: list[tuple[int, str | None]] = chunk.ends or [(0, None)]
+        choice, finish = ends[0]
+        if len(ends) == 1:
+            return [Delta("", choice, finish_reason=finish, usage=usage, body=body, is_whole=True, tokens=tokens)]
+        deltas = [Delta("", choice, finish_reason=finish, body=body, is_whole=True, tokens=tokens)]
+        for choice, finish in ends[1:]:
+            deltas.append(Delta("", choice, finish_reason=finish))
+        deltas[-1] = replace(deltas[-1], usage=usage)
+        return deltas
 
 
 def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:

@@ -66,7 +66,7 @@ class PassedWholeResponse(WholeBody):
         self._shown_model = shown_model
 
     def _read(self, whole: bytes) -> list[Delta]:
-        """The response, then its usage."""
+        """The response, with its usage."""
         try:
             response = msgspec.json.decode(whole)
             if response.get("status") == "failed" or response.get("error"):
@@ -75,8 +75,7 @@ class PassedWholeResponse(WholeBody):
         except MISSHAPEN as error:
             raise nonsense(self._backend, whole) from error
         body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
-        answer = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
-        return [answer, Delta(usage=usage)]
+        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]
 
 
 def _finish(response: Mapping[str, Any]) -> str:

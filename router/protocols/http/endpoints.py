@@ -329,13 +329,13 @@ class HttpCaller:
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         if self._events is None:
             body = self._dialect.whole(self._head, self._ask, self._answers, usage)
-            return Response(200, body, _JSON | self._answer_headers())
+            return Response(200, body, _JSON | self._headers(is_answer=True))
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 
     async def fail(self, error: ExpectedError) -> Reply:
         """Report `error` to the client: by the status if none was sent yet, else in the last event of the stream."""
         if self._response is None or self._events is None:
-            headers = self._headers()
+            headers = self._headers(is_answer=False)
             return failure_response(self._dialect.failure(error), error, headers=headers)
         return await self._end(self._events.fail(error))
 
@@ -379,21 +379,16 @@ class HttpCaller:
 
     def _begun(self) -> Stream:
         if self._response is None:
-            self._response = self._http.start(200, _SSE | self._answer_headers())
+            self._response = self._http.start(200, _SSE | self._headers(is_answer=True))
         return self._response
 
-    def _headers(self) -> dict[str, str]:
-        """Headers of every answer, errors too."""
+    def _headers(self, *, is_answer: bool) -> dict[str, str]:
+        """Headers of every answer, errors too; those of a successful one name its backend, class and tenant."""
         # Anthropic's clients read the second
         headers = {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
         if self._explanation is not None:
             headers["X-Pointsman-Decision"] = as_header(self._explanation)
-        return headers
-
-    def _answer_headers(self) -> dict[str, str]:
-        """Headers of a successful answer: also its backend, class and tenant."""
-        headers = self._headers()
-        if (where := self._placement) is not None:
+        if is_answer and (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = shown_name(where.backend)
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant

@@ -193,8 +193,14 @@ def test_a_whole_answer_goes_through_whole_without_a_time_of_its_first_token() -
     answer = PassedWhole(an_ear(2))
     assert heard(answer, cut(WHOLE, [3, 50])) == [
         Delta(choice=1, body=WHOLE, finish_reason="length", is_whole=True, tokens=6),
-        Delta(choice=0, finish_reason="stop"),
-        Delta(usage=Usage(4, 6)),
+        Delta(choice=0, finish_reason="stop", usage=Usage(4, 6)),
+    ]
+
+
+def test_a_whole_answer_of_one_choice_is_one_piece_and_without_usage_its_pieces_are_counted() -> None:
+    body = b'{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}]}'
+    assert heard(PassedWhole(an_ear(1)), [body]) == [
+        Delta(body=body, finish_reason="stop", usage=Usage(9, 1, is_guess=True), is_whole=True)
     ]
 
 

@@ -60,9 +60,8 @@ def test_the_model_has_the_name_that_the_client_knows_in_every_event_that_names_
 )
 def test_a_whole_response_goes_through_whole(status: str, output: list[Any], finish: str) -> None:
     body = json.dumps({**RESPONSE, "status": status, "output": output}).encode()
-    first, last = heard(PassedWholeResponse("up"), [body[:9], body[9:]])
-    assert first == Delta(body=body, finish_reason=finish, is_whole=True, tokens=2)
-    assert last == Delta(usage=Usage(7, 2, 4))
+    (answer,) = heard(PassedWholeResponse("up"), [body[:9], body[9:]])
+    assert answer == Delta(body=body, finish_reason=finish, usage=Usage(7, 2, 4), is_whole=True, tokens=2)
     renamed = heard(PassedWholeResponse("up", shown_model="mine"), [body])[0].body
     assert renamed == body.replace(b'"model": "m"', b'"model": "mine"')
 
