@@ -35,7 +35,7 @@ from policies.errors import (
     UnknownModel,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.rules import Facts, Ruling, classify, yielding
@@ -330,35 +330,69 @@ class _Call(msgspec.Struct, frozen=True):
                 if gateway.poison.has_any_of(bid.request.tenant):
                     gateway.poison.passed(bid.request.tenant, digest(bid))
         except ExpectedError as failure:
-            failure.public_message = public_message_of(failure)
-            if leg is not None or fetch is not None:
-                bid.request = without_transfer(bid.request)
-            if isinstance(failure, PrefillFailed):
-                _log.warning("request %s: %s", bid.request.id, failure)
-                gateway.observer.event("prefill_failed")
-                gateway.beliefs.failed(leg.backend if leg is not None else placed.chosen.name)
-                return failure
-            if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
-                raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
-            if isinstance(failure, BackendFailed | Overloaded):
-                _log.warning("request %s: %s", bid.request.id, failure)
-                gateway.beliefs.failed(placed.chosen.name)
-            if not bid.may_retry(placed, failure, gateway.clock()):
-                raise
-            if not has_other:
-                # what it could not fetch it may compute
-                bid.avoiding -= {placed.chosen.name}
-            if race.leader is not None and race.leader is not placed:
-                # it was about to be cancelled
-                return failure
-            if self.caller.has_seen(at):
-                if not bid.resume():
-                    raise
-                gateway.observer.event("continued")
-            else:
-                bid.start_over()
-            return failure
+            return await self._after(failure, at, placed, race, has_other=has_other)
         return None
+
+    async def _after(
+        self, failure: ExpectedError, at: int, placed: Placed, race: Race, *, has_other: bool
+    ) -> ExpectedError | None:
+        """`failure`, by which the backend of `placed` ended, if another one may be tried; None if the answer is whole.
+
+        Raises it otherwise. `has_other`: is there another backend that could take it?
+        """
+        bid, gateway, decision = placed.bid, self.gateway, placed.found.decision
+        failure.public_message = public_message_of(failure)
+        if race.leader is placed and bid.so_far is not None and bid.so_far.has_ended:
+            await self._end(at, placed, failure)
+            return None
+        if decision.prefill is not None or decision.fetch is not None:
+            bid.request = without_transfer(bid.request)
+        if isinstance(failure, PrefillFailed):
+            _log.warning("request %s: %s", bid.request.id, failure)
+            gateway.observer.event("prefill_failed")
+            gateway.beliefs.failed(placed.chosen.name if decision.prefill is None else decision.prefill.backend)
+            return failure
+        if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
+            raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
+        if isinstance(failure, BackendFailed | Overloaded):
+            _log.warning("request %s: %s", bid.request.id, failure)
+            gateway.beliefs.failed(placed.chosen.name)
+        if not bid.may_retry(placed, failure, gateway.clock()):
+            raise failure
+        if not has_other:
+            # what it could not fetch it may compute
+            bid.avoiding -= {placed.chosen.name}
+        if race.leader is not None and race.leader is not placed:
+            # it was about to be cancelled
+            return failure
+        if self.caller.has_seen(at):
+            if not bid.resume():
+                raise failure
+            gateway.observer.event("continued")
+        else:
+            bid.start_over()
+        return failure
+
+    async def _end(self, at: int, placed: Placed, failure: ExpectedError) -> None:
+        """End an answer that its client has whole, though its backend failed before it reported the usage."""
+        bid, flight, gateway = placed.bid, placed.flight, self.gateway
+        _log.warning("request %s, when its answer was whole: %s", bid.request.id, failure)
+        gateway.observer.event("cut_at_the_end")
+        gateway.beliefs.failed(placed.chosen.name)
+        if flight.usage is None:
+            written = self.caller.write(at, Delta(usage=self._used(placed)))
+            if written is not None:
+                await written
+
+    def _used(self, placed: Placed) -> Usage:
+        """What was used, by the backend's report or else by what passed.
+
+        What was believed to be cached counts as cached where the backend did not report it.
+        """
+        bid, flight = placed.bid, placed.flight
+        drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
+        cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
+        return flight.usage or Usage(bid.request.prompt_tokens, drawn_tokens, cached)
 
     def _announce(self, at: int, placed: Placed, backend: Backend) -> None:
         """Tell log and client that `backend` answers."""
@@ -396,9 +430,8 @@ class _Call(msgspec.Struct, frozen=True):
         bid.ended(flight, placed.chosen)
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
         if flight.answered or drawn_tokens:
-            # a caller that left gets no usage from the backend: then what was believed to be cached counts as cached
-            cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
-            usage = flight.usage or Usage(bid.request.prompt_tokens, drawn_tokens, cached)
+            # a caller that left gets no usage from the backend
+            usage = self._used(placed)
             self.permit.spend(usage)
             if (beside := others.permits.get(bid.request.model)) is not None:
                 beside.spend(usage)

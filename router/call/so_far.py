@@ -21,12 +21,12 @@ class SoFar:
     """The answer to one prompt, while it passes: token ids where they are known, and text.
 
     `tokens` are counted in any case. The rest `is_lost` once the answer holds anything that cannot be repeated to
-    another backend: tool calls, reasoning, an end.
+    another backend: tool calls, reasoning, an end. `has_ended`: the client has the end, with its reason.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.is_lost = False
+        self.is_lost = self.has_ended = False
         self._size = 0
         self._ids: array[int] | None = array("I")
         self._texts = list[str]()
@@ -39,6 +39,7 @@ class SoFar:
         ids, text = delta.token_ids, delta.text
         tokens = delta.tokens or len(ids) or bool(text)
         self.tokens += tokens
+        self.has_ended = self.has_ended or delta.finish_reason is not None
         if self.is_lost:
             return
         is_unparsed = bool(tokens) and not (ids or text)

@@ -208,3 +208,52 @@ async def test_an_answer_that_is_not_streamed_begins_anew() -> None:
     assert await ended(Collecting(chat_ask(a_chat())), gateway) is None
     assert all(prompt.beginning is None for backend in backends for prompt in backend.prompts)
     await gateway.tokenizers.close()
+
+
+STOPPED: Step = Delta(finish_reason="stop")
+
+
+async def test_an_answer_that_was_whole_ends_well_though_its_backend_failed_before_it_reported_the_usage() -> None:
+    backends = [ScriptedBackend(f"b{at}", scripts=[[*drawn(5, 6), STOPPED, GONE]]) for at in range(2)]
+    gateway = await well(a_gateway(*backends), "b0", "b1")
+    caller = Listener(chat_ask(a_chat(stream=True)))
+    assert await ended(caller, gateway) is None
+    assert text_of(caller) == "5 6 "
+    assert [delta.usage.completion_tokens for delta in caller.heard if delta.usage is not None] == [2]
+    assert sum(len(backend.requests) for backend in backends) == 1
+    gateway.check()
+    await gateway.tokenizers.close()
+    assert (await usage_after([*drawn(5, 6), STOPPED, GONE])).completion_tokens == 2
+
+
+async def test_a_failure_behind_the_usage_changes_nothing_for_the_client() -> None:
+    assert await usage_after([*drawn(5, 6), an_end(2), GONE]) == Usage(7, 2, 3)
+
+
+@pytest.mark.parametrize("has_usage", [False, True])
+async def test_a_stream_that_is_passed_on_ends_with_the_routers_own_events_where_the_backends_are_missing(
+    has_usage: bool,
+) -> None:
+    end = json.dumps(
+        {
+            "id": "theirs",
+            "object": "chat.completion.chunk",
+            "created": 5,
+            "model": MODEL,
+            "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+        }
+    )
+    stopped = Delta(finish_reason="stop", raw=f"data: {end}\n\n".encode())
+    backend = ScriptedBackend(scripts=[[passed("one "), stopped, GONE]], speaks_tokens=False)
+    body = a_chat(stream=True, max_tokens=8, stream_options={"include_usage": has_usage})
+    async with (
+        a_router(backend) as router,
+        a_client(router) as client,
+        client.post("/v1/chat/completions", body) as reply,
+    ):
+        events = [line[6:] for line in (await reply.text()).splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]] == [None, "stop"]
+    used = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    assert [each["completion_tokens"] for each in used] == ([1] if has_usage else [])
