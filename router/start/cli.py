@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,6 +13,7 @@ import typer
 from policies.errors import ExpectedError
 
 if TYPE_CHECKING:
+    from policies.sla.config import Config
     from router.start.config_file import Contents
 
 app = typer.Typer(
@@ -109,7 +110,11 @@ def up(
 
 @app.command(short_help="The router alone, in front of FILE's backends.")
 def serve(
-    file: SlaFile,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file (YAML).")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="An engine that already runs, in place of FILE; may be repeated."),
+    ] = None,
     http: Http = None,
     grpc: Grpc = None,
     admin: Admin = None,
@@ -128,17 +133,28 @@ def serve(
 
     A change of FILE takes effect whole within two seconds. An invalid FILE is rejected, and the old one stays.
 
+    Without FILE, --to names engines that already run. Their endpoints are asked which kind each is (vLLM, SGLang,
+    Ollama, llama.cpp, TGI and others); an unknown one is used by OpenAI's API. An engine's own API key is read from
+    POINTSMAN_ENGINE_KEY. The dashboard is at 127.0.0.1:8082.
+
     \b
     Examples:
       pointsman serve sla.yaml
       pointsman serve sla.yaml --shadow next.yaml
+      pointsman serve --to http://vllm:8000
     """
     from router.operate.telemetry.logs import LogOptions
     from router.start.commands.overrides import listening, logging_decisions
     from router.start.commands.up import Files, run, run_many
 
-    contents = started_with(file)
-    config = logging_decisions(listening(contents.config, http, grpc, admin, picker, metrics), decisions)
+    if (file is None) == (not to):
+        raise typer.BadParameter("write either FILE or --to URL, such as: pointsman serve --to http://127.0.0.1:8000")
+    contents = None if file is None else started_with(file)
+    config = config_for(to or ()) if contents is None else contents.config
+    # one of several processes has the admin port only if it is asked for
+    usual_admin = contents is None and processes == 1 and process is None
+    config = listening(config, http, grpc, admin, picker, metrics, usual_admin=usual_admin)
+    config = logging_decisions(config, decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -467,6 +483,23 @@ def opened(file: Path, *, may_be_absent: bool = False) -> Contents:
         return ConfigFile(file, os.environ, installed_catalogue(), may_be_absent).read()
     except ExpectedError as error:
         fail(str(error))
+
+
+def config_for(addresses: Sequence[str]) -> Config:
+    """The Config of a router in front of the engines at `addresses`; prints what each is, and the file.
+
+    Raises ConfigError for an address without an engine.
+    """
+    from policies.sla.parse import parse
+    from router.start.commands.engines import KEY_VARIABLE, file_for, find_engine
+
+    key = os.environ.get(KEY_VARIABLE)
+    engines = tuple(dict.fromkeys(find_engine(address, key) for address in addresses))
+    text = file_for(engines, has_key=bool(key))
+    shown = "\n".join(f"  {line}" for line in text.splitlines())
+    print(*engines, sep="\n", file=sys.stderr)  # noqa: T201
+    print(f"The same as a file, for `pointsman serve FILE`:\n{shown}", file=sys.stderr)  # noqa: T201
+    return parse(text, source="--to", environment=os.environ)
 
 
 def fail(message: str, hint: str = "") -> NoReturn:

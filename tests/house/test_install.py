@@ -1,7 +1,9 @@
 """The installation by `make`: the light build of torch if there is one, and pip's progress."""
 
 import importlib.util
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -107,3 +109,10 @@ def test_a_package_that_cannot_be_had_ends_the_unpacking(tmp_path: Path) -> None
     done = subprocess.run([ROOT / ".ci/unpack", tmp_path / "tools", "no-such-package"], check=False)
     assert done.returncode != 0
     assert not list((tmp_path / "tools").rglob("bin/no-such-package"))
+
+
+def test_the_router_alone_is_installed_without_the_engines_libraries() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
+    assert not needed & {"torch", "triton", "transformers", "safetensors", "llguidance", "vllm"}
+    assert TORCH in project["optional-dependencies"]["shard"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from policies.errors import InvalidRequest
+from policies.errors import ConfigError, InvalidRequest
+from policies.sla.config import Config
 from router.start.cli import app
+from router.start.commands import up
+from tests.standins.standin import running
+from tests.standins.vllm import VLLMServer
 
 DEMO = str(Path(__file__).parents[3] / "examples/demo/sla.yaml")
 
@@ -108,3 +114,33 @@ def test_a_mistake_beside_an_absent_secret_is_still_a_mistake(tmp_path: Path) ->
     assert done.exit_code == 1
     assert "did you mean 'classes'?" in done.output
     assert "NO_SUCH_KEY" not in done.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("sla.yaml", "--to", "http://a:1")])
+def test_serve_wants_either_a_file_or_engines(arguments: tuple[str, ...]) -> None:
+    done = output_of("serve", *arguments)
+    assert done.exit_code == 2
+    assert "write either FILE or --to URL" in done.output
+
+
+async def test_engines_that_run_are_served_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Config] = []
+    monkeypatch.setattr(up, "run", lambda config, *_, **__: served.append(config))
+    async with running(VLLMServer(model="qwen")) as engine:
+        done = await asyncio.to_thread(
+            output_of, "serve", "--to", engine.url, "--to", f"{engine.url}/", "--grpc", "off"
+        )
+    assert done.exit_code == 0
+    assert f"{engine.url} is vllm, by its /metrics and serves qwen" in done.output
+    assert f'    vllm: {{kind: vllm, at: ["{engine.url}"]}}' in done.output
+    assert served[0].pools["vllm"].at == (engine.url,)
+    assert (served[0].server.grpc, served[0].anonymous is not None) == (None, True)
+    assert served[0].server.admin is not None
+
+
+def test_an_engine_that_does_not_answer_is_an_error_for_people() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    done = output_of("serve", "--to", f"http://127.0.0.1:{port}")
+    assert isinstance(done.exception, ConfigError)
+    assert "nothing answers at" in str(done.exception)
