@@ -15,7 +15,9 @@ the slope of log(time) over log(backends).
 A choice differs if scoring all backends at the same moment gives it a lower score than the best. How much lower is
 printed as `score`, which is at most 1, and as `TTFT`, its predicted time to first token above that of the best.
 
-    python benchmarks/decision.py [--backends 10,100,1000,5000] [--tokens 1000,100000,1000000] [--profile]
+With `--lend` all backends can fetch KV from each other, so that each has an offer.
+
+    python benchmarks/decision.py [--backends 10,100,1000,5000] [--tokens 1000,100000,1000000] [--lend] [--profile]
 """
 
 from __future__ import annotations
@@ -86,6 +88,15 @@ class Reporting(FakeBackend):
         return DESCRIBED
 
 
+class Lending(Reporting):
+    """One that exchanges KV as well."""
+
+    kv_group = "model"
+
+    def lend(self, tokens: int) -> Mapping[str, object]:
+        return {"tokens": tokens}
+
+
 @dataclass
 class Bench:
     """A router under load, and prompts for it."""
@@ -148,14 +159,25 @@ def a_report(rng: random.Random) -> Load:
 
 def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: bool = False) -> Request:
     return Request(
-        "r", "acme", MODEL, "acme", tokens.count, 512, service_class, rank, None, tokens.keys, preemptible=preemptible
+        "r",
+        "acme",
+        MODEL,
+        "acme",
+        tokens.count,
+        512,
+        service_class,
+        rank,
+        None,
+        tokens.keys,
+        preemptible=preemptible,
+        may_fetch=True,
     )
 
 
-def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
-    """A router under load. `backends` are healthy, each with up to 24 requests."""
+def prepared(tokens: int, backends: int, rng: random.Random, kind: type[Reporting] = Reporting) -> Bench:
+    """A router under load. `backends` of this kind are healthy, each with up to 24 requests."""
     names = [f"own-{number}" for number in range(backends)]
-    made = [Reporting(name, "own", reported=a_report(rng)) for name in names]
+    made = [kind(name, "own", reported=a_report(rng)) for name in names]
     gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng).gateway
     for member in gateway.cluster._members.values():
         member.probed(None, now=0.0)
@@ -273,14 +295,14 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return slope
 
 
-def report(tokens: int, sizes: Sequence[int], rounds: int) -> None:
+def report(tokens: int, sizes: Sequence[int], rounds: int, kind: type[Reporting]) -> None:
     """Measure all `sizes` with prompts of `tokens`, and print the table."""
     print(f"\n{tokens:,} tokens; milliseconds on a core")
     print(f"{'backends':>8}{'floor':>8}{'all':>9}{'now':>8}{'P99':>8}{'of all':>11}", end="")
     print(f"{'match':>8}{'rules':>8}{'choice':>8}{'scored':>11}{'differ':>8}{'score':>9}{'TTFT':>8}{'worst':>8}")
     medians: dict[str, list[float]] = {"all": [], "now": []}
     for backends in sizes:
-        bench = prepared(tokens, backends, random.Random(1))
+        bench = prepared(tokens, backends, random.Random(1), kind)
         times = measured(bench, max(2, rounds * 100 // max(100, backends)))
         half = {part: statistics.median(seconds) for part, seconds in times.items()}
         ratio = statistics.median(now / whole for now, whole in zip(times["now"], times["all"], strict=True))
@@ -312,14 +334,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=integers, default=[1_000, 100_000, 1_000_000])
     parser.add_argument("--backends", type=integers, default=[10, 100, 1_000, 5_000])
     parser.add_argument("--rounds", type=int, default=20, help="for up to 100 backends; fewer for more")
+    parser.add_argument("--lend", action="store_true", help="backends exchange KV")
     parser.add_argument("--profile", action="store_true", help="of the first length and size, instead of times")
     arguments = parser.parse_args()
+    kind = Lending if arguments.lend else Reporting
     if arguments.profile:
-        bench = prepared(arguments.tokens[0], arguments.backends[0], random.Random(1))
+        bench = prepared(arguments.tokens[0], arguments.backends[0], random.Random(1), kind)
         cProfile.runctx("for _ in range(10): decide_all(bench)", globals(), {"bench": bench}, sort="tottime")
         return
     for tokens in arguments.tokens:
-        report(tokens, arguments.backends, arguments.rounds)
+        report(tokens, arguments.backends, arguments.rounds, kind)
 
 
 if __name__ == "__main__":

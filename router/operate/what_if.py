@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
 from policies.explain import Explanation, explain
+from policies.fetch import with_fetch, with_offers
 from policies.learning.cost import prior_of
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify, stated
@@ -80,8 +81,10 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
         policy=ruling.policy,
         session=described.session,
         promised=ruling.service_class,
+        may_fetch=True,
     )
-    decision = config.policies[ruling.policy].decide(request, view, random.Random(0))
+    view = with_offers(request, view)
+    decision = with_fetch(request, view, config.policies[ruling.policy].decide(request, view, random.Random(0)))
     return explain(request, facts, ruling, config=config, view=view, decision=decision)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from policies.errors import InvalidRequest, UnknownModel
 from policies.explain import Explanation
+from policies.nouns import BackendView, ClusterView, Link
 from policies.sla.parse import examine, parse
 from router.operate.what_if import WhatIf, explain_on_paper
 from router.protocols.explanations import as_text
@@ -42,6 +43,19 @@ def test_what_backends_hold_and_run_counts() -> None:
     explained = explain(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
     assert (explained.rule, explained.uncached_tokens, explained.chosen) == (2, 1000, "own-1")
     assert explain(prompt_tokens=20000, held_tokens={"far-0": 19000}).rule == 1
+
+
+def test_backends_that_exchange_kv_now_would_fetch_what_is_described_as_held() -> None:
+    link = Link("reader", fixed_s=0.001, token_s=1e-7)
+    models = frozenset({"pointsman-reader"})
+    backends = (BackendView(name, "own", "shard", models, link=link, held_tokens=0) for name in ("own-0", "own-1"))
+    live = ClusterView(tuple(backends), taken_at=0.0)
+    described = WhatIf(20_000, held_tokens={"own-1": 19_000}, running={"own-1": 60})
+    explained = explain_on_paper(described, parse(FILE), live)
+    assert explained.chosen == "own-0"
+    assert explained.fetch is not None
+    assert (explained.fetch.backend, explained.fetch.tokens) == ("own-1", 19_000)
+    assert "fetch     19,000 of 20,000 tokens from own-1 in " in as_text(explained)
 
 
 def test_the_same_description_gets_the_same_answer() -> None:
