@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,9 @@ def test_every_mistake_in_a_profile_is_reported_with_its_line(tmp_path: Path, te
 def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_profile(tmp_path / "p", a_config(POOLS))
+
+
+def test_the_linked_profile_of_the_example_differs_only_by_its_link() -> None:
+    example, config = Path(__file__).parents[2] / "examples" / "capacity", a_config(POOLS)
+    plain, linked = (read_profile(example / f"l4-{name}.yaml", config)["own"] for name in ("profile", "linked"))
+    assert linked == replace(plain, link_bytes_s=25e9, token_bytes=65_536)
