@@ -15,21 +15,22 @@ class WholeBody(ABC):
     def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
         self.is_over = False
         self._backend, self._limit_bytes = backend, limit_bytes
-        self._whole = bytearray()
+        self._pieces, self._size = list[bytes](), 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._backend}: {len(self._whole)} bytes>"
+        return f"<{type(self).__name__} of {self._backend}: {self._size} bytes>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """Nothing yet. Raises BackendFailed if the body is too long."""
-        self._whole += data
-        if len(self._whole) > self._limit_bytes:
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > self._limit_bytes:
             raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
         return iter(())
 
     def end(self) -> Iterator[Delta]:
         """The answer and its usage. Raises BackendFailed for invalid answers, and the error in the body."""
-        deltas = self._read(bytes(self._whole))
+        deltas = self._read(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
         self.is_over = True
         return iter(deltas)
 
