@@ -41,13 +41,22 @@ class Charge(msgspec.Struct, frozen=True):
     tokens: int = 0
     cost: int = 0
 
+    def amounts(self, metered: Sequence[Meter]) -> list[int]:
+        """The amounts by which this raises the levels of `metered`."""
+        found = []
+        for meter in metered:
+            found.append(meter.unit * getattr(self, meter.counts))  # noqa: PERF401 - a comprehension is a call more
+        return found
+
 
 def charge_of(usage: Usage, prices: Prices) -> Charge:
     """The actual charge of a request that ended, in whatever way, with `usage`."""
     prompt = min(max(0, usage.prompt_tokens), MOST_TOKENS)
     cached = min(max(0, usage.cached_tokens), prompt)
     output = min(max(0, usage.completion_tokens), MOST_TOKENS)
-    return _charge(prompt, prompt - cached, output, prices)
+    for_uncached, for_cached, for_output = _per_token(prices)
+    cost = (prompt - cached) * for_uncached + cached * for_cached + output * for_output
+    return Charge(1, prompt - cached + output, cost)
 
 
 def estimate(
@@ -55,14 +64,8 @@ def estimate(
 ) -> Charge:
     """The charge to reserve for one request: the estimated uncached part of its prompt (None: all of it), and for each
     of its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS, whichever is shorter."""
-    uncached = prompt_tokens if uncached_tokens is None else min(prompt_tokens, uncached_tokens)
-    return _charge(prompt_tokens, uncached, min(max_new_tokens, ANSWER_TOKENS) * choices, prices)
-
-
-def _charge(prompt: int, uncached: int, output: int, prices: Prices) -> Charge:
-    for_uncached, for_cached, for_output = _per_token(prices)
-    cost = uncached * for_uncached + (prompt - uncached) * for_cached + output * for_output
-    return Charge(requests=1, tokens=uncached + output, cost=cost)
+    cached = 0 if uncached_tokens is None else prompt_tokens - uncached_tokens
+    return charge_of(Usage(prompt_tokens, min(max_new_tokens, ANSWER_TOKENS) * choices, cached), prices)
 
 
 @lru_cache(maxsize=64)
@@ -131,7 +134,7 @@ class Meter:
     `name` is unique among the meters of one tenant, and unchanged when the limit changes; `id` is unique among all
     meters. `is_daily`: it is a daily budget rather than a rate. The level falls by `rate` each millisecond, 0 for a
     budget; at the level `capacity` nothing is left. A level has a stamp, the number of whole `stamp_ms` since 1970:
-    milliseconds for a rate, days for a budget.
+    milliseconds for a rate, days for a budget. A charge raises it by `unit` times its member named `counts`.
     """
 
     descriptor: Descriptor
@@ -142,7 +145,9 @@ class Meter:
     is_daily: bool = field(init=False, compare=False, repr=False)
     rate: int = field(init=False, compare=False, repr=False)
     stamp_ms: int = field(init=False, compare=False, repr=False)
+    unit: int = field(init=False, compare=False, repr=False)
     capacity: int = field(init=False, compare=False, repr=False)
+    counts: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         is_daily = self.resource is Resource.COST
@@ -152,13 +157,9 @@ class Meter:
         object.__setattr__(self, "is_daily", is_daily)
         object.__setattr__(self, "rate", 0 if is_daily else self.limit)
         object.__setattr__(self, "stamp_ms", DAY_MS if is_daily else 1)
+        object.__setattr__(self, "unit", 1 if is_daily else MINUTE_MS)
         object.__setattr__(self, "capacity", self.limit * (COST_UNIT if is_daily else MINUTE_MS))
-
-    def amount(self, charge: Charge) -> int:
-        """The amount by which `charge` raises the level."""
-        if self.is_daily:
-            return charge.cost
-        return MINUTE_MS * (charge.requests if self.resource is Resource.REQUESTS else charge.tokens)
+        object.__setattr__(self, "counts", self.resource.value)
 
     def need(self, amount: int) -> int:
         """The room that must be free for `amount` to be admitted.
@@ -183,18 +184,8 @@ class Meter:
             return None if self.limit == 0 else -(-excess // self.limit)
         return None if amount > self.capacity else DAY_MS - now_ms % DAY_MS
 
-    def allowance(self, level: int, *, now_ms: int) -> Allowance:
-        """The amount that is left and the time until all of it is back."""
-        remaining = max(0, self.capacity - level) // (COST_UNIT if self.is_daily else MINUTE_MS)
-        if self.is_daily:
-            reset_ms = DAY_MS - now_ms % DAY_MS if level else 0
-        else:
-            reset_ms = -(-level // self.limit) if self.limit else 0
-        return Allowance(self.limit, remaining, reset_ms / 1000)
 
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(msgspec.Struct, frozen=True):
     """The state of one limit: its size, the amount left, and the seconds until it is full again if unused."""
 
     limit: int
@@ -202,8 +193,7 @@ class Allowance:
     reset_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """A caller's quota: for each resource, the limit with the least left. None for a resource without a limit."""
 
     requests: Allowance | None = None
@@ -211,8 +201,7 @@ class Standing:
     cost: Allowance | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """The charge taken for one request before it runs. Settled once, with the actual charge.
 
     `levels` are the levels of its meters right after it. `is_local` is true if only this router's own share was
@@ -227,8 +216,7 @@ class Reservation:
     is_local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Nothing was taken. `meter` is the limit with the longest wait. After `retry_after_s` the same request passes if
     nothing else is taken; None if it never will."""
 
@@ -285,22 +273,27 @@ def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
     return tuple([meter for one in descriptors for meter in one.meters])
 
 
-def standing_of(levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Standing:
-    """The quota of a caller with meters at these levels."""
+def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int) -> Standing:
+    """The quota of a caller with `metered` limits at these levels."""
     tightest: dict[str, Allowance] = {}
-    for meter, level in levels:
-        found = meter.allowance(level, now_ms=now_ms)
-        known = tightest.get(meter.resource.value)
+    for meter, level in zip(metered, levels, strict=True):
+        left = max(0, meter.capacity - level)
+        if meter.is_daily:
+            reset_ms = DAY_MS - now_ms % DAY_MS if level else 0
+            found = Allowance(meter.limit, left // COST_UNIT, reset_ms / 1000)
+        else:
+            reset_ms = -(-level // meter.limit) if meter.limit else 0
+            found = Allowance(meter.limit, left // MINUTE_MS, reset_ms / 1000)
+        known = tightest.get(meter.counts)
         if known is None or (found.remaining, -found.reset_s) < (known.remaining, -known.reset_s):
-            tightest[meter.resource.value] = found
+            tightest[meter.counts] = found
     return Standing(**tightest)
 
 
-def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int) -> Refused | None:
+def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, now_ms: int) -> Refused | None:
     """The reason why `charge` does not fit on these levels; None if it fits."""
     binding: list[tuple[Meter, int | None]] = []
-    for meter, level in levels:
-        amount = meter.amount(charge)
+    for meter, level, amount in zip(metered, levels, charge.amounts(metered), strict=True):
         # an amount beyond the capacity may still fit: `wait_ms` says so
         if level + amount > meter.capacity and (wait := meter.wait_ms(level, amount, now_ms=now_ms)) != 0:
             binding.append((meter, wait))
@@ -308,14 +301,13 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
         return None
     meter, longest = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
     retry_after_s = None if longest is None else longest / 1000
-    standing = standing_of(levels, now_ms=now_ms)
-    return Refused(meter, charge, retry_after_s, standing, tuple(level for _, level in levels))
+    return Refused(meter, charge, retry_after_s, standing_of(metered, levels, now_ms=now_ms), tuple(levels))
 
 
-def granted(asked: Reservation, levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Reservation:
+def granted(asked: Reservation, levels: Sequence[int], *, now_ms: int) -> Reservation:
     """`asked` as granted, with the levels of its meters after it."""
-    standing, after = standing_of(levels, now_ms=now_ms), tuple([level for _, level in levels])
-    return Reservation(asked.id, asked.descriptors, asked.charge, standing, after, asked.is_local)
+    standing = standing_of(meters(asked.descriptors), levels, now_ms=now_ms)
+    return Reservation(asked.id, asked.descriptors, asked.charge, standing, tuple(levels), asked.is_local)
 
 
 def share(descriptor: Descriptor, replicas: int) -> Descriptor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from policies.quota.budget import (
     MINUTE_MS,
@@ -37,9 +40,16 @@ class _Bucket:
     settled: int = 0
     holders: int = 0
 
+    def refill(self, now_ms: int) -> None:
+        """Lower the level to that of now; a clock that went back changes nothing."""
+        stamp = now_ms // self.meter.stamp_ms
+        if stamp > self.at:
+            if self.used:
+                self.used = self.meter.level(self.used, self.at, now_ms=now_ms)
+            self.at = stamp
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
+
+class _Hold(msgspec.Struct, frozen=True):
     """The parts of one open reservation: the bucket, the amount and the stamp of each. A bucket with holders stays."""
 
     parts: tuple[tuple[_Bucket, int, int], ...]
@@ -51,7 +61,7 @@ class Ledger:
 
     A reservation that is not renewed for `lease_s` lapses: its owner is assumed to have crashed, and all of it is given
     back. None: reservations never lapse. `now` is Unix time in seconds. Memory is bounded by the open reservations,
-    those settled in the last KEPT_S, and the meters that are not full.
+    those settled in the last KEPT_S, and the meters that are not full or were used in the last minute.
     """
 
     def __init__(self, *, lease_s: float | None = None, kept_s: float = KEPT_S) -> None:
@@ -69,27 +79,27 @@ class Ledger:
     def reserve(self, asked: Reservation, *, now: float) -> Reservation | Refused:
         """Take what is `asked` from all its descriptors, or nothing. A known id takes nothing again."""
         now_ms = self._advance(now)
+        metered = meters(asked.descriptors)
+        buckets, levels = self._current(metered, now_ms)
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
-        levels = self._levels(asked.descriptors, now_ms)
-        if asked.id not in self._open and asked.id not in self._settled:
-            if refused := refusal(levels, asked.charge, now_ms=now_ms):
+        elif asked.id not in self._settled:
+            if refused := refusal(metered, levels, asked.charge, now_ms=now_ms):
                 return refused
-            levels = self._hold(asked, levels, now_ms)
+            levels = self._hold(asked, metered, buckets, now_ms)
         return granted(asked, levels, now_ms=now_ms)
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""
         now_ms = self._advance(now)
         if reservation.id not in self._open and reservation.id not in self._settled:
-            self._hold(reservation, self._levels(reservation.descriptors, now_ms), now_ms)
+            metered = meters(reservation.descriptors)
+            self._hold(reservation, metered, self._current(metered, now_ms)[0], now_ms)
 
     def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
         """Apply usage by other routers: raise each meter of `descriptors` to at least its level of `levels`."""
         now_ms = self._advance(now)
-        for meter, level in zip(meters(descriptors), levels, strict=True):
-            bucket = self._bucket(meter)
-            self._move(bucket, 0, now_ms=now_ms)
+        for bucket, level in zip(self._current(meters(descriptors), now_ms)[0], levels, strict=True):
             bucket.used = max(bucket.used, level)
 
     def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
@@ -100,16 +110,13 @@ class Ledger:
         self._settled[reservation.id] = now_ms + self._kept_ms
         hold = self._open.pop(reservation.id, None)
         if hold is None:
-            for meter in meters(reservation.descriptors):
-                bucket, amount = self._bucket(meter), meter.amount(charge)
-                self._move(bucket, amount, now_ms=now_ms)
+            metered = meters(reservation.descriptors)
+            for bucket, amount in zip(self._current(metered, now_ms)[0], charge.amounts(metered), strict=True):
+                bucket.used += amount
+                bucket.taken += amount
                 bucket.settled += amount
             return Settlement.LATE
-        for bucket, reserved, at in hold.parts:
-            amount = bucket.meter.amount(charge)
-            self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
-            bucket.settled += amount
-            bucket.holders -= 1
+        self._end(hold, charge.amounts([bucket.meter for bucket, _, _ in hold.parts]), now_ms)
         return Settlement.SETTLED
 
     def renew(self, ids: Sequence[str], *, now: float) -> None:
@@ -126,7 +133,12 @@ class Ledger:
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
         """The present quota of `descriptors`."""
         now_ms = self._advance(now)
-        return standing_of(self._levels(descriptors, now_ms), now_ms=now_ms)
+        metered, levels = meters(descriptors), []
+        for meter in metered:
+            # looking makes no bucket
+            bucket = self._buckets.get(meter.id)
+            levels.append(0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms))
+        return standing_of(metered, levels, now_ms=now_ms)
 
     def check(self) -> None:
         """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""
@@ -173,9 +185,8 @@ class Ledger:
         self._sweep_ms = min(self._sweep_ms, now_ms + MINUTE_MS)
 
     def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
-        for bucket, amount, at in self._open.pop(id).parts:
-            self._move(bucket, -amount, at=at, now_ms=now_ms)
-            bucket.holders -= 1
+        hold = self._open.pop(id)
+        self._end(hold, [0] * len(hold.parts), now_ms)
 
     def _forget(self, now_ms: int) -> None:
         full = [
@@ -187,29 +198,29 @@ class Ledger:
             del self._buckets[key]
 
     def _hold(
-        self, reservation: Reservation, levels: Sequence[tuple[Meter, int]], now_ms: int
-    ) -> list[tuple[Meter, int]]:
-        """Take the charge of `reservation` from its meters, which are at these levels; returns the levels after it."""
-        parts, after = [], []
-        for meter, level in levels:
-            bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
-            bucket.used, bucket.at = level + amount, max(bucket.at, now_ms // meter.stamp_ms)
+        self, reservation: Reservation, metered: Sequence[Meter], buckets: Sequence[_Bucket], now_ms: int
+    ) -> list[int]:
+        """Take the charge of `reservation` from the current `buckets` of its meters; returns the levels after it."""
+        parts, levels = [], []
+        for bucket, amount in zip(buckets, reservation.charge.amounts(metered), strict=True):
+            bucket.used += amount
             bucket.taken += amount
             bucket.holders += 1
             parts.append((bucket, amount, bucket.at))
-            after.append((meter, bucket.used))
+            levels.append(bucket.used)
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
-        return after
+        return levels
 
-    def _move(self, bucket: _Bucket, amount: int, *, now_ms: int, at: int | None = None) -> None:
-        """Raise or lower the level by `amount`; `at` is the stamp at which it was taken, None: now."""
-        meter = bucket.meter
-        bucket.taken += amount
-        level = meter.level(bucket.used, bucket.at, now_ms=now_ms)
-        bucket.at = max(bucket.at, now_ms // meter.stamp_ms)
-        # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
-        is_past = meter.is_daily and at is not None and at < bucket.at
-        bucket.used = level if is_past else max(0, level + amount)
+    def _end(self, hold: _Hold, amounts: Sequence[int], now_ms: int) -> None:
+        """Take `amounts` instead of what `hold` has reserved."""
+        for (bucket, reserved, at), amount in zip(hold.parts, amounts, strict=True):
+            bucket.refill(now_ms)
+            # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
+            if at >= bucket.at or not bucket.meter.is_daily:
+                bucket.used = max(0, bucket.used + amount - reserved)
+            bucket.taken += amount - reserved
+            bucket.settled += amount
+            bucket.holders -= 1
 
     def _renew(self, id: str, now_ms: int) -> None:  # noqa: A002
         self._open[id] = replace(self._open.pop(id), lapses_ms=self._lapses_ms(now_ms))
@@ -217,19 +228,18 @@ class Ledger:
     def _lapses_ms(self, now_ms: int) -> int | None:
         return None if self._lease_ms is None else now_ms + self._lease_ms
 
-    def _bucket(self, meter: Meter) -> _Bucket:
-        bucket = self._buckets.get(meter.id)
-        if bucket is None:
-            bucket = self._buckets[meter.id] = _Bucket(meter)
-        bucket.meter = meter  # the file may have changed the limit
-        return bucket
-
-    def _levels(self, descriptors: Sequence[Descriptor], now_ms: int) -> list[tuple[Meter, int]]:
-        found = []
-        for meter in meters(descriptors):
+    def _current(self, metered: Sequence[Meter], now_ms: int) -> tuple[list[_Bucket], list[int]]:
+        """The buckets of `metered`, refilled, and their levels."""
+        found, levels = [], []
+        for meter in metered:
             bucket = self._buckets.get(meter.id)
-            found.append((meter, 0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms)))
-        return found
+            if bucket is None:
+                bucket = self._buckets[meter.id] = _Bucket(meter)
+            bucket.meter = meter  # the file may have changed the limit
+            bucket.refill(now_ms)
+            found.append(bucket)
+            levels.append(bucket.used)
+        return found, levels
 
 
 def milliseconds(seconds: float) -> int:

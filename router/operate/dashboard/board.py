@@ -146,11 +146,13 @@ class Board:
         """See Listener."""
         word, usage = outcome.value, account.usage
         cost = charge_of(usage, self._prices()).cost if usage.prompt_tokens else 0
-        rows = self._rows_of(account)
-        chosen = [row.decision.chosen for row in rows if row.decision is not None and row.decision.chosen is not None]
-        is_reported = all(map(self._reports_cache, chosen))
-        seen = self._window.at(at)
-        for sums in (seen.tenants[account.tenant], self._total(account)):
+        only = self._newest.get(account.id)
+        rows, is_reported = self._rows_of(account) if only is None else [only], True
+        for row in rows:
+            if row.decision is not None and row.decision.chosen is not None:
+                is_reported = is_reported and self._reports_cache(row.decision.chosen)
+        seen, total = self._window.at(at), self.totals.get((account.tenant, account.model))
+        for sums in (seen.tenants[account.tenant], self._total(account) if total is None else total):
             sums.count(word, usage, cost, is_reported=is_reported)
         minute = seen.classes[account.service_class]
         minute.outcomes[word] += 1
@@ -220,7 +222,8 @@ class Board:
         row = Row(self._number, self.revision, request, tenant, service_class, self._clock(), asked, decision)
         self._rows.append(row)
         self._newest[request] = row
-        self._keys += _keys_of(row)
+        if asked is not None:
+            self._keys += len(asked.block_keys)
         while len(self._rows) > MOST_ROWS or (self._keys > MOST_KEYS and len(self._rows) > 1):
             gone = self._rows.popleft()
             self._keys -= _keys_of(gone)
@@ -241,9 +244,7 @@ class Board:
         row.revision = self.revision
 
     def _rows_of(self, account: Account) -> list[Row]:
-        """The rows of a call: one for each of its prompts, or a new row if none of them was decided."""
-        if (only := self._newest.get(account.id)) is not None:
-            return [only]
+        """The rows of a call with several prompts, one for each, or a new row if none was decided."""
         rows: list[Row] = []
         while f"{account.id}-{len(rows)}" in self._newest:
             rows.append(self._newest[f"{account.id}-{len(rows)}"])

@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from policies.errors import Overloaded
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, meters, share

@@ -14,7 +14,6 @@ from redis.backoff import NoBackoff
 from policies.quota.budget import (
     Charge,
     Descriptor,
-    Meter,
     Refused,
     Reservation,
     Standing,
@@ -83,7 +82,7 @@ class RedisStore:
         fits, now_ms, levels = await self._taken(asked, is_granted=False)
         if fits:
             return granted(asked, levels, now_ms=now_ms)
-        refused = refusal(levels, asked.charge, now_ms=now_ms)
+        refused = refusal(meters(asked.descriptors), levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
         return refused
@@ -94,25 +93,25 @@ class RedisStore:
         if not fits:
             raise StoreFailed(Fault.NONSENSE, "it rejects a reservation that was granted")
 
-    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[tuple[Meter, int]]]:
+    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[int]]:
         """Whether `asked` was taken, the time in milliseconds, and the level of each meter."""
         metered = meters(asked.descriptors)
         arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
-        for meter in metered:
-            amount = meter.amount(asked.charge)
+        for meter, amount in zip(metered, asked.charge.amounts(metered), strict=True):
             # what has been granted needs no room
             capacity, need = (_MOST_LEVEL, 0) if is_granted else (meter.capacity, meter.need(amount))
             arguments += [meter.name, meter.rate, capacity, need, amount]
         with faults():
             reply = await self._reserve(self._keys(asked.descriptors), arguments)
         fits, now_ms, *found = _integers(reply, 2 + len(metered))
-        return fits, now_ms, list(zip(metered, found, strict=True))
+        return fits, now_ms, found
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore."""
         arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
-        for meter in meters(reservation.descriptors):
-            arguments += [meter.name, meter.rate, meter.amount(charge)]
+        metered = meters(reservation.descriptors)
+        for meter, amount in zip(metered, charge.amounts(metered), strict=True):
+            arguments += [meter.name, meter.rate, amount]
         with faults():
             reply = await self._settle(self._keys(reservation.descriptors), arguments)
         if reply not in (0, 1, 2):
@@ -142,7 +141,7 @@ class RedisStore:
         with faults():
             reply = await self._standing(self._keys(descriptors), arguments)
         now_ms, *found = _integers(reply, 1 + len(metered))
-        return standing_of(list(zip(metered, found, strict=True)), now_ms=now_ms)
+        return standing_of(metered, found, now_ms=now_ms)
 
     async def start(self) -> None:
         """See QuotaStore."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from policies.nouns import Limits, Prices, Tenant, Usage
@@ -62,7 +63,7 @@ def test_a_budget_comes_back_at_midnight_utc_and_not_before() -> None:
 @pytest.mark.parametrize("taken", [1, 3, 60, 1_000_000])
 def test_after_the_wait_and_not_a_millisecond_sooner_the_same_fits(now_ms: int, limit: int, taken: int) -> None:
     meter = a_meter(limit=limit)
-    level, amount = meter.capacity, meter.amount(Charge(tokens=taken))
+    level, amount = meter.capacity, Charge(tokens=taken).amounts([meter])[0]
     wait = meter.wait_ms(level, amount, now_ms=now_ms)
     assert wait
     for later, fits in ((wait - 1, False), (wait, True)):
@@ -72,8 +73,9 @@ def test_after_the_wait_and_not_a_millisecond_sooner_the_same_fits(now_ms: int, 
 
 def test_a_prompt_longer_than_a_minutes_tokens_is_let_in_when_all_of_them_are_free() -> None:
     meter, prompt = a_meter(limit=600_000), Charge(tokens=1_000_000)
-    assert meter.wait_ms(0, meter.amount(prompt), now_ms=0) == 0
-    assert meter.wait_ms(meter.amount(prompt), meter.amount(prompt), now_ms=0) == 100_000
+    [amount] = prompt.amounts([meter])
+    assert meter.wait_ms(0, amount, now_ms=0) == 0
+    assert meter.wait_ms(amount, amount, now_ms=0) == 100_000
 
 
 def test_a_budget_is_never_overdrawn_knowingly() -> None:
@@ -83,7 +85,7 @@ def test_a_budget_is_never_overdrawn_knowingly() -> None:
 @pytest.mark.parametrize("resource", Resource)
 def test_a_limit_of_nothing_lets_nothing_in(resource: Resource) -> None:
     meter = a_meter(resource, 0)
-    refused = refusal([(meter, 0)], Charge(1, 1, 1), now_ms=0)
+    refused = refusal([meter], [0], Charge(1, 1, 1), now_ms=0)
     assert refused is not None
     assert refused.error().retry_after_s is None
     assert refused.error().hint == "ask the operator"
@@ -91,8 +93,8 @@ def test_a_limit_of_nothing_lets_nothing_in(resource: Resource) -> None:
 
 def test_a_refusal_names_the_limit_that_takes_longest() -> None:
     fast, slow = a_meter(limit=60), Meter(a_descriptor(model="llama"), Resource.REQUESTS, 1)
-    levels = [(fast, fast.capacity), (slow, slow.capacity)]
-    refused = refusal(levels, Charge(requests=1, tokens=1), now_ms=0)
+    levels = [fast.capacity, slow.capacity]
+    refused = refusal([fast, slow], levels, Charge(requests=1, tokens=1), now_ms=0)
     assert refused is not None
     assert (refused.meter, refused.retry_after_s) == (slow, 60)
     error = refused.error()
@@ -102,16 +104,18 @@ def test_a_refusal_names_the_limit_that_takes_longest() -> None:
 
 def test_a_refusal_of_the_local_share_says_so() -> None:
     meter = a_meter()
-    refused = refusal([(meter, meter.capacity)], Charge(tokens=1), now_ms=0)
+    refused = refusal([meter], [meter.capacity], Charge(tokens=1), now_ms=0)
     assert refused is not None
     assert "share" not in refused.error().hint
     assert (
-        replace(refused, is_local=True).error().hint.endswith("by this router's share, since the shared store is away")
+        msgspec.structs.replace(refused, is_local=True)
+        .error()
+        .hint.endswith("by this router's share, since the shared store is away")
     )
 
 
 def test_what_costs_more_than_a_day_has_is_refused_for_good() -> None:
-    refused = refusal([(a_meter(Resource.COST, 10), 0)], Charge(cost=12_345), now_ms=0)
+    refused = refusal([a_meter(Resource.COST, 10)], [0], Charge(cost=12_345), now_ms=0)
     assert isinstance(refused, Refused)
     assert refused.error().retry_after_s is None
     assert refused.error().hint == "it may cost 12.345"
@@ -120,15 +124,15 @@ def test_what_costs_more_than_a_day_has_is_refused_for_good() -> None:
 def test_where_one_stands_is_the_limit_of_which_least_is_left() -> None:
     wide, narrow = a_meter(limit=600), replace(a_meter(limit=60), descriptor=a_descriptor(model="m"))
     cost = a_meter(Resource.COST, 10)
-    levels = [(wide, 599 * 60_000), (narrow, 30 * 60_000), (cost, 2_500)]
-    assert standing_of(levels, now_ms=1000) == Standing(
+    levels = [599 * 60_000, 30 * 60_000, 2_500]
+    assert standing_of([wide, narrow, cost], levels, now_ms=1000) == Standing(
         tokens=Allowance(600, 1, 59.9), cost=Allowance(10, 7, DAY_MS / 1000 - 1)
     )
-    assert standing_of([], now_ms=0) == Standing()
+    assert standing_of([], [], now_ms=0) == Standing()
 
 
 def test_debt_leaves_nothing_and_takes_longer_to_come_back() -> None:
-    assert a_meter(limit=60).allowance(90 * 60_000, now_ms=0) == Allowance(60, 0, 90)
+    assert standing_of([a_meter(limit=60)], [90 * 60_000], now_ms=0).tokens == Allowance(60, 0, 90)
 
 
 def test_the_shares_of_all_replicas_are_no_more_than_the_limit() -> None:
