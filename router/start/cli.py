@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="pointsman",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,6 +46,10 @@ Grpc = Annotated[str | None, _address("gRPC address, or off")]
 Admin = Annotated[str | None, _address("Address for operators and the dashboard, or off")]
 Picker = Annotated[str | None, _address("Address where gateways ask for an endpoint")]
 MetricsAt = Annotated[str | None, _address("Address that serves /metrics without a key, or open: the HTTP address")]
+
+
+USUAL_AT = "http://127.0.0.1:8080"
+At = Annotated[str, typer.Option(metavar="URL", help="The router's HTTP address.")]
 
 
 def show_version(asked: bool) -> None:
@@ -108,7 +111,7 @@ def up(
     run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
 
 
-@app.command(short_help="The router alone, in front of FILE's backends.")
+@app.command(short_help="The router alone, in front of FILE's backends or of --to URL.")
 def serve(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file (YAML).")] = None,
     to: Annotated[
@@ -461,6 +464,35 @@ def top(
     from tls.settings import TlsSettings
 
     run(admin, once=once, tls=TlsSettings(cert, key, ca))
+
+
+@app.command(short_help="A chat with a router, in the terminal or a pipe.")
+def chat(
+    question: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUESTION]", help="One question (default: ask in the terminal).")
+    ] = None,
+    at: At = USUAL_AT,
+    model: Annotated[str | None, typer.Option(help="The model (default: the first that the router lists).")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest answer, in tokens.", min=1)] = None,
+) -> None:
+    """Chat with a router, or with any server that speaks OpenAI's API. Answers are streamed.
+
+    Behind each answer: its backend and class, how many tokens of the prompt came from a cache, and the times. In a
+    pipe the answer is written to stdout and that line to stderr; piped text is put behind QUESTION.
+
+    Reads an API key from POINTSMAN_KEY.
+
+    \b
+    Examples:
+      pointsman chat
+      pointsman chat "Why is the sky blue?"
+      pointsman chat "Summarize this" < report.txt > summary.txt
+    """
+    from router.client.chat import ChatOptions, run
+
+    words = " ".join(question or ())
+    run(ChatOptions(at, model=model, system=system, max_tokens=max_tokens, question=words or None))
 
 
 def started_with(file: Path, *, may_be_absent: bool = False) -> Contents:

@@ -63,6 +63,8 @@ INSIDE = {
     "router.call": ("router.ask", "router.text", "router.fleet", "router.shared"),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
     "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),
+    # as any other client: it knows nothing of the router
+    "router.client": (),
     "router.start": ("router",),
 }
 """Modules of its own package that each layer may import, beside itself."""

@@ -144,3 +144,17 @@ def test_an_engine_that_does_not_answer_is_an_error_for_people() -> None:
     done = output_of("serve", "--to", f"http://127.0.0.1:{port}")
     assert isinstance(done.exception, ConfigError)
     assert "nothing answers at" in str(done.exception)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell: str) -> None:
+    script = {"bash": "complete_bash", "zsh": "complete_zsh", "fish": "complete_fish"}[shell]
+    words = {
+        "bash": {"COMP_WORDS": "pointsman ser", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "pointsman ser"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "pointsman ser", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    environment = {"_POINTSMAN_COMPLETE": script, **words}
+    done = CliRunner().invoke(app, [], env=environment, prog_name="pointsman")
+    assert "serve" in done.output
+    assert "simulate" not in done.output
