@@ -13,7 +13,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from policies.learning.cost import Latency
-from policies.nouns import BackendView, ClusterView, Decision, Request, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Fetch, Request, Usage
 from router.call.bid import Placed
 from router.fleet.cluster.flights import Flight
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, root_key
@@ -68,6 +68,8 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
     max_requests: int | None = None
     speed: tuple[float, float, float, float, float, float] | None = None
     pace: tuple[float, float] = (1.0, 1.0)
+    fetch: tuple[str, int, float] | None = None
+    prefill: str | None = None
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -226,6 +228,10 @@ def _key_tokens(request: Request) -> int:
     return max(1, KEYS_EVERY_BLOCKS * request.prompt_tokens // len(request.block_keys))
 
 
+def _fetch_of(fetch: Fetch) -> tuple[str, int, float]:
+    return fetch.backend, fetch.tokens, round(fetch.seconds, 6)
+
+
 def _try_of(made: Made, arrived_at: float) -> Try:
     decision, flight = made.decision, made.flight
     best = sorted(decision.scores, key=lambda pair: -pair[1])[:MOST_SEEN]
@@ -250,6 +256,8 @@ def _try_of(made: Made, arrived_at: float) -> Try:
         max_requests=None if chosen is None else chosen.max_requests,
         speed=None if chosen is None else _speed_of(chosen.latency),
         pace=(1.0, 1.0) if chosen is None else _pace_of(chosen, made.view),
+        fetch=None if decision.fetch is None else _fetch_of(decision.fetch),
+        prefill=None if decision.prefill is None else decision.prefill.backend,
     )
 
 

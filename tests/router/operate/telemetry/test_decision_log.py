@@ -17,7 +17,7 @@ import pytest
 
 from policies.errors import BackendFailed, ConfigError
 from policies.learning.cost import Ahead, Latency
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Request, ServiceClass, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Fetch, PrefillLeg, Request, ServiceClass, Usage
 from router.fleet.cluster.flights import Flight, Flights
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.decision_record import (
@@ -160,6 +160,15 @@ def test_the_speed_of_the_chosen_backend_is_kept_with_its_pace_among_its_pool() 
     assert [attempt.pace for attempt in tried] == [(1.0, 1.0), (4.0, 1.5), (1.0, 1.0)]
     assert tried[1].speed == (0.02, 2e-4, 2e-9, 0.015, 1e-4, 3e-8)
     assert tried[1].cache_tokens == 4096
+
+
+def test_kv_from_another_backend_is_kept() -> None:
+    fetching = Decision("b0", "p", fetch=Fetch("b1", 640, 0.1234567, 0.5))
+    apart = Decision("b0", "p", prefill=PrefillLeg("p0", 1.0, 1.0))
+    made = tuple(Made(11.0, decision, a_view(2)) for decision in (fetching, apart))
+    first, second = record_of(an_end(made=made)).tries
+    assert (first.fetch, first.prefill) == (("b1", 640, 0.123457), None)
+    assert (second.fetch, second.prefill) == (None, "p0")
 
 
 def test_the_targets_of_the_class_are_kept() -> None:
