@@ -81,15 +81,14 @@ class Stream:
 class Request:
     """One request of a client.
 
-    `target` is what its first line names; `path` is that without its query and decoded, `query` is as it came. Headers
-    in `answer_headers` are added to its answer, whichever that is; `hang_up` closes the connection after it, or nothing
-    is read from it for `rest_s` seconds. `address` is the client's, an IPv6 network of 64 bits being one address; a
-    handler that knows the client sets `is_known`.
+    `target` is what its first line names; `path` is that without its query and decoded, "/v1/models/a b" for
+    "/v1/models/a%20b?x=1", and `query` is as it came. Headers in `answer_headers` are added to its answer, whichever
+    that is; `hang_up` closes the connection after it, or nothing is read from it for `rest_s` seconds. `address` is the
+    client's, an IPv6 network of 64 bits being one address; a handler that knows the client sets `is_known`.
     """
 
     __slots__ = (
         "_most_bytes",
-        "_path",
         "_start",
         "address",
         "answer_headers",
@@ -101,6 +100,7 @@ class Request:
         "is_known",
         "keeps_alive",
         "method",
+        "path",
         "rest_s",
         "stream",
         "target",
@@ -118,7 +118,11 @@ class Request:
     ) -> None:
         self.method, self.target, self.headers, self.incoming = method, target, headers, incoming
         self._start, self._most_bytes = start, most_bytes
-        self._path: str | None = None
+        raw = target.partition("?")[0]
+        if not raw.startswith(("/", "*")):
+            # as proxies are asked: http://host/path (RFC 9112, section 3.2.2)
+            raw = "/" + raw.partition("://")[2].partition("/")[2]
+        self.path = unquote(raw) if "%" in raw else raw
         self.address = ""
         self.answer_headers: dict[str, str] = {}
         self.content_length: int | None = None
@@ -129,17 +133,6 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.path[:80]}>"
-
-    @property
-    def path(self) -> str:
-        """What is asked for: "/v1/models/a b" for the target "/v1/models/a%20b?x=1"."""
-        if self._path is None:
-            raw = self.target.partition("?")[0]
-            if not raw.startswith(("/", "*")):
-                # as proxies are asked: http://host/path (RFC 9112, section 3.2.2)
-                raw = "/" + raw.partition("://")[2].partition("/")[2]
-            self._path = unquote(raw) if "%" in raw else raw
-        return self._path
 
     @property
     def query(self) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backends.base import Backend, Taker, give_all
 from backends.http.backend import HttpBackend
-from policies.nouns import ClusterView, Prompt
+from policies.nouns import ACCEPTED, ClusterView, Delta, Prompt
+from router.ask import Ask
 from router.call.bid import Placed
+from router.call.caller import Caller
+from router.call.hedging import Race
+from router.call.observer import Account
+from router.call.tracing import AttemptTrace
 from router.text.tool_calls import reading_calls
 
 
@@ -55,3 +61,73 @@ class Ourselves:
         if isinstance(backend, HttpBackend):
             return backend.relay(request, prompt, to)
         return give_all(backend.generate(request, prompt), to)
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Gets the Deltas of the backend of `placed`, a Taker: accounts for them, and once that backend leads the `race`,
+    passes them on to `caller` as the answer to prompt `at` of `ask`.
+
+    `on_won` is called when that backend was not the first of the race and takes the lead. `close` it at the end.
+    """
+
+    caller: Caller
+    ask: Ask
+    at: int
+    placed: Placed
+    race: Race
+    account: Account
+    attempt: AttemptTrace
+    clock: Callable[[], float]
+    on_won: Callable[[], None]
+    _echo: str = field(init=False)
+    _unechoed: set[int] = field(init=False)
+    _pending: Coroutine[Any, Any, None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        bid = self.placed.bid
+        self._echo = bid.echo if bid.prompt.beginning is None else ""
+        self._unechoed = set(range(bid.request.sampling.choices)) if self._echo else set()
+
+    def take(self, delta: Delta) -> bool:
+        """Account for `delta`, and pass it on; False: the caller is still to take it. Raises Beaten, CallerGone."""
+        if delta.is_repeat:
+            return True
+        placed, race, now = self.placed, self.race, self.clock()
+        flight, so_far = placed.flight, placed.bid.so_far
+        flight.heard(delta, now)
+        if delta is ACCEPTED:
+            return True
+        if delta.computed_tokens is None:
+            if race.leader is not placed:
+                race.lead(placed)
+                if placed is not race.first:
+                    self.on_won()
+            if flight.first_at is not None:
+                self.account.heard(now)
+            if so_far is not None:
+                so_far.add(delta)
+            if self._echo:
+                delta = self.ask.echoed(delta, self._echo, self._unechoed)
+        elif placed is not race.placed:
+            return True
+        if delta.finish_reason is not None:
+            self.attempt.finished(delta.finish_reason)
+        self._pending = self.caller.write(self.at, delta)
+        if self._pending is None:
+            return True
+        flight.hold()
+        return False
+
+    async def ready(self) -> None:
+        """Return once the caller has taken the newest Delta. Raises CallerGone."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            await pending
+            self.placed.flight.relayed(self.clock())
+
+    def close(self) -> None:
+        """Drop what the caller has not taken, where the answer ends before it does."""
+        if self._pending is not None:
+            self._pending.close()
+            self._pending = None

@@ -45,9 +45,8 @@ from router.ask import Ask
 from router.call.admission import Permit
 from router.call.bid import Bid, Look, Placed
 from router.call.caller import Caller, CallerGone, Placement
-from router.call.carrier import Carrier, Ourselves
+from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.deciding import decided
-from router.call.delivery import Delivery
 from router.call.disclosure import public_message_of, shown_name
 from router.call.gateway import Gateway
 from router.call.hedging import Race

@@ -88,7 +88,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         natives=(Native(CHAT_PATH, body),),
         path=CHAT_PATH,
         sampling=sampling,
-        max_new_tokens=_checked_limit(limit, fields),
+        max_new_tokens=None if limit is None else _checked_limit(limit, fields),
         needs=_needs(sampling, has_media=chat.media > 0),
         media_urls=_urls_in(body) if chat.media else (),
         **_common(fields, headers or {}),
@@ -146,6 +146,9 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     echoes = bool(fields.echo) and not scores_prompt
     only_echo = bool(fields.echo) and fields.max_tokens == 0
     sampling = _sampling(fields, body, fields.logprobs)
+    limit = 1 if only_echo else fields.max_tokens
+    if limit is not None and not only_echo:
+        limit = _checked_limit(limit, fields)
     # for backends without `echo` the router answers it; with the field in the body, others would repeat the prompt too
     bodies = [_without_echo(each) for each in natives] if echoes else natives
     return Ask(
@@ -155,7 +158,7 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         natives=tuple(Native(COMPLETION_PATH, each) for each in natives),
         path=COMPLETION_PATH,
         sampling=sampling,
-        max_new_tokens=1 if only_echo else _checked_limit(fields.max_tokens, fields),
+        max_new_tokens=limit,
         only_echo=only_echo,
         usual_new_tokens=COMPLETION_MAX_TOKENS,
         echo=echoes,
@@ -215,11 +218,11 @@ def _texts_in(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in metadata.items() if isinstance(value, str)}
 
 
-def _checked_limit(limit: int | None, fields: Common) -> int | None:
+def _checked_limit(limit: int, fields: Common) -> int:
     if limit == 0:
         hint = "at least 1; 0 with `echo` returns the prompt"
         raise InvalidRequest("`max_tokens` must be at least 1, got 0", hint=hint, param="max_tokens")
-    if limit is not None and (fields.min_tokens or 0) > limit:
+    if (fields.min_tokens or 0) > limit:
         raise InvalidRequest("`min_tokens` is more than `max_tokens`", hint="lower `min_tokens`", param="min_tokens")
     return limit
 

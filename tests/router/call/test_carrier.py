@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from policies.nouns import ACCEPTED, Delta, Sampling
-from router.call.delivery import Delivery
+from router.call.carrier import Delivery
 from router.call.hedging import Beaten, Race
 from router.call.observer import Account
 from router.call.so_far import SoFar
