@@ -495,6 +495,49 @@ def chat(
     run(ChatOptions(at, model=model, system=system, max_tokens=max_tokens, question=words or None))
 
 
+@app.command(short_help="Load for a router: percentiles of TTFT, TPOT, end to end.")
+def bench(
+    at: At = USUAL_AT,
+    model: Annotated[str | None, typer.Option(help="The model (default: the first that the router lists).")] = None,
+    requests: Annotated[int, typer.Option(help="Number of requests.", min=1, max=100_000)] = 100,
+    concurrency: Annotated[int, typer.Option(help="Closed loop: requests at a time.", min=1, max=1000)] = 8,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Open loop: N requests per second on average.")
+    ] = None,
+    words: Annotated[int, typer.Option(help="Words of a prompt.", min=1, max=1_000_000)] = 500,
+    shared_words: Annotated[
+        int, typer.Option(help="Words at the beginning that all prompts share, so that a cache has them.", min=0)
+    ] = 250,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.", min=1)] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals; another one finds nothing in caches.")] = 0,
+    picture: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Draw the times as SVG, too.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the results as JSON, too.")] = None,
+) -> None:
+    """Put load on a router, or on any server that speaks OpenAI's API, and print the percentiles of its times.
+
+    A closed loop has CONCURRENCY clients, each with one request at a time: it shows the greatest throughput. An open
+    loop (--rate) sends requests when they are due, answered or not, as many independent users do: it shows the times
+    at a load. There, times count from when a request was due.
+
+    TTFT is the time to the first token, TPOT the time per token after it. Exits with 1 if a request fails. Reads an
+    API key from POINTSMAN_KEY.
+
+    \b
+    Examples:
+      pointsman bench
+      pointsman bench --rate 5 --requests 300 --picture bench.svg
+      pointsman bench --at http://vllm:8000 --words 2000 --shared-words 1800
+    """
+    from router.client.bench import BenchOptions, run
+    from router.client.load import Load
+
+    if rate is not None and not 0 < rate <= 10_000:
+        raise typer.BadParameter("--rate must be above 0 and at most 10,000")
+    load = Load(requests, concurrency, rate, words, shared_words, seed)
+    if not run(BenchOptions(at, load, model=model, max_tokens=max_tokens, picture=picture, json=json)):
+        raise typer.Exit(1)
+
+
 def started_with(file: Path, *, may_be_absent: bool = False) -> Contents:
     """The contents of `file`, as from `opened`; prints doubtful settings as warnings."""
     contents = opened(file, may_be_absent=may_be_absent)
