@@ -40,7 +40,7 @@ class Admission:
     def __init__(self, store: QuotaStore) -> None:
         self.store = store
         self._open: set[Permit] = set()
-        self._running: Counter[tuple[str, str]] = Counter()
+        self._running: dict[tuple[str, str], int] = {}
         self.settled: Counter[Outcome] = Counter()
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class Admission:
 
     def running(self, tenant: str) -> int:
         """How many permits of `tenant` are open."""
-        return self._running[(tenant, "")]
+        return self._running.get((tenant, ""), 0)
 
     def is_idle(self) -> bool:
         """Is no permit open?"""
@@ -71,9 +71,10 @@ class Admission:
 
         Called by the permit itself.
         """
-        for descriptor in permit.claim.descriptors:
-            running, most = self._running[descriptor.id], descriptor.limits.concurrent
-            if most is not None and running >= most:
+        claim = permit.claim
+        for descriptor in claim.descriptors:
+            most = descriptor.limits.concurrent
+            if most is not None and (running := self._running.get(descriptor.id, 0)) >= most:
                 raise QuotaExceeded(
                     f"{descriptor} has {running} requests running, which is its limit",
                     hint="wait for one to finish",
@@ -81,11 +82,10 @@ class Admission:
                 )
         # counted before the store is asked: others come in meanwhile
         self._count(permit, 1)
-        answer: Reservation | Refused | None = None
+        if not meters(claim.descriptors):
+            return None
         try:
-            claim = permit.claim
-            if meters(claim.descriptors):
-                answer = await self.store.reserve(Reservation(claim.id, claim.descriptors, claim.charge))
+            answer = await self.store.reserve(Reservation(claim.id, claim.descriptors, claim.charge))
         except BaseException:
             self._count(permit, -1)
             raise
@@ -104,8 +104,7 @@ class Admission:
     def _count(self, permit: Permit, change: int) -> None:
         (self._open.add if change > 0 else self._open.discard)(permit)
         for descriptor in permit.claim.descriptors:
-            running = self._running[descriptor.id] + change
-            if running:
+            if running := self._running.get(descriptor.id, 0) + change:
                 self._running[descriptor.id] = running
             else:
                 del self._running[descriptor.id]
@@ -129,7 +128,10 @@ class Permit:
 
     def spend(self, usage: Usage) -> None:
         """Charge `usage` on top of what was charged before."""
-        before = self.usage or Usage()
+        if self.usage is None:
+            self.usage = usage
+            return
+        before = self.usage
         self.usage = Usage(
             before.prompt_tokens + usage.prompt_tokens,
             before.completion_tokens + usage.completion_tokens,

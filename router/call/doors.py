@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 
 from policies.errors import CutOff, Unavailable
 
@@ -16,7 +16,7 @@ class Doors:
 
     def __init__(self) -> None:
         self.open = True
-        self._inside: set[asyncio.Timeout] = set()
+        self._inside: set[_Stay] = set()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -28,29 +28,24 @@ class Doors:
         """How many calls are inside."""
         return len(self._inside)
 
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Be inside. Raises Unavailable once the doors are closed, CutOff when all were turned out."""
+    def entered(self) -> _Stay:
+        """Be inside, as a context manager: entering it raises Unavailable once the doors are closed, leaving it CutOff
+        if all were turned out."""
+        return _Stay(self)
+
+    def let_in(self, stay: _Stay) -> None:
+        """Count `stay`. Raises Unavailable. Called by the stay itself."""
         if not self.open:
             hint = "try again: another replica may take it"
             raise Unavailable("the router is shutting down", hint=hint, retry_after_s=_RETRY_AFTER_S)
-        stay = asyncio.timeout(None)
         self._inside.add(stay)
         self._empty.clear()
-        try:
-            async with stay:
-                yield
-        except TimeoutError as error:
-            if not stay.expired():
-                raise
-            hint = "ask again: another replica may answer"
-            raise CutOff(
-                "the router shut down before this answer ended", hint=hint, retry_after_s=_RETRY_AFTER_S
-            ) from error
-        finally:
-            self._inside.discard(stay)
-            if not self._inside:
-                self._empty.set()
+
+    def let_out(self, stay: _Stay) -> None:
+        """Count `stay` no more. Called by the stay itself."""
+        self._inside.discard(stay)
+        if not self._inside:
+            self._empty.set()
 
     def close(self) -> None:
         """Let no more calls in; those inside stay."""
@@ -58,10 +53,8 @@ class Doors:
 
     def turn_out(self) -> None:
         """End all calls that are inside now."""
-        now = asyncio.get_running_loop().time()
         for stay in self._inside:
-            if not stay.expired():
-                stay.reschedule(now)
+            stay.end()
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until no call is inside, at most `timeout_s`; returns whether none is."""
@@ -74,3 +67,37 @@ class Doors:
     def check(self) -> None:
         """Assert that the counts agree; may be called at any time."""
         assert self._empty.is_set() == (self.inside == 0), f"{self!r}: the event does not fit the count"
+
+
+class _Stay:
+    """One call inside `doors`, as a context manager. `end` cancels its task, as asyncio.timeout does it."""
+
+    __slots__ = ("_doors", "_is_ended", "_task", "_was_cancelling")
+
+    def __init__(self, doors: Doors) -> None:
+        self._doors, self._is_ended, self._was_cancelling = doors, False, 0
+        self._task: asyncio.Task[object] | None = None
+
+    def __enter__(self) -> None:
+        task = self._task = asyncio.current_task()
+        assert task is not None, "a call runs in a task"
+        self._was_cancelling = task.cancelling()
+        self._doors.let_in(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._doors.let_out(self)
+        if not self._is_ended or self._task is None:
+            return
+        # the client may have left in the same moment
+        if self._task.uncancel() <= self._was_cancelling and isinstance(error, asyncio.CancelledError):
+            hint = "ask again: another replica may answer"
+            message = "the router shut down before this answer ended"
+            raise CutOff(message, hint=hint, retry_after_s=_RETRY_AFTER_S) from error
+
+    def end(self) -> None:
+        """End the call, once."""
+        if not self._is_ended and self._task is not None:
+            self._is_ended = True
+            self._task.cancel()

@@ -94,7 +94,7 @@ async def serve(
     account_of, held_by = gateway.observer.account(caller.id, caller.trace), gateway.bodies.held()
     with account_of as account, held_by as held:
         try:
-            async with gateway.doors.entered():
+            with gateway.doors.entered():
                 config = gateway.config
                 known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
                 tenant, key = known or identity_of(caller.key, config, gateway.keys)

@@ -12,12 +12,11 @@ from router.call.doors import Doors
 
 async def test_closed_doors_admit_no_call_and_report_when_the_last_one_left() -> None:
     doors = Doors()
-    async with doors.entered():
+    with doors.entered():
         doors.close()
         assert not await doors.emptied(0.0)
-        with pytest.raises(Unavailable, match="another replica") as caught:
-            async with doors.entered():
-                pass
+        with pytest.raises(Unavailable, match="another replica") as caught, doors.entered():
+            pass
         assert caught.value.retry_after_s
         doors.check()
     assert await doors.emptied(0.0)
@@ -29,7 +28,7 @@ async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> Non
     doors, let_go = Doors(), asyncio.Event()
 
     async def call() -> None:
-        async with doors.entered():
+        with doors.entered():
             try:
                 await asyncio.Event().wait()
             finally:
@@ -48,9 +47,8 @@ async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> Non
 
 async def test_other_ends_stay_what_they_are() -> None:
     doors = Doors()
-    with pytest.raises(TimeoutError):
-        async with doors.entered():
-            raise TimeoutError
+    with pytest.raises(TimeoutError), doors.entered():
+        raise TimeoutError
     leaving = asyncio.create_task(_stay(doors))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -59,6 +57,17 @@ async def test_other_ends_stay_what_they_are() -> None:
     doors.check()
 
 
+async def test_a_call_that_its_client_leaves_while_it_is_ended_is_cancelled() -> None:
+    doors = Doors()
+    leaving = asyncio.create_task(_stay(doors))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    doors.turn_out()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert doors.inside == 0
+
+
 async def _stay(doors: Doors) -> None:
-    async with doors.entered():
+    with doors.entered():
         await asyncio.Event().wait()
