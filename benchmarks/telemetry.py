@@ -2,8 +2,7 @@
 
 A whole call through the pipeline (identify, classify, admit, decide, relay 33 pieces, settle, count) to a backend that
 answers from a script, without sockets, in turn with each setting. Spans go to an exporter that drops them, lines of the
-decision log to a file. Times are those of the process, including its exporting threads, in the quietest round. The
-hooks of tracing without a trace are measured separately: they are too small to be visible in a call.
+decision log to a file. Times are those of the process, including its exporting threads, in the quietest round.
 
     python benchmarks/telemetry.py [--calls 100] [--rounds 60]
 """
@@ -25,13 +24,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 from backends.fake import Answer, FakeBackend
-from policies.nouns import Decision, Prompt
 from policies.sla.parse import parse
 from router.ask import Ask, Chat
 from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
-from router.call.tracing import Tracing, Untraced
+from router.call.tracing import Tracing
 from router.operate.telemetry.spans import Spans
 from router.start.build import build
 
@@ -112,27 +110,6 @@ async def measured(gateway: Gateway, calls: int) -> float:
     return (time.process_time() - began_s) / calls
 
 
-def hooks_ns(rounds: int = 500) -> float:
-    """Nanoseconds of all hooks of a call and its one prompt on a trace that is not sampled."""
-    no_headers: Mapping[str, str] = {}
-    decision, prompt = Decision("b0", "default"), Prompt()
-    nothing: Any = None
-    best = float("inf")
-    for _ in range(400):
-        began_ns = time.perf_counter_ns()
-        for _ in range(rounds):
-            call = Untraced(no_headers)
-            with call.prompt() as trace:
-                with trace.queue():
-                    trace.decided(nothing, nothing, decision, began_at=0.0)
-                with trace.sent(nothing, nothing) as attempt:
-                    attempt.stamped(prompt)
-                    attempt.finished("stop")
-            assert call.ids is None, "a call that is not traced needs no report of its end"
-        best = min(best, (time.perf_counter_ns() - began_ns) / rounds)
-    return best
-
-
 async def compare(calls: int, rounds: int) -> dict[str, list[float]]:
     async with AsyncExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "decisions.jsonl"
@@ -156,7 +133,6 @@ def main() -> None:
     arguments = parser.parse_args()
     times = asyncio.run(compare(arguments.calls, arguments.rounds))
     off_s = min(times["nothing wanted"])
-    print(f"hooks of a call without a trace: {hooks_ns():.0f} ns, {hooks_ns() / off_s / 1e7:.2f} % of a call")
     print(f"{'microseconds of a call':24}{'best':>9}{'of nothing wanted':>19}")
     for name, seconds in times.items():
         print(f"{name:24}{1e6 * min(seconds):9.1f}{min(seconds) / off_s:18.2f}x")

@@ -77,7 +77,7 @@ class Delivery:
     placed: Placed
     race: Race
     account: Account
-    attempt: AttemptTrace
+    attempt: AttemptTrace | None
     clock: Callable[[], float]
     on_won: Callable[[], None]
     _echo: str = field(init=False)
@@ -111,7 +111,7 @@ class Delivery:
                 delta = self.ask.echoed(delta, self._echo, self._unechoed)
         elif placed is not race.placed:
             return True
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None and self.attempt is not None:
             self.attempt.finished(delta.finish_reason)
         self._pending = self.caller.write(self.at, delta)
         if self._pending is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
 
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
@@ -13,10 +13,21 @@ from router.call.tracing import CallTrace, PromptTrace
 
 
 class Account:
-    """What is known of one call while it runs. `tenant` and the others are set as soon as they are known."""
+    """What is known of one call while it runs. `tenant` and the others are set as soon as they are known.
 
-    def __init__(self, id: str, started_at: float, trace: CallTrace) -> None:  # noqa: A002 - it is the request's id
-        self.id, self.started_at, self.trace = id, started_at, trace
+    A context manager: leaving it ends the call, and `end` gets it with what it was left by. `trace` is None where the
+    call is not traced; `headers` are the trace context that goes on to backends.
+    """
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - it is the request's id
+        started_at: float,
+        headers: Mapping[str, str],
+        trace: CallTrace | None,
+        end: Callable[[Account, BaseException | None], None],
+    ) -> None:
+        self.id, self.started_at, self.headers, self.trace, self._end = id, started_at, headers, trace, end
         self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
         self.rule: int | None = None
         self.inputs: Sequence[Input] = ()
@@ -26,6 +37,14 @@ class Account:
 
     def __repr__(self) -> str:
         return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._end(self, error)
 
     def heard(self, now: float) -> None:
         """A piece of the answer came at `now`."""
@@ -37,12 +56,12 @@ class Account:
 class Observer(Protocol):
     """Receives what calls report. What it does must be cheap: calls wait for it."""
 
-    def account(self, id: str, context: Mapping[str, str]) -> AbstractContextManager[Account]:  # noqa: A002
+    def account(self, id: str, context: Mapping[str, str]) -> Account:  # noqa: A002
         """The Account of a call that begins now; leaving it ends the call. `context` are its W3C trace headers."""
         ...
 
-    def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
-        """The trace of the next prompt of a call that was classified."""
+    def prompt(self, account: Account, *, config_version: str) -> PromptTrace | None:
+        """The trace of the next prompt of a call that was classified; None where neither trace nor log wants it."""
         ...
 
     def decided(self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str) -> None:

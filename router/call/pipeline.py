@@ -70,7 +70,7 @@ from router.call.prepare import (
 )
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
-from router.call.tracing import AttemptTrace, PromptTrace
+from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
@@ -240,7 +240,8 @@ class _Call(msgspec.Struct, frozen=True):
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
         gateway = self.gateway
-        with gateway.observer.prompt(self.account, config_version=self.config.version) as trace:
+        trace = gateway.observer.prompt(self.account, config_version=self.config.version)
+        with trace or NO_SPAN:
             bid = self._bid(at, model, prompt, trace=trace)
             if self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
@@ -256,13 +257,13 @@ class _Call(msgspec.Struct, frozen=True):
                         at, shed.request, found.view, found.decision, is_late=True
                     ),
                 )
-                with trace.queue():
+                with NO_SPAN if trace is None else trace.queue():
                     race = self._race(at, await placer.place(bid), trace)
                 try:
                     while (failure := await race.run()) is not None:
                         gateway.observer.event("retried")
                         try:
-                            with trace.queue():
+                            with NO_SPAN if trace is None else trace.queue():
                                 race = self._race(at, await placer.elsewhere(race.placed.bid), trace)
                         except (NoBackend, Overloaded):
                             # the last backend's error tells more than that no other is left
@@ -270,7 +271,7 @@ class _Call(msgspec.Struct, frozen=True):
                 finally:
                     self._settle(race.placed, others)
 
-    def _race(self, at: int, placed: Placed, trace: PromptTrace) -> Race:
+    def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race:
         """The backend of `placed`, and where its class hedges, a second one once that is late."""
         bid, gateway = placed.bid, self.gateway
         tenant, service_class = self.facts.tenant.name, self.ruling.service_class
@@ -292,7 +293,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         return Race(placed, partial(self._failed, at, trace), find_second=find_second, late_s=late_s)
 
-    async def _failed(self, at: int, trace: PromptTrace, placed: Placed, race: Race) -> ExpectedError | None:
+    async def _failed(self, at: int, trace: PromptTrace | None, placed: Placed, race: Race) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried.
 
         The client gets it from the backend that begins its answer first in the `race`.
@@ -309,9 +310,11 @@ class _Call(msgspec.Struct, frozen=True):
                 if placed is race.first:
                     gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
                     self._announce(at, placed, backend)
-                with trace.sent(placed, backend) as attempt:
+                attempt = None if trace is None else trace.sent(placed, backend)
+                with attempt or NO_SPAN:
                     prompt = bid.prompt if fetch is None else with_lent(placed, fetch, gateway.cluster)
-                    prompt = attempt.stamped(prompt)
+                    if attempt is not None:
+                        prompt = attempt.stamped(prompt)
                     done = None if leg is None else await gateway.first_legs.run(placed, leg, prompt)
                     if done is not None:
                         # only from here on can this backend be late
@@ -444,7 +447,7 @@ class _Call(msgspec.Struct, frozen=True):
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
 
-    def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace) -> Bid:
+    def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace | None) -> Bid:
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
         ask, gateway, (tokens, keys, held, _) = self.ask, self.gateway, prompt
         request = self._request(at, model, tokens)
@@ -456,7 +459,8 @@ class _Call(msgspec.Struct, frozen=True):
             latest = believed(tokens, keys, gateway) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], self.carrier.seen
             view, decision = decided(asked, policy, latest, gateway, avoiding=avoiding, look=look, seen=seen)
-            trace.decided(asked, view, decision, began_at=began_at)
+            if trace is not None:
+                trace.decided(asked, view, decision, began_at=began_at)
             return view, decision
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
@@ -469,7 +473,7 @@ class _Call(msgspec.Struct, frozen=True):
                 tokens.token_ids,
                 ask.bodies[at],
                 ask.path,
-                {**ask.passed_headers, **self.account.trace.headers},
+                {**ask.passed_headers, **self.account.headers},
                 ask.natives[at] if ask.natives else None,
             ),
             echo=tokens.echo,
@@ -492,7 +496,7 @@ class _Call(msgspec.Struct, frozen=True):
         ask = self.ask
         return ask.stream and self.carrier.continues and ask.sampling.choices == len(ask.inputs) == 1
 
-    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace, others: _Others) -> Bid:
+    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace | None, others: _Others) -> Bid:
         """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
         or the prompt does not fit.
 
@@ -539,7 +543,9 @@ class _Call(msgspec.Struct, frozen=True):
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why, shown_name))
 
-    def _delivery(self, at: int, placed: Placed, backend: Backend, attempt: AttemptTrace, race: Race) -> Delivery:
+    def _delivery(
+        self, at: int, placed: Placed, backend: Backend, attempt: AttemptTrace | None, race: Race
+    ) -> Delivery:
         """What gets the answer of `backend` to prompt number `at`."""
 
         def on_won() -> None:

@@ -1,12 +1,13 @@
-"""What a call reports to its trace. Without tracing this costs some hundred nanoseconds a request.
+"""What a call reports to its trace. A call that is not traced has none, and costs nothing here.
 
-A call has one CallTrace, each of its prompts a PromptTrace, each backend that a prompt is sent to an AttemptTrace.
-`router/operate/telemetry/spans.py` makes spans of what they hear.
+A call that is traced has a CallTrace, each of its prompts a PromptTrace, each backend that a prompt is sent to an
+AttemptTrace. `router/operate/telemetry/spans.py` makes spans of what they hear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -20,7 +21,11 @@ W3C = ("traceparent", "tracestate")
 
 def w3c_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The trace context among `headers`."""
-    return {name: headers[name] for name in W3C if name in headers}
+    found = {}
+    for name in W3C:
+        if name in headers:
+            found[name] = headers[name]
+    return found
 
 
 class TraceIds(NamedTuple):
@@ -82,7 +87,7 @@ class AttemptTrace(Span, Protocol):
 class PromptTrace(Span, Protocol):
     """One prompt of a call, from its first decision to its end."""
 
-    def queue(self) -> Span:
+    def queue(self) -> AbstractContextManager[object]:
         """It looks for a backend, until it is placed or gives up."""
         ...
 
@@ -90,8 +95,8 @@ class PromptTrace(Span, Protocol):
         """The policy decided on `request`; it began at `began_at` of the router's clock."""
         ...
 
-    def sent(self, placed: Placed, target: Target) -> AttemptTrace:
-        """It goes to `target` now."""
+    def sent(self, placed: Placed, target: Target) -> AttemptTrace | None:
+        """It goes to `target` now; None where only the prompt is recorded."""
         ...
 
 
@@ -99,13 +104,8 @@ class CallTrace(Protocol):
     """One call of a client."""
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """The trace context that goes on from here, where no attempt has a span of its own."""
-        ...
-
-    @property
-    def ids(self) -> TraceIds | None:
-        """Where it is found; None if it is not sampled."""
+    def ids(self) -> TraceIds:
+        """Where it is found."""
         ...
 
     def prompt(self) -> PromptTrace:
@@ -113,55 +113,19 @@ class CallTrace(Protocol):
         ...
 
     def end(self, what: Answered) -> None:
-        """It is over; need not be told where there are no `ids`."""
+        """It is over."""
         ...
 
 
 class Tracing(Protocol):
     """Begins traces."""
 
-    def call(self, id: str, headers: Mapping[str, str]) -> CallTrace:  # noqa: A002 - it is the call's id
-        """The trace of a call that begins now; `headers` are the trace context that it came with."""
+    def call(self, id: str, headers: Mapping[str, str]) -> tuple[CallTrace | None, Mapping[str, str]]:  # noqa: A002
+        """The trace of the call `id` that begins now, None if it is not sampled, and the trace context that goes on
+        from here, where no attempt has a span of its own. `headers` are the trace context that it came with.
+        """
         ...
 
 
-class Untraced:
-    """A call, a prompt and an attempt without a trace: the context in `headers` is passed on unchanged."""
-
-    __slots__ = ("headers",)
-
-    ids: TraceIds | None = None
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self.headers = headers
-
-    def prompt(self) -> Untraced:
-        """Untraced too."""
-        return self
-
-    def queue(self) -> Untraced:
-        """Not recorded."""
-        return self
-
-    def decided(self, request: Request, view: ClusterView, decision: Decision, *, began_at: float) -> None:
-        """Not recorded."""
-
-    def sent(self, placed: Placed, target: Target) -> Untraced:  # noqa: ARG002
-        """Not recorded."""
-        return self
-
-    def stamped(self, prompt: Prompt) -> Prompt:
-        """`prompt` as it is."""
-        return prompt
-
-    def finished(self, reason: str) -> None:
-        """Not recorded."""
-
-    def end(self, what: Answered) -> None:
-        """Not recorded."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+NO_SPAN: AbstractContextManager[None] = nullcontext()
+"""Entered in place of the spans of what is not traced."""

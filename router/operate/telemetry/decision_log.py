@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -19,7 +20,7 @@ from policies.errors import ConfigError
 from policies.nouns import ClusterView, Decision, Request
 from router.call.bid import Placed
 from router.call.outcome import code_of, outcome_of, why_of
-from router.call.tracing import AttemptTrace, PromptTrace, Span, Target
+from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace, Target
 from router.operate.telemetry.decision_record import Ended, Made, packed_shared_keys, record_of
 
 STANDARD_OUTPUT = "-"
@@ -142,11 +143,11 @@ class DecisionLog:
 
 
 class LoggedPrompt:
-    """Passes what it gets on to `trace`, and puts the prompt into `log` when it ends."""
+    """Passes what it gets on to `trace`, if there is one, and puts the prompt into `log` when it ends."""
 
     def __init__(
         self,
-        trace: PromptTrace,
+        trace: PromptTrace | None,
         log: DecisionLog,
         *,
         clock: Callable[[], float],
@@ -166,30 +167,33 @@ class LoggedPrompt:
     def __repr__(self) -> str:
         return f"<LoggedPrompt {len(self._made)} tries>"
 
-    def queue(self) -> Span:
+    def queue(self) -> AbstractContextManager[object]:
         """Only the trace needs the queue's span."""
-        return self._trace.queue()
+        return NO_SPAN if self._trace is None else self._trace.queue()
 
     def decided(self, request: Request, view: ClusterView, decision: Decision, *, began_at: float) -> None:
         """Keep the newest decision."""
-        self._trace.decided(request, view, decision, began_at=began_at)
+        if self._trace is not None:
+            self._trace.decided(request, view, decision, began_at=began_at)
         self._last = request, Made(began_at, decision, view)
 
-    def sent(self, placed: Placed, target: Target) -> AttemptTrace:
+    def sent(self, placed: Placed, target: Target) -> AttemptTrace | None:
         """Keep the backend that it went to, and the keys of the prompt: its tokens are not kept."""
         if not self._made:
             self._shared_keys = packed_shared_keys(placed.bid.prompt.token_ids, placed.bid.request.model)
         self._made.append(Made.of(placed))
-        return self._trace.sent(placed, target)
+        return None if self._trace is None else self._trace.sent(placed, target)
 
     def __enter__(self) -> Self:
-        self._trace.__enter__()
+        if self._trace is not None:
+            self._trace.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._trace.__exit__(kind, error, trace)
+        if self._trace is not None:
+            self._trace.__exit__(kind, error, trace)
         if self._last is not None:
             self._log.put(self._ended(*self._last, error))
 

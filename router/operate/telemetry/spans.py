@@ -33,7 +33,7 @@ from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usag
 from router.ask import Chat, Input
 from router.call.bid import Placed
 from router.call.outcome import code_of, outcome_of, why_of
-from router.call.tracing import Answered, CallTrace, Target, TraceIds, Untraced
+from router.call.tracing import Answered, CallTrace, Target, TraceIds
 
 OPERATIONS = {
     "/v1/completions": "text_completion",
@@ -68,8 +68,8 @@ class Spans:
     ) -> None:
         self._tracer, self._clock, self._wall_ns, self._with_prompts = tracer, clock, wall_ns, with_prompts
 
-    def call(self, id: str, headers: Mapping[str, str]) -> CallTrace:  # noqa: A002
-        """The trace of a call that begins now, as a child of the span in `headers`."""
+    def call(self, id: str, headers: Mapping[str, str]) -> tuple[CallTrace | None, Mapping[str, str]]:  # noqa: A002
+        """See Tracing. The call's span is a child of the span in `headers`."""
         times = _Times(self._clock, self._wall_ns() - int(self._clock() * 1e9))
         span = self._tracer.start_span(
             "request",
@@ -80,7 +80,7 @@ class Spans:
         )
         made = _Call(self._tracer, span, times, with_prompts=self._with_prompts)
         # not sampled, but the backends need that flag
-        return made if span.is_recording() else Untraced(made.headers)
+        return made if span.is_recording() else None, made.headers
 
 
 class _Times:

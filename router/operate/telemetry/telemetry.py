@@ -6,8 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -19,7 +18,7 @@ from policies.prefix.parity import Doubt, ParityReport, Trust
 from policies.shadow import Difference
 from router.call.observer import Account
 from router.call.outcome import code_of, outcome_of, why_of
-from router.call.tracing import Answered, PromptTrace, Tracing, Untraced
+from router.call.tracing import Answered, PromptTrace, Tracing
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.operate.telemetry.logs import LogFields
@@ -53,21 +52,6 @@ class Listener(Protocol):
     def missed(self, service_class: str, step: str) -> None:
         """A target of the class is predicted to be missed, and this step of `on_miss` is tried."""
         ...
-
-
-class _Counted(AbstractContextManager[Account]):
-    """Gives `account`; when it is left, `count` gets the account and what it was left by."""
-
-    def __init__(self, account: Account, count: Callable[[Account, BaseException | None], None]) -> None:
-        self._account, self._count = account, count
-
-    def __enter__(self) -> Account:
-        return self._account
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._count(self._account, error)
 
 
 class Telemetry:
@@ -140,17 +124,17 @@ class Telemetry:
         """Pass all further events to `listener`."""
         self._listeners.append(listener)
 
-    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> AbstractContextManager[Account]:  # noqa: A002
+    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Account:  # noqa: A002
         """An Account that is counted once when the context is left, with the Outcome that ended it.
 
         `context` is the call's incoming trace context (W3C headers).
         """
-        trace = Untraced(context) if self._tracing is None else self._tracing.call(id, context)
-        return _Counted(Account(id, self._clock(), trace), self._count)
+        trace, headers = (None, context) if self._tracing is None else self._tracing.call(id, context)
+        return Account(id, self._clock(), headers, trace, self._count)
 
-    def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
-        """The trace of the next prompt of a classified call."""
-        trace = account.trace.prompt()
+    def prompt(self, account: Account, *, config_version: str) -> PromptTrace | None:
+        """The trace of the next prompt of a classified call; None if neither trace nor decision log wants it."""
+        trace = None if account.trace is None else account.trace.prompt()
         if self.decisions is None:
             return trace
         assert account.rule is not None, f"{account!r} was not classified"
@@ -162,7 +146,7 @@ class Telemetry:
             arrived_at=account.started_at,
             rule=account.rule,
             config=config_version,
-            trace_id=account.trace.ids and account.trace.ids.trace_id,
+            trace_id=None if account.trace is None else account.trace.ids.trace_id,
         )
 
     def decided(
@@ -284,7 +268,8 @@ class Telemetry:
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, labels, usage = self._clock(), (account.tenant, account.service_class), account.usage
-        outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
+        outcome, code, trace = outcome_of(failure), code_of(failure), account.trace
+        ids = None if trace is None else trace.ids
         for listener in self._listeners:
             listener.ended(account, outcome, code, now)
         self._requests[*labels, outcome.value].inc()
@@ -302,9 +287,9 @@ class Telemetry:
             # zero could mean that the backend does not report cached tokens; without a series it is clear
             self._tokens[*labels, "cached"].inc(usage.cached_tokens)
         self._tokens[*labels, "completion"].inc(usage.completion_tokens)
-        if ids is not None:
+        if trace is not None:
             asked = (account.path, account.model)
-            account.trace.end(Answered(outcome, code, *asked, *labels, account.rule, usage, account.inputs))
+            trace.end(Answered(outcome, code, *asked, *labels, account.rule, usage, account.inputs))
         if _outcomes.isEnabledFor(logging.INFO):
             facts = {"request": account.id, "tenant": labels[0], "service_class": labels[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}

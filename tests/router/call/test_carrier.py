@@ -13,7 +13,6 @@ from router.call.carrier import Delivery
 from router.call.hedging import Beaten, Race
 from router.call.observer import Account
 from router.call.so_far import SoFar
-from router.call.tracing import Untraced
 
 TOKEN = Delta(text="a", tokens=1)
 
@@ -54,11 +53,15 @@ class Flown:
         self.is_relayed = True
 
 
+def an_account() -> Account:
+    return Account("r", 0.0, {}, None, lambda *_: None)
+
+
 class Stage:
     """Deliveries of two attempts in one race; the second may take the lead."""
 
     def __init__(self, *, is_slow: bool = False) -> None:
-        self.reader, self.flight, self.account = Reader(is_slow=is_slow), Flown(), Account("r", 0.0, Untraced({}))
+        self.reader, self.flight, self.account = Reader(is_slow=is_slow), Flown(), an_account()
         request = SimpleNamespace(id="r", sampling=Sampling())
         self.so_far = SoFar()
         bid = SimpleNamespace(echo="", prompt=SimpleNamespace(beginning=None), request=request, so_far=self.so_far)
@@ -71,9 +74,9 @@ class Stage:
         def on_won() -> None:
             self.won += 1
 
-        trace, ask = Untraced({}), cast("Any", None)
+        ask = cast("Any", None)
         caller = cast("Any", self.reader)
-        return Delivery(caller, ask, 0, self.placed[number], self.race, self.account, trace, lambda: 5.0, on_won)
+        return Delivery(caller, ask, 0, self.placed[number], self.race, self.account, None, lambda: 5.0, on_won)
 
 
 def test_pieces_are_accounted_for_and_passed_on() -> None:

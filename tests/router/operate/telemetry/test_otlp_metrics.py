@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as wire
 
-from router.call.tracing import TraceIds, Untraced
+from router.call.tracing import Answered, PromptTrace, TraceIds
 from router.operate.telemetry.export import begin_metrics
 from router.operate.telemetry.telemetry import Telemetry
 from tests.standins.collector import Collector, a_collector
@@ -19,13 +19,19 @@ CUMULATIVE = wire.AGGREGATION_TEMPORALITY_CUMULATIVE
 IDS = TraceIds("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 
 
-class Sampled(Untraced):
+class Sampled:
     ids = IDS
+
+    def prompt(self) -> PromptTrace:
+        raise AssertionError("no prompt of it is answered")
+
+    def end(self, what: Answered) -> None:
+        pass
 
 
 def a_call(telemetry: Telemetry, ttft_s: float, *, sampled: bool = False) -> None:
     with telemetry.account("r") as account:
-        account.trace = Sampled({}) if sampled else account.trace
+        account.trace = Sampled() if sampled else account.trace
         account.tenant, account.service_class = "acme", "chat"
         account.heard(account.started_at + ttft_s)
 

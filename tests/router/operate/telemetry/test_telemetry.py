@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from policies.errors import QuotaExceeded
 from policies.nouns import BackendView, Decision, Fetch, PrefillLeg, Request, Usage
-from router.call.tracing import TraceIds, Untraced
+from router.call.tracing import Answered, PromptTrace, TraceIds
 from router.operate.telemetry.telemetry import Telemetry
 from router.supervise import supervise
 
@@ -87,13 +87,19 @@ def test_decisions_and_outcomes_are_logged_without_prompts(caplog: pytest.LogCap
     assert outcome["outcome"] == "finished"
 
 
-class Sampled(Untraced):
+class Sampled:
     ids = TraceIds("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+
+    def prompt(self) -> PromptTrace:
+        raise AssertionError("no prompt of it is answered")
+
+    def end(self, what: Answered) -> None:
+        pass
 
 
 def a_sampled_call(telemetry: Telemetry) -> None:
     with telemetry.account("r") as account:
-        account.trace = Sampled({})
+        account.trace = Sampled()
         account.heard(account.started_at + 0.3)
 
 
