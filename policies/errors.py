@@ -13,6 +13,8 @@ class ExpectedError(Exception):
     code = "internal"
     masked_message: str | None = None
     """Text for clients, if the exception's text may contain addresses, files, or another exception."""
+    usual_hint = "try again; if that fails too, give the operator the request's id"
+    """Remedy for clients, if the error has none of its own or a text that hides it."""
     retryable = False
     """Whether the same request may be tried on another backend."""
 
@@ -31,68 +33,79 @@ class ExpectedError(Exception):
 
     @property
     def public_hint(self) -> str:
-        """The hint for clients; empty if they get another text, which includes its own hint."""
-        return self.hint if self.public_message == str(self) else ""
+        """The remedy for clients, never empty."""
+        own = self.hint if self.public_message == str(self) else ""
+        return own or self.usual_hint
 
 
 class InvalidRequest(ExpectedError):
     """The client sent a request that cannot be parsed or is out of range."""
 
     code = "invalid_request"
+    usual_hint = "change the request; docs/errors.md lists the codes"
 
 
 class ContextExceeded(InvalidRequest):
     """Prompt and answer together do not fit the model."""
 
     code = "context_length_exceeded"
+    usual_hint = "shorten the prompt, or lower max_tokens"
 
 
 class UnknownPrefix(ExpectedError):
     """The tenant has no prefix of this name."""
 
     code = "prefix_not_found"
+    usual_hint = "GET /v1/prefixes lists the prefixes that are there"
 
 
 class RequestTooLarge(ExpectedError):
     """The body is larger than the router reads."""
 
     code = "request_too_large"
+    usual_hint = "send a smaller request"
 
 
 class Unauthenticated(ExpectedError):
     """No key, or an unknown one."""
 
     code = "invalid_api_key"
+    usual_hint = "send the header 'Authorization: Bearer KEY' with a key of this router"
 
 
 class PermissionDenied(ExpectedError):
     """The tenant is known and may not do this."""
 
     code = "permission_denied"
+    usual_hint = "ask the operator for the permission"
 
 
 class UnknownModel(ExpectedError):
     """No pool serves a model of this name to this tenant."""
 
     code = "model_not_found"
+    usual_hint = "GET /v1/models lists the models"
 
 
 class QuotaExceeded(ExpectedError):
     """The tenant's own limit is reached."""
 
     code = "rate_limit_exceeded"
+    usual_hint = "wait as long as Retry-After says, or ask the operator for a higher limit"
 
 
 class NoBackend(ExpectedError):
     """Every backend was dropped by a filter, or none is there at all."""
 
     code = "no_backend"
+    usual_hint = "try again later; the operator's dashboard shows the backends"
 
 
 class Overloaded(ExpectedError):
     """Backends exist, but serving this request now would break other requests' targets."""
 
     code = "overloaded"
+    usual_hint = "try again after the time in Retry-After"
 
 
 class Unavailable(Overloaded):
@@ -103,6 +116,7 @@ class BackendFailed(ExpectedError):
     """A backend could not be reached, broke off, or answered nonsense."""
 
     code = "backend_failed"
+    usual_hint = "try again"
     retryable = True
     masked_message = "the backend that had the request failed (try again)"
 
@@ -121,6 +135,7 @@ class PrefillFailed(ExpectedError):
     """The prompt was not computed elsewhere, or its KV could not be fetched: it has to be computed with its answer."""
 
     code = "backend_failed"
+    usual_hint = "try again"
     retryable = True
     masked_message = "the backend that had the prompt failed (try again)"
 
@@ -128,6 +143,7 @@ class PrefillFailed(ExpectedError):
 class RequestFails(BackendFailed):
     """Backends failed at this request and serve others, so the request is the cause."""
 
+    usual_hint = "change the request, or try again in a minute"
     masked_message = "two backends failed at this request and serve others (change it, or try again in a minute)"
 
 
@@ -135,24 +151,28 @@ class BackendRefused(ExpectedError):
     """A backend understood the request and refused it; another of its kind would refuse it too."""
 
     code = "backend_refused"
+    usual_hint = "change the request; another backend of this kind would refuse it too"
 
 
 class DeadlineExceeded(ExpectedError):
     """The client's deadline passed first."""
 
     code = "deadline_exceeded"
+    usual_hint = "allow more time, or ask for a shorter answer"
 
 
 class CutOff(ExpectedError):
     """The router shut down, and its drain time ended before the answer did."""
 
     code = "cut_off"
+    usual_hint = "send the request again; another router answers it"
 
 
 class ConfigError(ExpectedError):
     """A file that cannot take effect. `problems` has one entry per mistake, with line and path."""
 
     code = "invalid_config"
+    usual_hint = "correct the file; `pointsman check FILE` lists every mistake"
 
     def __init__(self, message: str, *, problems: tuple[str, ...] = (), hint: str = "") -> None:
         super().__init__("\n".join((message, *problems)), hint=hint)

@@ -307,8 +307,7 @@ def _metadata(context: Context) -> dict[str, str]:
 
 def _trailing(error: ExpectedError) -> Iterable[tuple[str, str]]:
     yield "pointsman-code", error.code
-    if error.public_hint:
-        # gRPC's metadata is ASCII
-        yield "pointsman-hint", error.public_hint.encode("ascii", "backslashreplace").decode()
+    # gRPC's metadata is ASCII
+    yield "pointsman-hint", error.public_hint.encode("ascii", "backslashreplace").decode()
     if (after := retry_after(error)) is not None:
         yield "retry-after", after

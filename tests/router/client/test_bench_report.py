@@ -88,7 +88,7 @@ def test_the_picture_is_svg_with_a_curve_for_each_time() -> None:
     assert names.count("polyline") == 3
     texts = [element.text for element in root.iter() if element.text]
     assert "100 requests to <m>, 8 at a time" in texts
-    assert "p99 99.0 ms" in texts
+    assert "TTFT: p50 50.0 ms, p99 99.0 ms" in texts
     heights = [
         float(point.split(",")[1])
         for point in next(root.iter("{http://www.w3.org/2000/svg}polyline")).attrib["points"].split()

@@ -190,7 +190,7 @@ async def test_no_other_backend_is_tried_once_the_client_has_seen_what_none_can_
     assert contents(events)[0]["choices"][0]["delta"]["content"] == "half"
     error = contents(events)[-1]["error"]
     assert error["code"] == "backend_failed"
-    assert (error["message"], error["hint"]) == (BackendFailed.masked_message, "")
+    assert (error["message"], error["hint"]) == (BackendFailed.masked_message, "try again")
     assert "data: [DONE]" not in events
     assert sum(len(backend.requests) for backend in backends) == 1
 
