@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+import typer
 import yaml
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from policies.sla.parse import parse
+from router.start.app import Router
+from router.start.cli import app as router_app
+from shards.__main__ import app as shard_app
 from tests.helm.chart import CHART, defaults
 from tests.helm.test_pods import container, pods
 from tests.helm.test_render import render_set
@@ -34,11 +45,73 @@ def test_what_is_copied_is_there_and_not_ignored(kind: str) -> None:
 
 
 def test_the_router_has_no_torch_and_the_shard_has() -> None:
-    (router,), (shard, *_) = ([run for run in instructions(kind, "RUN") if "pip install" in run] for kind in FILES)
+    (router,), (shard,) = ([run for run in instructions(kind, "RUN") if '".[${EXTRAS}]"' in run] for kind in FILES)
     assert router.split()[-1] == shard.split()[-1] == '".[${EXTRAS}]"'
     assert instructions("router", "ARG")[1] == "EXTRAS=feeds,otlp"
     assert instructions("shard", "ARG")[1] == "EXTRAS=shard,triton"
     assert all("-c constraints.txt" in run for run in (router, shard))
+
+
+def test_torch_is_a_layer_before_our_code() -> None:
+    text = FILES["shard"]
+    assert text.index("optional-dependencies") < text.index("COPY policies")
+    (script,) = re.findall(r'python -c "(.*?)"\)', text.replace("\\\n", ""), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "torch==2.13.0"
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_the_base_is_one_version(kind: str) -> None:
+    assert re.fullmatch(r"PYTHON=3\.1[123]\.\d+-slim-\w+", instructions(kind, "ARG")[0])
+    assert {line.split()[0] for line in instructions(kind, "FROM")} == {"docker.io/library/python:${PYTHON}"}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_an_image_runs_without_arguments_and_listens_on_all_interfaces(kind: str) -> None:
+    (words,) = (json.loads(line) for line in instructions(kind, "CMD"))
+    commands: dict[str, Any] = {
+        **vars(typer.main.get_command(router_app))["commands"],
+        "shard": typer.main.get_command(shard_app),
+    }
+    commands[words[0]].make_context(words[0], list(words[1:]))
+    listens = re.findall(r"--(?:http|grpc|metrics|listen)=([\d.]+):(\d+)", " ".join(words))
+    assert {host for host, _ in listens} == {"0.0.0.0"}
+    assert {port for _, port in listens} == set(instructions(kind, "EXPOSE")[0].split())
+
+
+def test_the_file_of_the_routers_image_is_sound() -> None:
+    (text,) = re.findall(r"echo '(.+)' >/etc/pointsman/sla.yaml", FILES["router"])
+    assert parse(text).pools["own"].sources
+
+
+def health_check(kind: str, port: int) -> int:
+    """Runs the image's check against `port` of this machine; its exit status."""
+    line = next(line for line in instructions(kind, "HEALTHCHECK"))
+    program, *words = json.loads(line.partition(" CMD ")[2])
+    assert program == "python"
+    words = [re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", word) for word in words]
+    return subprocess.run([sys.executable, *words], capture_output=True, check=False).returncode
+
+
+async def test_the_check_of_a_routers_health_is_one() -> None:
+    config = parse('pools: {p: {kind: fake}}\nserver: {http: "127.0.0.1:0", grpc: off}')
+    async with Router(config) as router:
+        port = router.http.port
+        assert await asyncio.to_thread(health_check, "router", port) == 0
+    assert await asyncio.to_thread(health_check, "router", port) != 0
+
+
+@pytest.mark.parametrize(("status", "exits"), [("SERVING", 0), ("NOT_SERVING", 1)])
+async def test_the_check_of_a_shards_health_is_one(status: str, exits: int) -> None:
+    server, servicer = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    await servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        assert await asyncio.to_thread(health_check, "shard", port) == exits
+    finally:
+        await server.stop(None)
 
 
 @pytest.mark.parametrize("kind", FILES)

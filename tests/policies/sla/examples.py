@@ -9,7 +9,12 @@ from policies.sla.parse import Parsed, examine
 from policies.sla.secrets import Outside
 
 ROOT = Path(__file__).parents[3]
-NO_SLA = {ROOT / "examples/gateway/envoy.yaml", *(ROOT / "examples/capacity").glob("l4-*.yaml")}
+NO_SLA = {
+    ROOT / "examples/gateway/envoy.yaml",
+    ROOT / "examples/compose/compose.yaml",
+    *(ROOT / "examples/compose/grafana").rglob("*.yaml"),
+    *(ROOT / "examples/capacity").glob("l4-*.yaml"),
+}
 FILES = sorted(set((ROOT / "examples").rglob("*.yaml")) - NO_SLA)
 
 

@@ -52,6 +52,10 @@ NAMES = {
         ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 9000}, (2, "long-rag", None)),
         ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 300}, (3, "chat", None)),
     ],
+    "compose/sla": [
+        ({"tenant": "acme", "prompt_tokens": 1000}, (1, "long-rag", None)),
+        ({"tenant": "acme", "prompt_tokens": 999}, (2, "interactive", None)),
+    ],
     "demo/sla": [
         ({"tenant": "acme", "prompt_tokens": 1000}, (1, "long-rag", ("own",))),
         ({"tenant": "acme", "prompt_tokens": 999}, (2, "interactive", ("own",))),
