@@ -94,3 +94,13 @@ def test_grafana_is_told_where_prometheus_and_the_dashboards_are() -> None:
 def test_prometheus_reads_its_file() -> None:
     done = subprocess.run(["promtool", "check", "config", FOLDER / "prometheus.yml"], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_commands_of_the_page_name_the_file_and_set_every_key() -> None:
+    page = (ROOT / "examples/README.md").read_text()
+    (exported,) = re.findall(r"^export (.+)\ndocker", page, re.MULTILINE)
+    (command,) = re.findall(r"^docker (.+)$", page, re.MULTILINE)
+    assert {word.partition("=")[0] for word in exported.split()} == set(SERVICES["router"]["environment"])
+    words = command.split()
+    assert words[0] == "compose"
+    assert (ROOT / words[words.index("-f") + 1]).read_text() == TEXT
