@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,9 +69,10 @@ class Ledger:
         self._lease_ms = None if lease_s is None else milliseconds(lease_s)
         self._kept_ms = milliseconds(kept_s)
         self._buckets: dict[_Key, _Bucket] = {}
-        # both are ordered by their end, so that only the first entries have to be checked
-        self._open: dict[str, _Hold] = {}
-        self._settled: dict[str, int] = {}
+        # both are ordered by their end, so that only the first entries have to be checked; a dict searches longer for
+        # its first entry the more entries were deleted before it
+        self._open: OrderedDict[str, _Hold] = OrderedDict()
+        self._settled: OrderedDict[str, int] = OrderedDict()
         self._sweep_ms = self._now_ms = 0
 
     def __repr__(self) -> str:
@@ -175,13 +177,12 @@ class Ledger:
         would not refill, and nothing would be forgotten, before the clock reaches that time again."""
         for bucket in self._buckets.values():
             bucket.at = min(bucket.at, now_ms // bucket.meter.stamp_ms)
-        self._settled = {id: min(until, now_ms + self._kept_ms) for id, until in self._settled.items()}  # noqa: A001
+        for id, until in self._settled.items():  # noqa: A001
+            self._settled[id] = min(until, now_ms + self._kept_ms)
         latest = self._lapses_ms(now_ms)
         if latest is not None:
-            self._open = {
-                id: replace(hold, lapses_ms=min(latest, hold.lapses_ms or latest))
-                for id, hold in self._open.items()  # noqa: A001
-            }
+            for id, hold in self._open.items():  # noqa: A001
+                self._open[id] = replace(hold, lapses_ms=min(latest, hold.lapses_ms or latest))
         self._sweep_ms = min(self._sweep_ms, now_ms + MINUTE_MS)
 
     def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
