@@ -44,6 +44,10 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
+LEAST_SECRET_BYTES = 16
+"""A shorter secret of shards could be guessed."""
+
+
 @contextmanager
 def exit_on_error(*, before: str = "") -> Iterator[None]:
     """Exit with status 2 and a message for every startup failure that is not a bug."""
@@ -56,6 +60,22 @@ def exit_on_error(*, before: str = "") -> Iterator[None]:
     except (ValueError, OSError, BrokenModel, CannotExport, EngineError) as error:
         print(f"{before}{error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 0xFFFF:
+        raise ValueError(f"--kv-listen is '{address}'; it must be HOST:PORT, such as 0.0.0.0:7002")
+    return host.strip("[]"), int(port)
+
+
+def secret_in(path: Path) -> bytes:
+    """The secret in the file at `path`, without space around it. Raises OSError, ValueError."""
+    secret = path.read_bytes().strip()
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ValueError(f"{path} holds a secret of {len(secret)} bytes; it needs at least {LEAST_SECRET_BYTES}")
+    return secret
 
 
 def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device: str, *, supervised: bool) -> Model:
@@ -180,6 +200,14 @@ def shard(
     kv_dir_gib: Annotated[
         float, typer.Option(help="Most disk space that this shard takes in --kv-dir, in GiB.", min=0.001)
     ] = 16,
+    kv_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Exchange KV with other shards, which fetch it at this port."),
+    ] = None,
+    kv_secret_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A secret that all shards that exchange KV have in this file."),
+    ] = None,
     pin_share: Annotated[
         float | None,
         typer.Option(
@@ -254,10 +282,15 @@ def shard(
     with exit_on_error():
         traces = traces_of(name)
     use_threads(threads or default_threads())
+    with exit_on_error():
+        kv_address = None if kv_listen is None else host_and_port(kv_listen)
+        kv_secret = b"" if kv_secret_file is None else secret_in(Path(kv_secret_file))
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),
         kv_dir=None if kv_dir is None else Path(kv_dir),
         kv_dir_bytes=int(kv_dir_gib * 2**30),
+        kv_listen=kv_address,
+        kv_secret=kv_secret,
         max_running=max_running,
         max_waiting=max_waiting,
         step_s=step_ms / 1000,

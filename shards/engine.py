@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 
-from shards.exec.hosting import open_hosting
+from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.network import DrawingNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.request import Request
@@ -22,7 +23,10 @@ from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.keys import TOKEN_BYTES
+from shards.kv.lending import Loan
+from shards.kv.peer_server import PeerServer
 from shards.kv.pool import BlockPool
+from shards.kv.raw_block import BlockLabel
 from shards.kv.table import BlockTable
 from shards.model import Model
 from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Pinned, Report, Submission
@@ -84,7 +88,12 @@ class Engine:
             options=self.options.pool,
             copier=hosting.copier,
             directory=hosting.directory,
+            peers=None if hosting.exchange is None else hosting.exchange.peers,
+            lending=None if hosting.exchange is None else hosting.exchange.lending,
         )
+        self.wake: Callable[[], None] = lambda: None
+        """Called, from any thread, when `has_work` became true without a call of the engine."""
+        self._server = self._lend(hosting.exchange)
         self._grammars = Grammars(Compiler.of(model))
         self._limits = Limits(
             network.vocabulary,
@@ -116,7 +125,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would a step compute or report anything? False stays False until a call or a deadline."""
-        if not self._is_settled or self._finished or self._pool.prefix.has_events:
+        if not self._is_settled or self._finished or self._pool.prefix.has_events or self._pool.lending.is_busy:
             return True
         deadline_s = self.next_deadline_s
         return deadline_s is not None and deadline_s <= self._clock()
@@ -246,8 +255,12 @@ class Engine:
         return self._pool.preserve(until_s=self._clock() + within_s)
 
     def close(self) -> None:
-        """End the threads that copy KV and compile grammars. No step may follow."""
+        """End the threads that copy and exchange KV and compile grammars. No step may follow."""
         self._grammars.close()
+        self._pool.lending.close()
+        if self._server is not None:
+            self._server.close()
+        self._pool.peers.close()
         self._pool.disk.close()
         if self._copier is not None:
             self._copier.close()
@@ -276,6 +289,42 @@ class Engine:
         self._pool.check([sequence.table.ids for sequence in self._roster.running.values()])
         self._scheduler.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
+
+    @property
+    def kv_address(self) -> str | None:
+        """Where other shards fetch KV: host:port, without a host if any address of this machine will do; None if they
+        cannot.
+        """
+        if self._server is None or self.options.kv_listen is None:
+            return None
+        host = self.options.kv_listen[0]
+        shown = "" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host  # noqa: S104 - compared
+        return f"{shown}:{self._server.port}"
+
+    @property
+    def kv_group(self) -> str | None:
+        """The fingerprint of the KV in hex digits: shards with the same one exchange KV; None if this one does not."""
+        return None if self._server is None else self._server.fingerprint.hex()
+
+    def _lend(self, exchange: KvExchange | None) -> PeerServer | None:
+        """The port at which other shards fetch blocks."""
+        if exchange is None or self.options.kv_listen is None:
+            return None
+
+        def lend(labels: Items[BlockLabel]) -> Loan:
+            loan = self._pool.lending.ask(labels)
+            self.wake()
+            return loan
+
+        host, port = self.options.kv_listen
+        try:
+            return PeerServer(host, port, exchange.identity, lend)
+        except OSError:
+            self._pool.peers.close()
+            self._pool.disk.close()
+            if self._copier is not None:
+                self._copier.close()
+            raise
 
     def _check_device(self, network: Network) -> bool:
         """Whether steps run ahead. Raises ValueError if the network has no room for `max_running`."""

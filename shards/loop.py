@@ -24,7 +24,12 @@ _REPORTS_AHEAD = 256
 
 
 class Engine(Protocol):
-    """The engine as the loop uses it. All calls come from one thread; unknown keys are ignored."""
+    """The engine as the loop uses it. All calls come from one thread; unknown keys are ignored.
+
+    It calls `wake`, from any thread, when there is work for it without a call.
+    """
+
+    wake: Callable[[], None]
 
     def submit(self, submission: Submission) -> None:
         """Open a request."""
@@ -109,10 +114,15 @@ class EngineLoop:
         self._ahead = threading.BoundedSemaphore(_REPORTS_AHEAD)
         self._thread: threading.Thread | None = None
         self._steps = 0
+        engine.wake = self._wake
 
     def __repr__(self) -> str:
         state = "stopping" if self._stopping else "running" if self._thread else "new"
         return f"<EngineLoop {state}: {self._steps} steps, {len(self._commands)} commands wait>"
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def subscribe(self, hear: Callable[[Report], None]) -> None:
         """Call `hear` on the event loop with every later report."""

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_CHOICES = 128
 """Most choices of one request."""
@@ -65,6 +65,13 @@ DIALS: tuple[Field[Any], ...] = tuple(each for each in fields(SamplingParams) if
 """The numbers among the parameters of a draw; 0 on the wire stands for their defaults."""
 
 
+class KvSource(NamedTuple):
+    """The first `tokens` of a prompt have KV at the shard with this `address` (host:port) for KV."""
+
+    address: str
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request to the engine. `key` is the caller's name for it, unique while the request is open.
@@ -75,6 +82,8 @@ class Submission:
 
     The last `answered_tokens` of the prompt are the beginning of the answer, drawn elsewhere: the next draw depends on
     them as if they had been drawn here. `max_new_tokens` more are drawn.
+
+    KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there.
     """
 
     key: Hashable
@@ -88,6 +97,7 @@ class Submission:
     sampling: SamplingParams = SamplingParams()
     preemptible: bool = True
     answered_tokens: int = 0
+    source: KvSource | None = None
 
     @property
     def ends(self) -> int:
@@ -175,6 +185,18 @@ class CacheEvent:
     tier: str = "device"
 
 
+class PeerUse(NamedTuple):
+    """KV that was fetched from other shards since the start: so many `fetches` with `blocks` that came and `failed`
+    that did not, the bytes that came, and the seconds for which something was on its way.
+    """
+
+    fetches: int = 0
+    blocks: int = 0
+    failed: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class DiskUse:
     """The directory for KV: `held` blocks are there.
@@ -196,7 +218,8 @@ class Load:
     """The engine's load. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
     `blocks_pinnable` more blocks can be pinned. `drafted_tokens` were verified since the start, `accepted_tokens` of
-    them drawn. `draining`: the server is about to stop and refuses new requests. `disk` is None without a directory.
+    them drawn. `draining`: the server is about to stop and refuses new requests. `disk` is None without a directory,
+    `peers` without a port for KV.
     """
 
     running: int
@@ -211,6 +234,7 @@ class Load:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     disk: DiskUse | None = None
+    peers: PeerUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

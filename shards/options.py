@@ -27,6 +27,9 @@ class EngineOptions:
     `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors. Evicted KV is written to
     `kv_dir` too, up to `kv_dir_bytes`, and read again by this and later engines with the same model.
 
+    With `kv_listen` (host and port) KV is fetched from other shards, and other shards fetch from this port, if they
+    know the same `kv_secret`.
+
     A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
     within `preempt_cooldown_s` after it resumed.
 
@@ -64,6 +67,8 @@ class EngineOptions:
     host_bytes: int = 0
     kv_dir: Path | None = None
     kv_dir_bytes: int = 16 * 2**30
+    kv_listen: tuple[str, int] | None = None
+    kv_secret: bytes = field(default=b"", repr=False)
     pool: PoolOptions = field(default_factory=PoolOptions)
 
     def blocks(self, block_bytes: int) -> int:

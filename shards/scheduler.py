@@ -65,7 +65,7 @@ class Scheduler:
         """Preempt and start the sequences that are due, share what is cached, and plan."""
         self._stepped_s = now_s
         self.pool.pins.expire(now_s)
-        self.pool.settle_disk()
+        self.pool.settle_tiers()
         self._admit(now_s)
         running = self.roster.running
         for sequence in running.values():
@@ -75,6 +75,8 @@ class Scheduler:
         landed = [sequence for sequence in ready if sequence.table.is_landed] if self._is_copying else ready
         if self.pool.disk.is_open:
             landed = [sequence for sequence in landed if not self._awaits_disk(sequence)]
+        if self.pool.peers.is_open:
+            landed = [sequence for sequence in landed if not self._awaits_peer(sequence)]
         drafts = self._drafts(landed)
         work = [
             sequence.work(self._rank(sequence, now_s), drafted_tokens=drafts.get(sequence.arrival, 0))
@@ -104,8 +106,8 @@ class Scheduler:
 
     @property
     def next_look_s(self) -> float | None:
-        """When to look for blocks that were written to disk; None if there are none."""
-        return self._stepped_s + _LOOK_S if self.pool.disk.is_busy else None
+        """When to look for blocks that were written to disk, fetched or lent; None if there are none."""
+        return self._stepped_s + _LOOK_S if self.pool.is_moving else None
 
     def advance(self, piece: Piece) -> None:
         """Record that `piece` is computed, or will be before everything that is computed from now on."""
@@ -158,6 +160,7 @@ class Scheduler:
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
             disk=self.pool.disk.use,
+            peers=self.pool.peers.use,
         )
 
     def drain_progress(self) -> tuple[Progress, ...]:
@@ -269,7 +272,7 @@ class Scheduler:
         """Whether the next blocks of `sequence` are being read from disk, which is predicted to be faster than to
         compute them. Starts to read them.
         """
-        labels = sequence.seek()
+        labels = sequence.seek(self.pool.disk.find)
         if not labels:
             return False
         disk, tokens = self.pool.disk, len(labels) * BLOCK_TOKENS
@@ -277,6 +280,22 @@ class Scheduler:
             disk.decline()
             return False
         return disk.fetch(labels, domain=sequence.table.domain)
+
+    def _awaits_peer(self, sequence: Sequence) -> bool:
+        """Whether the next blocks of `sequence` are being fetched from the shard that was named for it, which is
+        predicted to be faster than to compute them. Begins to fetch them.
+        """
+        source = sequence.request.submission.source
+        if source is None:
+            return False
+        labels = sequence.seek(partial(self.pool.peers.find, source=source))
+        if not labels:
+            return False
+        peers, tokens = self.pool.peers, len(labels) * BLOCK_TOKENS
+        if peers.wait_s(labels) >= self.cost.marginal_s(prefill_shape(sequence.computed_tokens, tokens)):
+            peers.decline()
+            return False
+        return peers.fetch(labels, source, domain=sequence.table.domain)
 
     def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
         """The number of guessed tokens to verify for each sequence, if there is time.

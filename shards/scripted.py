@@ -87,6 +87,7 @@ class ScriptedEngine:
         model: ScriptedModel = ScriptedModel(),
         options: ScriptedOptions = ScriptedOptions(),
     ) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self.model, self.options = model, options
         self.is_held = False
         self.failure: Exception | None = None
@@ -110,6 +111,16 @@ class ScriptedEngine:
     def remember(self, keys: Iterable[int], domain: str = "") -> None:
         """Put blocks `keys` into the cache, as if earlier prompts of `domain` had stored them."""
         self._cache.update(dict.fromkeys(keys, domain))
+
+    @property
+    def kv_address(self) -> str | None:
+        """None: it exchanges no KV."""
+        return None
+
+    @property
+    def kv_group(self) -> str | None:
+        """None: it exchanges no KV."""
+        return None
 
     def submit(self, submission: Submission) -> None:
         """Open a request, or reject one that does not fit the context."""

@@ -104,6 +104,16 @@ class ServedEngine(Engine, Protocol):
         """Its limits."""
         ...
 
+    @property
+    def kv_address(self) -> str | None:
+        """Where other shards fetch KV from it; None if they cannot."""
+        ...
+
+    @property
+    def kv_group(self) -> str | None:
+        """What shards that can exchange KV have in common, in hex digits; None if it exchanges none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -235,6 +245,8 @@ def facts_of(engine: ServedEngine, options: ServerOptions) -> ShardFacts:
         dtype=engine.model.dtype,
         shapes_answers=engine.shapes_answers,
         heartbeat_s=options.heartbeat_s,
+        kv_address=engine.kv_address or "",
+        kv_group=bytes.fromhex(engine.kv_group or ""),
     )
 
 

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from backends.base import CacheListener, Description, Load, Pinned
 from backends.shard.answer import ShardAnswer
@@ -89,6 +90,20 @@ class ShardBackend:
     def load(self) -> Load:
         """The shard's newest report, at most a second old while it is attached."""
         return self._link.load
+
+    @property
+    def kv_group(self) -> str | None:
+        """The fingerprint of the shard's KV; None if it exchanges none, or is not attached."""
+        shard = self._link.shard
+        return None if shard is None else shard.welcome.kv_group.hex() or None
+
+    def lend(self, tokens: int) -> Mapping[str, Any] | None:
+        """Where other shards fetch the first `tokens` of a prompt; None while it is not attached."""
+        shard = self._link.shard
+        if shard is None or not shard.welcome.kv_group:
+            return None
+        host, _, port = shard.welcome.kv_address.rpartition(":")
+        return {"address": f"{host or self.address.rpartition(':')[0]}:{port}", "tokens": tokens}
 
     def assets(self) -> Mapping[str, bytes]:
         """The model's own files."""

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
-from backends.base import CacheListener, Load
+from backends.base import CacheListener, Fetched, Load
 from backends.reconnect import Backoff
 from backends.shard.inbox import Inbox
 from backends.shard.outgoing import Outgoing
@@ -391,6 +391,7 @@ class ShardLink:
             drafted_tokens=load.drafted_tokens,
             accepted_tokens=load.accepted_tokens,
             worked_at=session.worked_at,
+            fetched=_fetched(load.peers, welcome.block_tokens) if load.HasField("peers") else None,
             disk_blocks={kind: getattr(load.disk, kind) for kind in _ON_DISK} if load.HasField("disk") else {},
         )
 
@@ -431,3 +432,7 @@ def _is_being_cancelled() -> bool:
 
 def _reason_of(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"
+
+
+def _fetched(use: wire.PeerUse, block_tokens: int) -> Fetched:
+    return Fetched(use.fetches, use.blocks * block_tokens, use.received_bytes, use.seconds)

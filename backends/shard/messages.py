@@ -38,6 +38,7 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
         raise InvalidRequest("the prompt is empty" if not prompt.token_ids else "the token ids are not whole uint32s")
     if request.deadline_s is not None and request.deadline_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was sent to a shard")
+    source = prompt.transfer
     answered_tokens = 0 if prompt.beginning is None else prompt.beginning.tokens
     try:
         return wire.Submit(
@@ -52,6 +53,7 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
             sampling=sampling_of(request.sampling, request.id),
             trace=prompt.headers.get("traceparent", ""),
             preemptible=request.preemptible,
+            source=None if source is None else wire.Source(address=source["address"], tokens=source["tokens"]),
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"a number is out of range: {error}") from error

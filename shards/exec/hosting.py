@@ -14,6 +14,10 @@ from shards.kv.copier import BlockMemory, Copier
 from shards.kv.disk import KvDirectory
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.fingerprint import KvFacts, checkpoint_digest
+from shards.kv.lending import KvLending
+from shards.kv.peer_jobs import PeerThreads
+from shards.kv.peer_wire import PeerIdentity
+from shards.kv.peers import KvPeers
 from shards.kv.raw_block import BlockLabels, RawMemory
 from shards.model import Model
 from shards.options import EngineOptions
@@ -26,17 +30,27 @@ _STAGING = 16
 """Further slots, for blocks that wait to be written: a bounded queue."""
 
 
+class KvExchange(NamedTuple):
+    """What fetching from other shards and lending to them need; both prove the same `identity`."""
+
+    identity: PeerIdentity
+    peers: KvPeers
+    lending: KvLending
+
+
 class Hosting(NamedTuple):
-    """The host tier's copier and the disk tier's directory; None for a tier without room."""
+    """The host tier's copier, the disk tier's directory, the exchange with other shards; None for what is not there."""
 
     copier: Copier | None = None
     directory: KvDirectory | None = None
+    exchange: KvExchange | None = None
 
 
 def host_slots(options: EngineOptions, block_bytes: int) -> int:
     """The number of blocks that the host memory holds: at least 64 beside a directory, and 16 on their way to it."""
     slots = options.host_bytes // block_bytes
-    return slots if options.kv_dir is None else max(slots, _LEAST_SLOTS) + _STAGING
+    reserved = _STAGING * ((options.kv_dir is not None) + (options.kv_listen is not None))
+    return max(slots, _LEAST_SLOTS) + reserved if reserved else slots
 
 
 def open_hosting(
@@ -62,7 +76,9 @@ def open_hosting(
         memory = network.host_memory(slots)
         copier = copier_of(memory)
     try:
-        return Hosting(copier, _directory(model, options, memory, worker_of, clock))
+        labels = _labels(model, options, memory)
+        directory = _directory(model, options, memory, labels, worker_of, clock)
+        return Hosting(copier, directory, _exchange(options, memory, labels, slots, clock))
     except (OSError, ValueError):
         copier.close()
         raise
@@ -84,21 +100,47 @@ def kv_facts(model: Model, options: EngineOptions, memory: RawMemory) -> KvFacts
     return KvFacts(model.name, weights, model.dtype, memory.layout, numerics)
 
 
+def _labels(model: Model, options: EngineOptions, memory: BlockMemory) -> BlockLabels | None:
+    """What identifies blocks outside this shard; None if none leaves it."""
+    if options.kv_dir is None and options.kv_listen is None:
+        return None
+    if not isinstance(memory, RawMemory):
+        option = "kv_dir" if options.kv_listen is None else "kv_listen"
+        raise ValueError(f"{option} is {getattr(options, option)}; the KV of this model cannot be read as bytes")
+    return BlockLabels(model.name, kv_facts(model, options, memory).fingerprint())
+
+
+def _exchange(
+    options: EngineOptions,
+    memory: BlockMemory,
+    labels: BlockLabels | None,
+    slots: int,
+    clock: Callable[[], float],
+) -> KvExchange | None:
+    if options.kv_listen is None:
+        return None
+    assert labels is not None, "blocks leave this shard"
+    assert isinstance(memory, RawMemory), "blocks are bytes"
+    identity = PeerIdentity(labels.fingerprint, options.kv_secret)
+    lending = KvLending(memory, labels, slots - _STAGING, _STAGING)
+    return KvExchange(identity, KvPeers(PeerThreads(identity, clock=clock), memory, labels, clock), lending)
+
+
 def _directory(
     model: Model,
     options: EngineOptions,
     memory: BlockMemory,
+    labels: BlockLabels | None,
     worker_of: Callable[[BlockFiles], DiskWorker],
     clock: Callable[[], float],
 ) -> KvDirectory | None:
     if options.kv_dir is None:
         return None
-    if not isinstance(memory, RawMemory):
-        raise ValueError(f"kv_dir is {options.kv_dir}; the KV of this model cannot be read as bytes")
+    assert labels is not None, "blocks leave this shard"
+    assert isinstance(memory, RawMemory), "blocks are bytes"
     if options.kv_dir_bytes < model.network.block_bytes:
         least = gib(model.network.block_bytes)
         raise ValueError(f"{gib(options.kv_dir_bytes)} on disk hold no KV block of {least}; give kv_dir more")
-    labels = BlockLabels(model.name, kv_facts(model, options, memory).fingerprint())
     files = BlockFiles(options.kv_dir, labels.fingerprint)
     try:
         headers, broken = files.scan()

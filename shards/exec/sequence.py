@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +19,16 @@ from shards.nouns import Cause, Finished, FinishReason
 from shards.sched.drafts import MOST_DRAFTED, Prospect
 from shards.sched.plan import Work
 from shards.sched.room import Claim
+
+
+class Find(Protocol):
+    """Finds blocks outside the memory of this shard."""
+
+    def __call__(
+        self, path: Items[CachedBlock], tokens_of: Callable[[int], bytes], /, *, limit: int, domain: str
+    ) -> list[BlockLabel]:
+        """The labels of the blocks that continue `path`, up to `limit` blocks in total."""
+        ...
 
 
 class Sequence:
@@ -166,9 +180,9 @@ class Sequence:
         self.cached_tokens += found
         return found
 
-    def seek(self) -> list[BlockLabel]:
-        """The labels of the blocks on disk that continue it in whole units, as far as there is room on the device; none
-        between two unit boundaries.
+    def seek(self, find: Find) -> list[BlockLabel]:
+        """The labels that `find` has of blocks that continue it in whole units, as far as there is room on the device;
+        none between two unit boundaries.
         """
         pool, table = self.table.pool, self.table
         if self.computed_tokens % self.unit_tokens or self.is_decoding or not table.is_chained:
@@ -178,7 +192,7 @@ class Sequence:
             return []
         pool.prefix.extend_path(path, self.block_tokens, limit=limit, domain=table.domain)
         most = min(limit, len(table.path) + pool.available_for(table.domain))
-        labels = pool.disk.find(path, self.block_tokens, limit=most, domain=table.domain)
+        labels = find(path, self.block_tokens, limit=most, domain=table.domain)
         return labels[: max(0, self._whole(len(path) + len(labels)) - len(path))]
 
     def start_over(self) -> None:

@@ -10,7 +10,9 @@ from shards.kv.disk import DiskTier, KvDirectory
 from shards.kv.extents import FreeBlocks
 from shards.kv.host import HostTier
 from shards.kv.idle import RANK_TURNS, IdleBlocks, recompute_cost
+from shards.kv.lending import KvLending, Lending
 from shards.kv.options import PoolOptions
+from shards.kv.peers import KvPeers, PeerTier
 from shards.kv.pins import Pins
 from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.residents import Residents
@@ -46,13 +48,18 @@ class BlockPool:
         options: PoolOptions | None = None,
         copier: Copier | None = None,
         directory: KvDirectory | None = None,
+        peers: KvPeers | None = None,
+        lending: KvLending | None = None,
     ) -> None:
         self.size, self.options = size, options or PoolOptions()
         self.guaranteed = self.options.guaranteed(size)
         self.prefix = PrefixCache(model)
         self.pins = Pins(int(self.options.pin_share * size), self.prefix, self._settle_pinned)
-        self.host = HostTier(self.prefix, self.pins, copier, reserved=directory.staging if directory else 0)
+        reserved = (directory.staging if directory else 0) + (lending.staging if lending else 0)
+        self.host = HostTier(self.prefix, self.pins, copier, reserved=reserved)
         self.disk = DiskTier(self.prefix, self.host, directory)
+        self.peers = PeerTier(self.prefix, self.host, peers)
+        self.lending = Lending(self.prefix, self.host, lending)
         self._free = FreeBlocks(size)
         self._draining: set[int] = set()
         self._idle = IdleBlocks(self.options.floors)
@@ -250,6 +257,7 @@ class BlockPool:
         Held blocks and slots stay with their holders, uncached.
         """
         on_disk = self.disk.clear(domain)
+        self.peers.clear(domain)
         gone = [cached for cached in self.prefix if domain is None or cached.domain == domain]
         for cached in reversed(gone):
             self.pins.discard(cached)
@@ -262,11 +270,19 @@ class BlockPool:
         self.prefix.clear(domain)
         return len(on_disk.union(cached.key for cached in gone))
 
-    def settle_disk(self) -> None:
-        """Take over what was read from disk and written to it since the last call."""
-        if self.disk.is_open:
+    def settle_tiers(self) -> None:
+        """Take over what came from disk and from other shards since the last call, or was written, and lend."""
+        if self.disk.is_open or self.lending.is_open:
             self._settle(self.host.flights.land())
             self.disk.settle(self._taken / self.size)
+            self.peers.settle(self._taken / self.size)
+            self.lending.settle()
+            self.host.flights.start()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether blocks are being read, written, fetched or lent."""
+        return self.disk.is_busy or self.peers.is_busy or self.lending.is_busy
 
     def preserve(self, *, until_s: float) -> int:
         """Write all cached blocks to disk, until `until_s` of the directory's clock; returns the number on disk then.
@@ -295,6 +311,8 @@ class BlockPool:
         """
         for part in (self._free, self._idle, self.pins, self._cached, self.prefix, self.host, self.disk):
             part.check()
+        self.peers.check()
+        self.lending.check()
         kept = {block for block, cached in self._cached.items() if cached in self.pins} - self._holders.keys()
         idle = [cached.block for cached in self._idle if cached.block is not None]
         places = [*self._free.ids(), *self._draining, *idle, *kept, *self._holders]

@@ -24,6 +24,8 @@ class ShardFacts:
     dtype: str = ""
     shapes_answers: bool = False
     heartbeat_s: float = 0.0
+    kv_address: str = ""
+    kv_group: bytes = b""
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
         """These facts for the wire; `snapshot` is the cache that will follow."""
@@ -43,6 +45,8 @@ class ShardFacts:
             shapes_answers=self.shapes_answers,
             heartbeat_ms=round(self.heartbeat_s * 1000),
             continues_answers=True,
+            kv_address=self.kv_address,
+            kv_group=self.kv_group,
         )
 
 

@@ -18,6 +18,7 @@ from shards.nouns import (
     FinishReason,
     Grammar,
     GrammarForm,
+    KvSource,
     Load,
     Progress,
     Report,
@@ -113,6 +114,7 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         preemptible=submit.preemptible if submit.HasField("preemptible") else True,
         sampling=sampling_params(submit.sampling),
         answered_tokens=submit.answered_tokens,
+        source=KvSource(submit.source.address, submit.source.tokens) if submit.HasField("source") else None,
     )
 
 
@@ -254,6 +256,7 @@ def load(now: Load) -> wire.Load:
         drafted_tokens=now.drafted_tokens,
         accepted_tokens=now.accepted_tokens,
         disk=_disk_use(now.disk),
+        peers=None if now.peers is None else wire.PeerUse(**now.peers._asdict()),
     )
 
 

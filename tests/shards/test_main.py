@@ -56,3 +56,19 @@ def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_a_sentence() -> None:
     assert "'sideways' is not one of 'auto', 'on', 'off'" in started("--run-ahead", "sideways").stderr
     assert "'wildly' is not one of 'auto', 'off'" in started("--speculate", "wildly").stderr
+
+
+def test_a_port_for_kv_that_is_no_address_and_a_secret_that_can_be_guessed_are_sentences(tmp_path: Path) -> None:
+    assert "--kv-listen is '7002'; it must be HOST:PORT" in started("--kv-listen", "7002").stderr
+    assert "--kv-listen is 'here:port'" in started("--kv-listen", "here:port").stderr
+    short = tmp_path / "secret"
+    short.write_text("short\n")
+    result = started("--kv-listen", "127.0.0.1:0", "--kv-secret-file", str(short))
+    assert "holds a secret of 5 bytes; it needs at least 16" in result.stderr
+    assert "No such file" in started("--kv-secret-file", str(tmp_path / "none")).stderr
+
+
+def test_a_port_for_kv_that_another_process_has_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "in use" in started("--kv-listen", address, "--kv-memory", "0.01").stderr

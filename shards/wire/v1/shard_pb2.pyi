@@ -42,7 +42,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens")
+    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens", "source")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Submit(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt_tokens: int
     max_new_tokens: int
@@ -67,7 +68,16 @@ class Submit(_message.Message):
     trace: str
     preemptible: bool
     answered_tokens: int
-    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ...) -> None: ...
+    source: Source
+    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("address", "tokens")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    tokens: int
+    def __init__(self, address: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "top_logprobs", "logit_bias", "min_new_tokens", "grammar")
@@ -221,7 +231,7 @@ class CacheAnswer(_message.Message):
     def __init__(self, call: _Optional[int] = ..., blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache", "shapes_answers", "heartbeat_ms", "continues_answers")
+    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache", "shapes_answers", "heartbeat_ms", "continues_answers", "kv_address", "kv_group")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +247,8 @@ class Welcome(_message.Message):
     SHAPES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KV_GROUP_FIELD_NUMBER: _ClassVar[int]
     shard: str
     model: str
     block_tokens: int
@@ -252,7 +264,9 @@ class Welcome(_message.Message):
     shapes_answers: bool
     heartbeat_ms: int
     continues_answers: bool
-    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ..., shapes_answers: _Optional[bool] = ..., heartbeat_ms: _Optional[int] = ..., continues_answers: _Optional[bool] = ...) -> None: ...
+    kv_address: str
+    kv_group: bytes
+    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ..., shapes_answers: _Optional[bool] = ..., heartbeat_ms: _Optional[int] = ..., continues_answers: _Optional[bool] = ..., kv_address: _Optional[str] = ..., kv_group: _Optional[bytes] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "choice", "count", "token_ids", "logprobs")
@@ -351,7 +365,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk")
+    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk", "peers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +378,7 @@ class Load(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -376,7 +391,22 @@ class Load(_message.Message):
     drafted_tokens: int
     accepted_tokens: int
     disk: DiskUse
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ...) -> None: ...
+    peers: PeerUse
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ..., peers: _Optional[_Union[PeerUse, _Mapping]] = ...) -> None: ...
+
+class PeerUse(_message.Message):
+    __slots__ = ("fetches", "blocks", "failed", "received_bytes", "seconds")
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    fetches: int
+    blocks: int
+    failed: int
+    received_bytes: int
+    seconds: float
+    def __init__(self, fetches: _Optional[int] = ..., blocks: _Optional[int] = ..., failed: _Optional[int] = ..., received_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class DiskUse(_message.Message):
     __slots__ = ("held", "written", "read", "broken", "failed", "skipped")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from backends.base import CacheKeeper, Pinned
+from backends.base import CacheKeeper, Lender, Pinned
 from backends.shard.backend import ShardBackend
 from backends.shard.link import LinkOptions
 from policies.errors import (
@@ -25,7 +26,7 @@ from policies.errors import (
 )
 from policies.nouns import Capability, Delta, Grammar, Sampling, TokenLogprob, Usage
 from policies.prefix.index import PrefixIndex
-from shards.nouns import CacheChange, CacheEvent, DiskUse, GrammarForm, Submission
+from shards.nouns import CacheChange, CacheEvent, DiskUse, GrammarForm, KvSource, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
 from shards.wire.facts import ShardFacts
@@ -547,3 +548,27 @@ async def test_only_a_shard_with_the_capability_is_asked_to_shape_an_answer(tmp_
                 with pytest.raises(Unreached, match="cannot shape"):
                     await everything(backend, a_request(sampling=shaped), a_prompt())
                 assert not engine.submitted
+
+
+async def test_a_shard_without_a_port_for_kv_lends_nothing_and_belongs_to_no_group(tmp_path: Path) -> None:
+    async with a_shard(an_engine(tmp_path)) as server, a_backend(server) as backend:
+        assert (backend.kv_group, backend.lend(100), backend.load().fetched) == (None, None, None)
+        assert isinstance(backend, Lender)
+
+
+class Exchanging(ScriptedEngine):
+    """Says that it exchanges KV, at any address of its machine."""
+
+    kv_address = ":7002"
+    kv_group = "ab" * 32
+
+
+async def test_a_shard_that_exchanges_kv_lends_at_its_own_host_and_is_told_where_to_fetch(tmp_path: Path) -> None:
+    model = ScriptedModel(path=a_model_folder(tmp_path))
+    engine = Exchanging(answering("Hello"), model=model, options=ScriptedOptions())
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        assert backend.kv_group == "ab" * 32
+        assert backend.lend(128) == {"address": "127.0.0.1:7002", "tokens": 128}
+        prompt = replace(a_prompt("Tell me"), transfer={"address": "10.0.0.7:7002", "tokens": 64})
+        await everything(backend, a_request(max_new_tokens=50), prompt)
+    assert engine.submitted[0].source == KvSource("10.0.0.7:7002", 64)

@@ -47,7 +47,7 @@ def test_a_directory_needs_64_slots_of_host_memory_and_16_for_blocks_on_their_wa
 
 
 def test_without_room_there_is_neither_tier() -> None:
-    assert open_hosting(MODEL, EngineOptions(), InlineCopier) == (None, None)
+    assert open_hosting(MODEL, EngineOptions(), InlineCopier) == (None, None, None)
 
 
 def test_kv_that_cannot_be_moved_or_read_is_refused(tmp_path: Path) -> None:

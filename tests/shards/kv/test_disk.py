@@ -90,7 +90,7 @@ class Shard:
         table = BlockTable(self.pool, domain)
         limit = len(tokens)
         for _ in range(50):
-            self.pool.settle_disk()
+            self.pool.settle_tiers()
             table.follow(lambda index: a_block(tokens[index]), limit=limit)
             labels = self.pool.disk.find(table.path, lambda index: a_block(tokens[index]), limit=limit, domain=domain)
             if not (labels and self.pool.disk.fetch(labels, domain=domain)):
@@ -124,7 +124,7 @@ class Shard:
         """Evict everything from the device, and write it."""
         self.pool.release(self.pool.take(self.pool.size))
         for _ in range(10):
-            self.pool.settle_disk()
+            self.pool.settle_tiers()
 
     def stop(self) -> int:
         """An orderly stop."""
@@ -283,10 +283,10 @@ def test_clearing_a_domain_deletes_its_files_even_those_that_are_being_written_o
     shard.leave(3, domain="other")
     assert shard.pool.disk.clear("nothing") == set()
     shard.pool.release(shard.pool.take(shard.pool.size))
-    shard.pool.settle_disk()
+    shard.pool.settle_tiers()
     assert shard.pool.clear("acme") == 2
     shard.pool.disk.finish(60.0)
-    shard.pool.settle_disk()
+    shard.pool.settle_tiers()
     shard.pool.disk.close()
     assert len(shard.files()) == 1
     later = Shard(tmp_path, rng=random.Random(1))
@@ -294,7 +294,7 @@ def test_clearing_a_domain_deletes_its_files_even_those_that_are_being_written_o
     assert later.pool.disk.fetch(labels, domain="other")
     assert later.pool.clear("other") == 1
     for _ in range(20):
-        later.pool.settle_disk()
+        later.pool.settle_tiers()
         later.pool.check([])
     assert not len(later.pool.prefix)
     assert not later.files()
@@ -307,7 +307,7 @@ def test_distrusted_blocks_leave_the_disk_too(tmp_path: Path) -> None:
     table = shard.table(1, 2)
     table.distrust()
     table.release()
-    shard.pool.settle_disk()
+    shard.pool.settle_tiers()
     assert (shard.pool.disk.blocks, shard.files()) == (0, [])
     shard.pool.check([])
 
@@ -323,7 +323,7 @@ def test_a_block_that_is_being_written_can_be_distrusted(tmp_path: Path) -> None
     shard.pool.check([table.ids])
     table.release()
     for _ in range(20):
-        shard.pool.settle_disk()
+        shard.pool.settle_tiers()
     shard.pool.disk.close()
     assert not shard.files()
     assert shard.pool.host.free == shard.pool.host.size
@@ -358,7 +358,7 @@ def test_waiting_is_predicted_from_what_reads_took(tmp_path: Path) -> None:
     later.clock.now_s = 9.0
     assert disk.wait_s(labels) == 9.0, "a disk that hangs looks ever slower"
     later.worker.files.read = slow  # type: ignore[method-assign]
-    later.pool.settle_disk()
+    later.pool.settle_tiers()
     measured_s = disk.wait_s(disk.find([], a_block, limit=1, domain=""))
     assert 0.3 < measured_s < 0.5
     disk.decline()

@@ -1,0 +1,121 @@
+"""The port at which other shards fetch blocks from this one. Torch-free."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+
+from shards.kv.lending import MOST_LOANS, Loan
+from shards.kv.peer_wire import PeerIdentity, PeerRefused, asked, give, welcome
+from shards.kv.raw_block import BlockLabel
+
+_log = logging.getLogger(__name__)
+
+SILENT_S = 10.0
+"""A connection is closed if one message takes so long, or the engine to hand over a block."""
+
+IDLE_S = 300.0
+"""A connection without a request is closed after so long."""
+
+
+class PeerServer:
+    """Listens on `host` and `port` (0: any) and sends the blocks that `lend` hands over, on a thread per connection.
+
+    `lend` makes a loan and wakes the engine. More than MOST_LOANS connections at a time are refused. Raises OSError.
+    """
+
+    def __init__(
+        self, host: str, port: int, identity: PeerIdentity, lend: Callable[[Sequence[BlockLabel]], Loan]
+    ) -> None:
+        self._identity, self._lend = identity, lend
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=MOST_LOANS)
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock, self._is_closing = threading.Lock(), False
+        self._thread = threading.Thread(target=self._accept, name="kv-lend", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<PeerServer at port {self.port}: {len(self._connections)} connections>"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the KV that it lends."""
+        return self._identity.fingerprint
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Break all connections off and end the threads."""
+        self._is_closing = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections.values():
+            thread.join()
+
+    def _accept(self) -> None:
+        while not self._is_closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                # it was closed, or there are no descriptors: then the next try waits for a moment
+                threading.Event().wait(0.0 if self._is_closing else 0.1)
+                continue
+            with self._lock:
+                if len(self._connections) >= MOST_LOANS or self._is_closing:
+                    connection.close()
+                    continue
+                thread = threading.Thread(target=self._serve, args=(connection,), name="kv-lend", daemon=True)
+                self._connections[connection] = thread
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with closing(connection):
+                connection.settimeout(SILENT_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                welcome(connection, self._identity)
+                while labels := self._next(connection):
+                    self._send(connection, labels)
+        except PeerRefused as refusal:
+            _log.warning("a connection for KV was refused: %s", refusal)
+        except OSError as error:
+            if not self._is_closing:
+                _log.info("a connection for KV ended: %s", error)
+        finally:
+            with self._lock:
+                del self._connections[connection]
+
+    def _next(self, connection: socket.socket) -> list[BlockLabel]:
+        connection.settimeout(IDLE_S)
+        first = connection.recv(1, socket.MSG_PEEK)
+        connection.settimeout(SILENT_S)
+        return asked(connection, self._identity.fingerprint) if first else []
+
+    def _send(self, connection: socket.socket, labels: Sequence[BlockLabel]) -> None:
+        loan = self._lend(labels)
+        try:
+            for _ in labels:
+                lent = loan.next(SILENT_S)
+                if lent is None:
+                    give(connection, None)
+                    return
+                try:
+                    give(connection, lent.pieces)
+                finally:
+                    loan.give_back(lent)
+        finally:
+            loan.end()
