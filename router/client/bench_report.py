@@ -72,6 +72,7 @@ class BenchResult:
         """All of it for a program; times in seconds."""
         replies = [timed.reply for timed in self.requests if timed.reply is not None]
         told = [reply for reply in replies if reply.cached_tokens is not None]
+        backends = (reply.headers.get("backend") for reply in replies)
         output = sum(reply.output_tokens for reply in replies)
         return {
             "load": self.what,
@@ -84,7 +85,7 @@ class BenchResult:
             "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
             "cached_tokens": sum(reply.cached_tokens or 0 for reply in told) if told else None,
             "output_tokens": output,
-            "backends": dict(sorted(Counter(reply.headers.get("backend", "?") for reply in replies).items())),
+            "backends": dict(sorted(Counter(filter(None, backends)).items())),
             "times_s": {measure.name: _numbers(measure) for measure in self.measures},
         }
 
@@ -111,13 +112,17 @@ def _lines(result: BenchResult) -> Iterator[str]:
         f"Prompts of {prompt / record['answered']:,.0f} tokens{share}; "
         f"answers of {record['output_tokens'] / record['answered']:,.0f} tokens"
     )
-    yield f"Backends: {', '.join(f'{name} {count:,}' for name, count in record['backends'].items())}"
+    if record["backends"]:
+        yield f"Backends: {', '.join(f'{name} {count:,}' for name, count in record['backends'].items())}"
     yield ""
     yield f"{'ms':<12}{'mean':>9}" + "".join(f"{name:>9}" for name in QUANTILES) + f"{'max':>9}"
     for measure in result.measures:
         yield f"{measure.name:<12}" + "".join(f"{seconds * 1000:>9,.1f}" for seconds in _numbers(measure).values())
     yield ""
     yield from (f"{measure.name:<12}{spread(measure.seconds)}" for measure in result.measures if measure.seconds)
+    if len(result.measures[1].seconds) < record["answered"]:
+        counted = f"{len(result.measures[1].seconds):,} of {record['answered']:,}"
+        yield f"TPOT counts {counted} answers; the others came whole, or have one token."
 
 
 def spread(seconds: Sequence[float]) -> str:

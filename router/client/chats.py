@@ -78,8 +78,10 @@ class Reply:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after the first; None if there is no second."""
-        return (self.end_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Seconds per token after the first; None if there is no second, or if all came at once."""
+        if self.output_tokens < 2 or self.end_s <= self.first_s:
+            return None
+        return (self.end_s - self.first_s) / (self.output_tokens - 1)
 
 
 class ChatClient:

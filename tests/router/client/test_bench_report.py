@@ -70,6 +70,18 @@ def test_a_server_that_tells_no_cached_tokens_is_not_given_any() -> None:
     assert "cached" not in as_text(result)
 
 
+def test_a_server_that_names_no_backends_has_no_line_of_them() -> None:
+    timed = Timed(0.0, 0.0, reply=Reply("x", 0.1, 0.2, 100, None, 11, "stop", {}))
+    assert "Backends" not in as_text(BenchResult("1 request", 1.0, (timed,)))
+
+
+def test_answers_that_came_whole_have_no_time_per_token() -> None:
+    result = BenchResult("2 requests", 1.0, (answered(0.1, 0.2), answered(0.2, 0.2)))
+    assert result.measures[1].seconds == (pytest.approx(0.01),)
+    assert "TPOT counts 1 of 2 answers; the others came whole" in as_text(result)
+    assert "TPOT counts" not in as_text(a_result())
+
+
 def test_the_record_is_json() -> None:
     record = json.loads(json.dumps(a_result().record()))
     assert record["times_s"]["TTFT"]["p99"] == 0.099

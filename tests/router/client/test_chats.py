@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -74,19 +75,31 @@ async def test_an_answer_comes_in_pieces_with_its_place_and_usage() -> None:
 
 
 async def test_times_are_those_of_the_first_and_of_the_last_piece() -> None:
-    clock = itertools.count()
+    clock, heard = itertools.count(), asyncio.Queue[str]()
     chunk = '{{"choices": [{{"index": 0, "delta": {{"content": "{}"}}}}]}}'
     usage = '{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}'
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        return await streaming(*map(chunk.format, "abc"), usage, "[DONE]")(request)
+        reply = await streaming()(request)
+        for piece in "abc":
+            await reply.write(f"data: {chunk.format(piece)}\n\n".encode())
+            await heard.get()
+        await reply.write(f"data: {usage}\n\ndata: [DONE]\n\n".encode())
+        return reply
 
     async with a_server(handler) as url, ChatClient(f"{url}/v1", clock=lambda: float(next(clock))) as client:
-        reply = await client.chat(HELLO, "m")
+        reply = await client.chat(HELLO, "m", on_text=heard.put_nowait)
     assert reply.text == "abc"
-    assert reply.first_s >= 1
-    assert reply.tpot_s == (reply.end_s - reply.first_s) / 2
+    # the clock is asked once for each read
+    assert (reply.first_s, reply.end_s, reply.tpot_s) == (1.0, 3.0, 1.0)
     assert (reply.cached_tokens, reply.headers) == (None, {})
+
+
+async def test_an_answer_that_comes_in_one_read_has_no_time_per_token() -> None:
+    chunk = '{"choices": [{"index": 0, "delta": {"content": "ab"}}]}'
+    usage = '{"choices": [], "usage": {"completion_tokens": 2}}'
+    async with a_server(streaming(chunk, usage, "[DONE]")) as url, ChatClient(url) as client:
+        assert (await client.chat(HELLO, "m")).tpot_s is None
 
 
 async def test_a_thought_counts_as_the_first_token() -> None:
