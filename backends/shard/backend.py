@@ -7,16 +7,19 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
 
-from backends.base import CacheListener, Description, Load, Pinned
+from msgspec.structs import replace
+
+from backends.base import CacheListener, Description, Load, Pinned, Prefilled
 from backends.shard.answer import ShardAnswer
 from backends.shard.link import LinkOptions, ShardLink
 from backends.shard.messages import submit_of
 from backends.shard.turns import Turns
-from policies.errors import Unreached
-from policies.nouns import Capability, Delta, Prompt, Request
+from policies.errors import BackendFailed, Unreached
+from policies.nouns import Capability, Delta, Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.limits import PIN_PIECE_KEYS
 from shards.wire.translate import pack_keys
@@ -146,6 +149,17 @@ class ShardBackend:
                     yield delta
         finally:
             self._link.forget(number)
+
+    async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
+        """See Prefiller: the prompt's blocks stay in the shard's cache, where any shard of its group can fetch them."""
+        transfer = self.lend(len(prompt.token_ids) // TOKEN_BYTES)
+        if transfer is None:
+            raise BackendFailed(f"{self.name} keeps no KV for others", hint="start it with --kv-listen")
+        # one token ends the prompt; a grammar or penalties would only cost time
+        alone = replace(request, max_new_tokens=1, sampling=Sampling())
+        async with aclosing(self.generate(alone, prompt)) as deltas:
+            usages = [delta.usage async for delta in deltas if delta.usage is not None]
+        return Prefilled(transfer, usages[-1])
 
     async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
         """See CacheKeeper."""

@@ -69,7 +69,9 @@ def pool_table(kinds: Collection[str]) -> Table:
             "options": Key(
                 Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"
             ),
-            "prefill": Key(TEXT, "vllm: the pool with backends that compute long prompts for these, and nothing else"),
+            "prefill": Key(
+                TEXT, "shard, vllm: the pool of backends that compute long prompts for these, and nothing else"
+            ),
             "tokenizer": Key(
                 TEXT,
                 "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
@@ -239,7 +241,7 @@ def _read_options(field: Field | None, check: Callable[[str, Option], None]) -> 
     return options
 
 
-_TRANSFERS = frozenset({"vllm"})
+_TRANSFERS = frozenset({"shard", "vllm"})
 """Kinds with backends that can fetch KV from one another."""
 
 

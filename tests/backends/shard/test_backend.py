@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.base import CacheKeeper, Lender, Pinned
+from backends.base import CacheKeeper, Lender, Pinned, Prefilled, Prefiller
 from backends.shard.backend import ShardBackend
 from backends.shard.link import LinkOptions
 from policies.errors import (
@@ -572,3 +572,26 @@ async def test_a_shard_that_exchanges_kv_lends_at_its_own_host_and_is_told_where
         prompt = replace(a_prompt("Tell me"), transfer={"address": "10.0.0.7:7002", "tokens": 64})
         await everything(backend, a_request(max_new_tokens=50), prompt)
     assert engine.submitted[0].source == KvSource("10.0.0.7:7002", 64)
+
+
+async def test_a_shard_that_exchanges_no_kv_computes_no_prompts_for_others(tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        with pytest.raises(BackendFailed, match="keeps no KV for others"):
+            await backend.prefill(a_request(), a_prompt())
+    assert not engine.submitted
+
+
+async def test_a_prompt_that_is_computed_for_others_draws_one_plain_token(tmp_path: Path) -> None:
+    engine = Exchanging(
+        answering("Hello"), model=ScriptedModel(path=a_model_folder(tmp_path)), options=ScriptedOptions()
+    )
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        request = a_request(sampling=Sampling(temperature=0.5, min_new_tokens=9, choices=2))
+        done = await backend.prefill(request, a_prompt("Tell me"))
+        assert done == Prefilled({"address": "127.0.0.1:7002", "tokens": 7}, Usage(7, 1, 0))
+        assert backend.open_requests == 0
+    (submission,) = engine.submitted
+    assert (submission.max_new_tokens, submission.choices) == (1, 1)
+    assert submission.domain == request.domain
+    assert isinstance(backend, Prefiller)
