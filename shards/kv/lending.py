@@ -16,6 +16,9 @@ from shards.kv.raw_block import BlockLabel, BlockLabels, RawMemory
 MOST_LOANS = 16
 """Requests of other shards at once."""
 
+MOST_OUT = 8
+"""Blocks that are handed over to one request and not returned: a slow borrower does not keep the host tier."""
+
 
 class Lent(NamedTuple):
     """A block that may be read until it is given back: the bytes `pieces` of host slot `slot`. None: it is not here."""
@@ -175,10 +178,14 @@ class Lending:
     def _serve(self, open_loan: _Open) -> None:
         """Hand over in order: finished copies first, then further blocks of the host tier, or begin to copy them."""
         loan = open_loan.loan
-        while open_loan.copying and not self._host.flights.is_slot_busy(open_loan.copying[0]):
+        while (
+            len(open_loan.out) < MOST_OUT
+            and open_loan.copying
+            and not self._host.flights.is_slot_busy(open_loan.copying[0])
+        ):
             if not self._hand_over(open_loan, open_loan.copying.popleft()):
                 return
-        while open_loan.at < len(loan.labels):
+        while open_loan.at < len(loan.labels) and len(open_loan.out) + len(open_loan.copying) < MOST_OUT:
             cached = self._find(loan.labels[open_loan.at])
             if cached is None:
                 if not open_loan.copying:

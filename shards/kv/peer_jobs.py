@@ -14,12 +14,13 @@ from typing import NamedTuple, Protocol
 
 from shards.kv.peer_wire import PeerIdentity, ask, greet, take
 from shards.kv.raw_block import BlockLabel
+from shards.kv.timed_socket import TimedSocket
 
 STREAMS = 4
 """Threads that fetch, each with a connection of its own to each peer."""
 
-CONNECT_S, SILENT_S = 1.0, 5.0
-"""A peer is given up if it takes so long to connect, or sends nothing for so long."""
+CONNECT_S, BLOCK_S = 1.0, 5.0
+"""A peer is given up if it takes so long to connect, or for the handshake or one block."""
 
 
 class Missing(Exception):
@@ -69,7 +70,7 @@ class PeerThreads:
         self._identity, self._clock = identity, clock
         self._jobs: SimpleQueue[PeerFetch | None] = SimpleQueue()
         self._done: deque[PeerOutcome] = deque()
-        self._open: set[socket.socket] = set()
+        self._open: set[TimedSocket] = set()
         self._is_closing = False
         self._threads = [Thread(target=self._run, name=f"kv-peer-{number}", daemon=True) for number in range(streams)]
         for thread in self._threads:
@@ -98,20 +99,22 @@ class PeerThreads:
             thread.join()
 
     def _run(self) -> None:
-        connections: dict[str, socket.socket] = {}
+        connections: dict[str, TimedSocket] = {}
         while (job := self._jobs.get()) is not None:
             self._fetch(job, connections)
         for connection in connections.values():
             connection.close()
 
-    def _fetch(self, job: PeerFetch, connections: dict[str, socket.socket]) -> None:
+    def _fetch(self, job: PeerFetch, connections: dict[str, TimedSocket]) -> None:
         """Fetch the blocks of `job`, on a connection that is kept for the next one if nothing went wrong."""
         at, began_s, error = 0, self._clock(), Exception()
         try:
             connection = self._connection(job.address, connections)
             try:
+                connection.within(BLOCK_S)
                 ask(connection, [label for label, _ in job.wanted])
                 for label, pieces in job.wanted:
+                    connection.within(BLOCK_S)
                     if not take(connection, pieces):
                         error = Missing("the peer does not have it")
                         break
@@ -125,35 +128,28 @@ class PeerThreads:
         for label, _ in job.wanted[at:]:
             self._tell(job.address, label.key, error, began_s)
 
-    def _connection(self, address: str, connections: dict[str, socket.socket]) -> socket.socket:
+    def _connection(self, address: str, connections: dict[str, TimedSocket]) -> TimedSocket:
         """That of the last fetch, unless the peer has closed it; else a new one."""
         connection = connections.pop(address, None)
         if connection is None:
             return self._connect(address)
-        connection.setblocking(False)
-        try:
-            connection.recv(1)
-        except BlockingIOError:
-            connection.settimeout(SILENT_S)
+        if connection.is_quiet():
             return connection
-        except OSError:
-            pass
         self._drop(connection)
         return self._connect(address)
 
-    def _drop(self, connection: socket.socket) -> None:
+    def _drop(self, connection: TimedSocket) -> None:
         self._open.discard(connection)
         connection.close()
 
-    def _connect(self, address: str) -> socket.socket:
+    def _connect(self, address: str) -> TimedSocket:
         host, _, port = address.rpartition(":")
         if self._is_closing:
             raise ConnectionError("this shard stops")
-        connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
+        connection = TimedSocket(socket.create_connection((host.strip("[]"), int(port)), CONNECT_S))
         self._open.add(connection)
         try:
-            connection.settimeout(SILENT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.within(BLOCK_S)
             greet(connection, self._identity)
         except BaseException:
             self._drop(connection)

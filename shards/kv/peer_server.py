@@ -11,20 +11,25 @@ from contextlib import closing, suppress
 from shards.kv.lending import MOST_LOANS, Loan
 from shards.kv.peer_wire import PeerIdentity, PeerRefused, asked, give, welcome
 from shards.kv.raw_block import BlockLabel
+from shards.kv.timed_socket import TimedSocket
 
 _log = logging.getLogger(__name__)
 
-SILENT_S = 10.0
-"""A connection is closed if one message takes so long, or the engine to hand over a block."""
+MOST_CONNECTIONS = 256
+"""Connections at once: those of 64 shards with four streams each."""
 
-IDLE_S = 300.0
+MESSAGE_S = 10.0
+"""A connection is closed if one message or block takes so long, or the engine to hand over a block."""
+
+IDLE_S = 60.0
 """A connection without a request is closed after so long."""
 
 
 class PeerServer:
     """Listens on `host` and `port` (0: any) and sends the blocks that `lend` hands over, on a thread per connection.
 
-    `lend` makes a loan and wakes the engine. More than MOST_LOANS connections at a time are refused. Raises OSError.
+    `lend` makes a loan and wakes the engine. More than MOST_CONNECTIONS at a time are refused, and beyond
+    MOST_LOANS requests the next one waits. Raises OSError.
     """
 
     def __init__(
@@ -32,8 +37,9 @@ class PeerServer:
     ) -> None:
         self._identity, self._lend = identity, lend
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=MOST_LOANS)
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._listener = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        self._connections: dict[TimedSocket, threading.Thread] = {}
+        self._loans = threading.BoundedSemaphore(MOST_LOANS)
         self._lock, self._is_closing = threading.Lock(), False
         self._thread = threading.Thread(target=self._accept, name="kv-lend", daemon=True)
         self._thread.start()
@@ -69,24 +75,24 @@ class PeerServer:
     def _accept(self) -> None:
         while not self._is_closing:
             try:
-                connection, _ = self._listener.accept()
+                accepted, _ = self._listener.accept()
             except OSError:
                 # it was closed, or there are no descriptors: then the next try waits for a moment
                 threading.Event().wait(0.0 if self._is_closing else 0.1)
                 continue
             with self._lock:
-                if len(self._connections) >= MOST_LOANS or self._is_closing:
-                    connection.close()
+                if len(self._connections) >= MOST_CONNECTIONS or self._is_closing:
+                    accepted.close()
                     continue
+                connection = TimedSocket(accepted)
                 thread = threading.Thread(target=self._serve, args=(connection,), name="kv-lend", daemon=True)
                 self._connections[connection] = thread
             thread.start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: TimedSocket) -> None:
         try:
             with closing(connection):
-                connection.settimeout(SILENT_S)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.within(MESSAGE_S)
                 welcome(connection, self._identity)
                 while labels := self._next(connection):
                     self._send(connection, labels)
@@ -99,17 +105,20 @@ class PeerServer:
             with self._lock:
                 del self._connections[connection]
 
-    def _next(self, connection: socket.socket) -> list[BlockLabel]:
-        connection.settimeout(IDLE_S)
+    def _next(self, connection: TimedSocket) -> list[BlockLabel]:
+        connection.within(IDLE_S)
         first = connection.recv(1, socket.MSG_PEEK)
-        connection.settimeout(SILENT_S)
+        connection.within(MESSAGE_S)
         return asked(connection, self._identity.fingerprint) if first else []
 
-    def _send(self, connection: socket.socket, labels: Sequence[BlockLabel]) -> None:
+    def _send(self, connection: TimedSocket, labels: Sequence[BlockLabel]) -> None:
+        if not self._loans.acquire(timeout=MESSAGE_S):
+            raise TimeoutError(f"{MOST_LOANS} other requests were not done within {MESSAGE_S} s")
         loan = self._lend(labels)
         try:
             for _ in labels:
-                lent = loan.next(SILENT_S)
+                lent = loan.next(MESSAGE_S)
+                connection.within(MESSAGE_S)
                 if lent is None:
                     give(connection, None)
                     return
@@ -119,3 +128,4 @@ class PeerServer:
                     loan.give_back(lent)
         finally:
             loan.end()
+            self._loans.release()

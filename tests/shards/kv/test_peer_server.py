@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from shards.kv import peer_server
 from shards.kv.lending import MOST_LOANS, Lent, Loan
 from shards.kv.peer_server import PeerServer
 from shards.kv.peer_wire import PeerIdentity, ask, greet, take
@@ -84,14 +85,43 @@ def test_a_borrower_that_leaves_gives_everything_back(server: PeerServer, lender
     assert not lender.loans[0].hand_over(Lent(1, ()))
 
 
-def test_further_connections_are_closed_at_once(server: PeerServer) -> None:
-    held = [connected(server) for _ in range(MOST_LOANS)]
+def test_further_connections_are_closed_at_once(server: PeerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_server, "MOST_CONNECTIONS", 3)
+    held = [connected(server) for _ in range(3)]
     for connection in held:
         greet(connection, OURS)
     with connected(server) as one_more, pytest.raises(ConnectionError):
         greet(one_more, OURS)
     for connection in held:
         connection.close()
+
+
+def test_connections_without_a_request_keep_no_other_shard_away(server: PeerServer) -> None:
+    held = [connected(server) for _ in range(MOST_LOANS)]
+    for connection in held:
+        greet(connection, OURS)
+    with connected(server) as one_more:
+        greet(one_more, OURS)
+        ask(one_more, some_labels(1))
+        assert take(one_more, [memoryview(bytearray(8))])
+    for connection in held:
+        connection.close()
+
+
+def test_a_request_beyond_the_most_loans_waits_and_is_given_up(
+    lender: Lender, server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_server, "MESSAGE_S", 0.2)
+    for _ in range(MOST_LOANS):
+        server._loans.acquire()
+    with connected(server) as connection:
+        greet(connection, OURS)
+        ask(connection, some_labels(1))
+        with pytest.raises(ConnectionError):
+            take(connection, [memoryview(bytearray(8))])
+    assert not lender.loans
+    for _ in range(MOST_LOANS):
+        server._loans.release()
 
 
 def test_a_port_that_is_taken_is_an_error(server: PeerServer, lender: Lender) -> None:
