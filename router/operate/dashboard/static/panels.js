@@ -147,7 +147,7 @@ export function prefixes(now) {
   document.querySelector("#kept").hidden = !now.all_prefixes;
   const more = now.all_prefixes - now.prefixes.length;
   document.querySelector("#kept-note").textContent =
-    `computed before anybody asks, and pinned where backends can; the bar is what stays of it${more ? ` · ${count(more)} more are not shown` : ""}`;
+    `computed before they are asked for, and pinned where backends can; the bar is what stays of it${more ? ` · ${count(more)} more are not shown` : ""}`;
   const cells = (prefix) => [
     [h("strong", {}, prefix.id), h("small", {}, prefix.model)], prefix.tenant,
     [sign(prefix.state), h("small", { class: "reason" }, prefix.message)], count(prefix.tokens),
