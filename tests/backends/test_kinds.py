@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from backends.base import CacheSalter
+from backends.base import CacheSalter, Prefiller
 from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
 from policies.catalogue import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
+from policies.sla.config import AT_HOST_AND_PORT
+from policies.sla.parse import parse
 
 
 def a_place(**fields: Any) -> Place:
@@ -34,6 +36,21 @@ def test_reports_are_dated_by_the_routers_clock() -> None:
 
 def test_the_file_and_the_catalogue_know_the_same_kinds() -> None:
     assert set(KINDS) == set(KINDS_OF_THE_FILE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pool_may_have_its_prompts_computed_elsewhere_exactly_if_its_backends_do_that(kind: str) -> None:
+    answers, prompts = ("h:1", "h:2") if kind in AT_HOST_AND_PORT else ("http://h:1", "http://h:2")
+    shared = f"kind: {kind}, model: m"
+    text = (
+        f"pools:\n  answers: {{{shared}, at: ['{answers}'], prefill: prompts}}\n"
+        f"  prompts: {{{shared}, at: ['{prompts}']}}\n"
+    )
+    if isinstance(make(kind, a_place(), Surroundings(rng=random.Random(1))), Prefiller):
+        assert parse(text).pools["answers"].prefill == "prompts"
+    else:
+        with pytest.raises(ConfigError, match=f"backends of kind {kind} fetch no KV; only these do: shard, vllm"):
+            parse(text)
 
 
 def test_options_are_read_from_text() -> None:
