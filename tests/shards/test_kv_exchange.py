@@ -284,17 +284,25 @@ async def a_shard(secret: Path) -> AsyncIterator[tuple[HandRouter, wire.Welcome]
 async def test_a_router_has_a_shard_fetch_from_another_one(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a secret of shards\n")
-    prompt = [3 + token % 50 for token in some_tokens(1300)]
     async with a_shard(secret) as (owner, told), a_shard(secret) as (other, welcome):
         assert told.kv_group == welcome.kv_group != b""
         assert told.kv_address != welcome.kv_address
-        await owner.ask(1, prompt)
-        assert (await owner.until_finished(1)).cached_tokens == 0
         # nothing listens there
-        await other.ask(1, prompt[:200], source=wire.Source(address="127.0.0.1:1", tokens=200))
+        await other.ask(1, some_prompt(0)[:200], source=wire.Source(address="127.0.0.1:1", tokens=200))
         assert (await other.until_finished(1)).cached_tokens == 0
-        await other.ask(2, prompt, source=wire.Source(address=told.kv_address, tokens=1300))
-        assert (await other.until_finished(2)).cached_tokens == 1280
+        for number in range(2, 8):
+            prompt = some_prompt(number)
+            await owner.ask(number, prompt)
+            assert (await owner.until_finished(number)).cached_tokens == 0
+            await other.ask(number, prompt, source=wire.Source(address=told.kv_address, tokens=1300))
+            # on a busy machine a shard may find that computing is faster than waiting
+            if (cached := (await other.until_finished(number)).cached_tokens) == 1280:
+                break
+        assert cached == 1280
         loads = [report.load.peers for report in other.reports if report.load.HasField("peers")]
-        assert loads[-1].blocks == 17
+        assert loads[-1].blocks >= 20
         assert loads[-1].received_bytes > 0
+
+
+def some_prompt(seed: int) -> list[int]:
+    return [3 + token % 50 for token in some_tokens(1300, seed)]
