@@ -192,10 +192,8 @@ class Lending:
                     open_loan.at = len(loan.labels)
                     loan.hand_over(None)
                 return
-            if cached.slot is not None and self._host.flights.is_slot_busy(cached.slot):
-                return
             if cached.slot is not None:
-                if open_loan.copying:
+                if open_loan.copying or self._host.flights.is_slot_busy(cached.slot):
                     # blocks go in order
                     return
                 self._host.hold(cached.slot)

@@ -107,7 +107,8 @@ class PeerThreads:
 
     def _fetch(self, job: PeerFetch, connections: dict[str, TimedSocket]) -> None:
         """Fetch the blocks of `job`, on a connection that is kept for the next one if nothing went wrong."""
-        at, began_s, error = 0, self._clock(), Exception()
+        at, began_s = 0, self._clock()
+        error: Exception = Missing("the peer does not have it")
         try:
             connection = self._connection(job.address, connections)
             try:
@@ -116,7 +117,6 @@ class PeerThreads:
                 for label, pieces in job.wanted:
                     connection.within(BLOCK_S)
                     if not take(connection, pieces):
-                        error = Missing("the peer does not have it")
                         break
                     at, began_s = at + 1, self._tell(job.address, label.key, None, began_s)
             except BaseException:
