@@ -288,6 +288,18 @@ class Lender(Protocol):
         ...
 
 
+@runtime_checkable
+class Leaver(Lender, Protocol):
+    """A lender that hands its KV over before it stops."""
+
+    def hand_over(self, heirs: Sequence[Mapping[str, Any]]) -> None:
+        """Offer the KV to `heirs`, each as `lend` describes it; once it has reported that it is draining.
+
+        Does nothing if it is not reachable any more.
+        """
+        ...
+
+
 class Tokenized(NamedTuple):
     """A prompt as an engine reads it: token ids, and the text of each one if it was requested and is reported."""
 

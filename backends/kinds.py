@@ -62,7 +62,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Parts of the router that all its backends share. `on_load` gets the name of a backend that reported its load.
+    """Parts of the router that all its backends share. `on_load` gets the name of a backend that reported its load,
+    `on_leaving` that of a Leaver that is about to stop.
 
     `listener` hears large snapshots of caches in pieces, in `turns`. `tls` has certificates for backends, by the
     name of their pool.
@@ -71,6 +72,7 @@ class Surroundings:
     router: str = "router"
     listener: CacheListener | None = None
     on_load: Callable[[str], None] = lambda _: None
+    on_leaving: Callable[[str], None] = lambda _: None
     turns: Turns = field(default_factory=Turns)
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
@@ -159,6 +161,7 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
         models=place.models,
         listener=surroundings.listener,
         on_load=surroundings.on_load,
+        on_leaving=surroundings.on_leaving,
         turns=surroundings.turns,
         options=read_options(place, LinkOptions, router=surroundings.router, tls=surroundings.tls.get(place.pool)),
         clock=surroundings.clock,

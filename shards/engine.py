@@ -22,9 +22,12 @@ from shards.grammar.grammars import Grammars, Outcome
 from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
+from shards.kv.hand_over import HandOver
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.lending import Loan
+from shards.kv.offers import OpenOffer
 from shards.kv.peer_server import PeerServer
+from shards.kv.peer_wire import Offer
 from shards.kv.pool import BlockPool
 from shards.kv.raw_block import BlockLabel
 from shards.kv.table import BlockTable
@@ -93,7 +96,9 @@ class Engine:
         )
         self.wake: Callable[[], None] = lambda: None
         """Called, from any thread, when `has_work` became true without a call of the engine."""
+        self._exchange = hosting.exchange
         self._server = self._lend(hosting.exchange)
+        self._handed_over: HandOver | None = None
         self._grammars = Grammars(Compiler.of(model))
         self._limits = Limits(
             network.vocabulary,
@@ -125,7 +130,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would a step compute or report anything? False stays False until a call or a deadline."""
-        if not self._is_settled or self._finished or self._pool.prefix.has_events or self._pool.lending.is_busy:
+        pool = self._pool
+        if not self._is_settled or self._finished or pool.prefix.has_events:
+            return True
+        if pool.lending.is_busy or pool.peers.has_offers:
             return True
         deadline_s = self.next_deadline_s
         return deadline_s is not None and deadline_s <= self._clock()
@@ -254,9 +262,28 @@ class Engine:
         """
         return self._pool.preserve(until_s=self._clock() + within_s)
 
+    def hand_over(self, heirs: Items[str], *, within_s: float) -> None:
+        """Offer all cached blocks to the shards at `heirs` (host:port), which fetch them during further steps.
+
+        `is_handing_over` until that is over. Does nothing if this shard lends no KV, or the second time.
+        """
+        address = self.kv_address
+        if address is None or self._exchange is None or self._handed_over is not None:
+            return
+        self._is_settled = False
+        batches = self._pool.batches()
+        self._handed_over = HandOver(batches, heirs, self._exchange.identity, address, within_s=within_s)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether blocks are offered to other shards; from any thread."""
+        return self._handed_over is not None and not self._handed_over.is_over
+
     def close(self) -> None:
         """End the threads that copy and exchange KV and compile grammars. No step may follow."""
         self._grammars.close()
+        if self._handed_over is not None:
+            self._handed_over.close()
         self._pool.lending.close()
         if self._server is not None:
             self._server.close()
@@ -316,9 +343,14 @@ class Engine:
             self.wake()
             return loan
 
+        def consider(offer: Offer) -> OpenOffer:
+            opened = self._pool.peers.ask(offer)
+            self.wake()
+            return opened
+
         host, port = self.options.kv_listen
         try:
-            return PeerServer(host, port, exchange.identity, lend)
+            return PeerServer(host, port, exchange.identity, lend, consider)
         except OSError:
             self._pool.peers.close()
             self._pool.disk.close()

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Protocol, TypeVar
 
 from shards.nouns import CacheEvent, Pinned, Report, Submission
@@ -64,6 +64,15 @@ class Engine(Protocol):
 
     def clear_cache(self, domain: str | None = None) -> int:
         """Forget all cached blocks, or those of `domain`; returns their number."""
+        ...
+
+    def hand_over(self, heirs: Sequence[str], *, within_s: float) -> None:
+        """Begin to offer all cached blocks to the shards at `heirs` (host:port)."""
+        ...
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether blocks are offered to other shards; from any thread."""
         ...
 
     def step(self) -> Report:
@@ -185,6 +194,11 @@ class EngineLoop:
 
     def _asking(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> Command:
         return lambda engine: self._call_soon(answer, question(engine))
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether the engine offers blocks to other shards."""
+        return self._engine.is_handing_over
 
     @property
     def _is_over(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -77,7 +77,8 @@ class ScriptedEngine:
     """Answers with `answer`, one token per step and choice; caches the prompts' full blocks like a prefix cache.
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
-    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk`.
+    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk`, and
+    exchanges KV as far as `kv_address` and `kv_group` claim.
     """
 
     def __init__(
@@ -98,6 +99,10 @@ class ScriptedEngine:
         self.shapes_answers = False
         self.pinnable = 512
         self.disk: DiskUse | None = None
+        self.kv_address: str | None = None
+        self.kv_group: str | None = None
+        self.handed_over: list[tuple[str, ...]] = []
+        self.is_handing_over = False
         self.pins: dict[str, dict[int, float]] = {}
         self._answer = answer
         self._ended: list[Finished] = []
@@ -111,16 +116,6 @@ class ScriptedEngine:
     def remember(self, keys: Iterable[int], domain: str = "") -> None:
         """Put blocks `keys` into the cache, as if earlier prompts of `domain` had stored them."""
         self._cache.update(dict.fromkeys(keys, domain))
-
-    @property
-    def kv_address(self) -> str | None:
-        """None: it exchanges no KV."""
-        return None
-
-    @property
-    def kv_group(self) -> str | None:
-        """None: it exchanges no KV."""
-        return None
 
     def submit(self, submission: Submission) -> None:
         """Open a request, or reject one that does not fit the context."""
@@ -170,6 +165,10 @@ class ScriptedEngine:
     def unpin(self, name: str) -> int:
         """Forget the pin."""
         return len(self.pins.pop(name, {}))
+
+    def hand_over(self, heirs: Sequence[str], *, within_s: float) -> None:  # noqa: ARG002
+        """Note the call."""
+        self.handed_over.append(tuple(heirs))
 
     def clear_cache(self, domain: str | None = None) -> int:
         """Forget the blocks of `domain`, or all blocks."""

@@ -173,13 +173,14 @@ class ShardServer:
         self._tasks = [asyncio.create_task(self._keep_fresh()), asyncio.create_task(self._mourn())]
 
     async def drain(self) -> None:
-        """Refuse new requests, report that to routers at once, and wait for running requests, at most `grace_s`."""
-        self.service.is_draining = True
-        self.service.refresh(0.0)
+        """Refuse new requests, report that to routers at once, and wait at most `grace_s` until running requests have
+        ended and other shards have got the KV of this one.
+        """
+        self.service.drain(self._options.grace_s)
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace_s):
-                while not (self.service.is_quiet or self.loop.died.done()):  # noqa: ASYNC110 - sockets announce nothing
+                while not (self._is_done or self.loop.died.done()):  # noqa: ASYNC110 - sockets announce nothing
                     await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:
@@ -196,6 +197,10 @@ class ShardServer:
         """Raise AssertionError if an invariant of the engine or of a stream is broken."""
         self.service.check()
         await self.loop.check()
+
+    @property
+    def _is_done(self) -> bool:
+        return self.service.is_quiet and self.service.is_handed_over
 
     async def _bind(self) -> str:
         host, _, _ = self._listen.rpartition(":")

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from shards.tracing import ShardTraces
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_HEIRS_S = 1.0
+"""A shard that is about to stop waits so long for its routers to name the shards that get its KV."""
 
 _DRAINING = Fault(Cause.DRAINING, "this shard is about to stop and takes no new requests")
 
@@ -56,6 +59,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         traces: ShardTraces | None = None,
     ) -> None:
         self.facts, self.is_draining = facts, False
+        self._drains_at = self._leaves_at = clock()
+        self._named = 0
         self.epoch = (rng or random.SystemRandom()).getrandbits(64)
         self._loop, self._assets = loop, assets
         self._outbox_bytes, self._clock = outbox_bytes, clock
@@ -78,6 +83,21 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def is_quiet(self) -> bool:
         """Whether every request has ended and its router has got the end."""
         return all(attachment.is_quiet for attachment in self._attachments.values())
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether nothing is offered to other shards any more, and no router is about to name such shards."""
+        if self._named or self._loop.is_handing_over:
+            return False
+        is_late = self._clock() - self._drains_at >= _HEIRS_S
+        attachments = self._attachments.values()
+        return is_late or not self.facts.kv_group or all(each.has_named_heirs for each in attachments)
+
+    def drain(self, within_s: float) -> None:
+        """Refuse new requests, and tell routers at once; this shard stops after `within_s` at the latest."""
+        self.is_draining, self._drains_at = True, self._clock()
+        self._leaves_at = self._drains_at + within_s
+        self.refresh(0.0)
 
     async def Attach(self, request_iterator: AsyncIterable[wire.Command], context: Context) -> None:  # noqa: N802
         """Serve one router until either side ends the stream."""
@@ -189,6 +209,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         elif kind == "unpin":
             name, call = command.unpin.name, command.unpin.call
             await self._loop.ask_in_turn(lambda engine: engine.unpin(name), partial(attachment.answer, call))
+        elif kind == "hand_over":
+            self._hand_over(attachment, tuple(command.hand_over.address))
         elif kind == "clear":
             domain, call = command.clear.domain, command.clear.call
             await self._loop.ask_in_turn(lambda engine: engine.clear_cache(domain), partial(attachment.answer, call))
@@ -226,6 +248,18 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             if self._traces is not None:
                 self._traces.begin(submission, submit.trace)
             await self._loop.put(lambda engine: engine.submit(submission))
+
+    def _hand_over(self, attachment: Attachment, heirs: Sequence[str]) -> None:
+        attachment.has_named_heirs = True
+        left_s = self._leaves_at - self._clock()
+        if not (heirs and self.is_draining and left_s > 0):
+            return
+        self._named += 1
+
+        def begun(_: None) -> None:
+            self._named -= 1
+
+        self._loop.ask(lambda engine: engine.hand_over(heirs, within_s=left_s), begun)
 
     async def _extend(self, attachment: Attachment, prompt: wire.Prompt) -> None:
         if prompt.request in attachment.requests:

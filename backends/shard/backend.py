@@ -33,7 +33,8 @@ class ShardBackend:
     """One shard at `address` (host:port).
 
     `models` maps clients' names of the model to the shard's. `listener` gets its cache events, large
-    snapshots in pieces that each take one of the `turns`; `on_load` is called after each report of load.
+    snapshots in pieces that each take one of the `turns`; `on_load` is called after each report of load, `on_leaving`
+    when the shard is about to stop.
     """
 
     kind = "shard"
@@ -47,6 +48,7 @@ class ShardBackend:
         models: Mapping[str, str] = MappingProxyType({}),
         listener: CacheListener | None = None,
         on_load: Callable[[str], None] = lambda _: None,
+        on_leaving: Callable[[str], None] = lambda _: None,
         turns: Turns | None = None,
         options: LinkOptions = LinkOptions(),  # noqa: B008
         clock: Callable[[], float] = time.monotonic,
@@ -60,6 +62,7 @@ class ShardBackend:
             *(name, address),
             listener=listener,
             on_load=on_load,
+            on_leaving=on_leaving,
             turns=turns,
             options=options,
             clock=clock,
@@ -107,6 +110,10 @@ class ShardBackend:
             return None
         host, _, port = shard.welcome.kv_address.rpartition(":")
         return {"address": f"{host or self.address.rpartition(':')[0]}:{port}", "tokens": tokens}
+
+    def hand_over(self, heirs: Sequence[Mapping[str, Any]]) -> None:
+        """See Leaver."""
+        self._link.tell(wire.Command(hand_over=wire.HandOver(address=[heir["address"] for heir in heirs])))
 
     def assets(self) -> Mapping[str, bytes]:
         """The model's own files."""

@@ -81,6 +81,7 @@ class _Session:
     heartbeat_s: float
     heard_at: float
     is_hearing: bool = False
+    is_leaving: bool = False
     step: int = 0
     worked_at: float | None = None
     spoken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,7 +93,8 @@ class ShardLink:
     `shard` is the last Welcome, `load` the newest report; both outlive the stream. Whenever a stream is lost, the
     inboxes of all its requests fail at once; when a new one is there, `listener` gets `clear`, then the snapshot.
     An idle stream is also lost if the shard promised heartbeats and sent none for a while (limits.SILENT_BEATS).
-    `on_load` gets the name after each report of load, when the rest of the report was processed too.
+    `on_load` gets the name after each report of load, when the rest of the report was processed too; `on_leaving` gets
+    it when a shard that exchanges KV is about to stop, so that `tell` can name the shards that get its KV.
 
     A large snapshot is processed in pieces that each take one of the `turns`, which many links may share. The
     next report is read when all of this one was processed: events stay in order, and the rest waits in the stream.
@@ -105,6 +107,7 @@ class ShardLink:
         *,
         listener: CacheListener | None = None,
         on_load: Callable[[str], None] = lambda _: None,
+        on_leaving: Callable[[str], None] = lambda _: None,
         turns: Turns | None = None,
         options: LinkOptions = LinkOptions(),
         clock: Callable[[], float] = time.monotonic,
@@ -115,7 +118,7 @@ class ShardLink:
         self.shard: Shard | None = None
         self.load = Load()
         self._listener, self._options, self._clock, self._sleep = listener, options, clock, sleep
-        self._on_load, self._turns = on_load, turns or Turns()
+        self._on_load, self._on_leaving, self._turns = on_load, on_leaving, turns or Turns()
         self._backoff = Backoff(
             rng or random.Random(), first_s=options.first_backoff_s, longest_s=options.longest_backoff_s
         )
@@ -198,6 +201,12 @@ class ShardLink:
             raise BackendFailed(f"{self.name} did not answer within {self._options.answer_s:g} s") from error
         finally:
             del self._answers[call]
+
+    def tell(self, command: wire.Command) -> None:
+        """Send `command`, which is not answered, if the shard is attached and takes commands."""
+        if self._session is not None and self._session.outgoing.has_room:
+            self._session.outgoing.say(command)
+            self._session.spoken.set()
 
     def check(self) -> None:
         """Raise AssertionError if a request is left that has ended, or that no stream carries."""
@@ -351,6 +360,12 @@ class ShardLink:
                 waiting.set_result(answer)
         if report.HasField("load"):
             self._on_load(self.name)
+            self._note_leaving(report.load, session)
+
+    def _note_leaving(self, load: wire.Load, session: _Session) -> None:
+        if load.draining and not session.is_leaving and self.shard and self.shard.welcome.kv_group:
+            session.is_leaving = True
+            self._on_leaving(self.name)
 
     def _hear_end(self, end: wire.Finished, outgoing: Outgoing) -> None:
         outgoing.drop(end.request)

@@ -78,6 +78,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     around = Surroundings(
         listener=beliefs.index,
         on_load=cluster.changed,
+        on_leaving=cluster.hand_over,
         clock=base.clock,
         rng=base.rng,
         tls=pool_certificates(config),

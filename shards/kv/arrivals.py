@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,12 +15,14 @@ from shards.kv.raw_block import BlockLabel, BlockLabels
 class Arriving:
     """The block of `label` on its way into host slot `slot`, which is held. `is_begun` once the slot is quiet.
 
-    It `is_void` if its domain was cleared meanwhile.
+    It will have the `worth` that it comes with; None: that of a block that is used now. It `is_void` if its domain was
+    cleared meanwhile.
     """
 
     label: BlockLabel
     domain: str
     slot: int
+    worth: float | None = None
     is_begun: bool = False
     has_landed: bool = False
     is_void: bool = False
@@ -47,13 +50,15 @@ class Arrivals:
     def __contains__(self, key: int) -> bool:
         return key in self._open
 
-    def open(self, label: BlockLabel, *, domain: str) -> Arriving | None:
-        """A place for the block of `label`; None if there is no room."""
+    def open(
+        self, label: BlockLabel, *, domain: str, worth: float | None = None, replaces: float = math.inf
+    ) -> Arriving | None:
+        """A place for the block of `label`, if needed that of a block worth less than `replaces`; None without one."""
         assert label.key not in self._open, "a block is brought twice"
-        slot = self._host.take() if len(self._open) < self._most else None
+        slot = self._host.take(replaces) if len(self._open) < self._most else None
         if slot is None:
             return None
-        arrival = self._open[label.key] = Arriving(label, domain, slot)
+        arrival = self._open[label.key] = Arriving(label, domain, slot, worth)
         return arrival
 
     def begin(self) -> list[Arriving]:
@@ -80,7 +85,7 @@ class Arrivals:
     def admit(self, now: float) -> int:
         """Let landed blocks into the host tier, parents first; those without a cached parent are dropped.
 
-        Returns the number of new cached blocks; their worth is `now`.
+        Returns the number of new cached blocks; their worth is `now` if they came without any.
         """
         admitted = 0
         landed = [arrival for arrival in self._open.values() if arrival.has_landed]
@@ -91,7 +96,7 @@ class Arrivals:
             cached = self._cached_as(arrival)
             if cached is not None:
                 admitted += 1
-                cached.chain, cached.worth = arrival.label.chain, now
+                cached.chain, cached.worth = arrival.label.chain, now if arrival.worth is None else arrival.worth
                 self._host.enter(cached, arrival.slot)
             self.drop(arrival.label.key)
             if cached is not None and cached.parent is not None:

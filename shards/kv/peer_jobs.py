@@ -61,6 +61,12 @@ class PeerWorker(Protocol):
         ...
 
 
+def connect(address: str) -> TimedSocket:
+    """A connection to the shard at `address` (host:port), before any handshake. Raises OSError, ValueError."""
+    host, _, port = address.rpartition(":")
+    return TimedSocket(socket.create_connection((host.strip("[]"), int(port)), CONNECT_S))
+
+
 class PeerThreads:
     """A `PeerWorker` with `streams` threads. Each proves this shard's `identity` to the peer."""
 
@@ -143,10 +149,9 @@ class PeerThreads:
         connection.close()
 
     def _connect(self, address: str) -> TimedSocket:
-        host, _, port = address.rpartition(":")
         if self._is_closing:
             raise ConnectionError("this shard stops")
-        connection = TimedSocket(socket.create_connection((host.strip("[]"), int(port)), CONNECT_S))
+        connection = connect(address)
         self._open.add(connection)
         try:
             connection.within(BLOCK_S)

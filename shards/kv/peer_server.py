@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from shards.kv.lending import MOST_LOANS, Loan
-from shards.kv.peer_wire import PeerIdentity, PeerRefused, asked, give, welcome
+from shards.kv.offers import OpenOffer
+from shards.kv.peer_wire import Offer, PeerIdentity, PeerRefused, give, next_request, reply, welcome
 from shards.kv.raw_block import BlockLabel
 from shards.kv.timed_socket import TimedSocket
 
@@ -24,22 +25,34 @@ MESSAGE_S = 10.0
 IDLE_S = 60.0
 """A connection without a request is closed after so long."""
 
+OFFER_S = 60.0
+"""An offer that the engine has not finished after so long ends with its connection."""
+
+MOST_OFFERS = 4
+"""Offers at once; the next one waits."""
+
 
 class PeerServer:
     """Listens on `host` and `port` (0: any) and sends the blocks that `lend` hands over, on a thread per connection.
 
-    `lend` makes a loan and wakes the engine. More than MOST_CONNECTIONS at a time are refused, and beyond
-    MOST_LOANS requests the next one waits. Raises OSError.
+    `lend` makes a loan and wakes the engine, `consider` does so with an offer. More than MOST_CONNECTIONS at a time are
+    refused, and beyond MOST_LOANS requests or MOST_OFFERS offers the next one waits. Raises OSError.
     """
 
     def __init__(
-        self, host: str, port: int, identity: PeerIdentity, lend: Callable[[Sequence[BlockLabel]], Loan]
+        self,
+        host: str,
+        port: int,
+        identity: PeerIdentity,
+        lend: Callable[[Sequence[BlockLabel]], Loan],
+        consider: Callable[[Offer], OpenOffer],
     ) -> None:
-        self._identity, self._lend = identity, lend
+        self._identity, self._lend, self._consider = identity, lend, consider
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
         self._connections: dict[TimedSocket, threading.Thread] = {}
         self._loans = threading.BoundedSemaphore(MOST_LOANS)
+        self._offers = threading.BoundedSemaphore(MOST_OFFERS)
         self._lock, self._is_closing = threading.Lock(), False
         self._thread = threading.Thread(target=self._accept, name="kv-lend", daemon=True)
         self._thread.start()
@@ -94,8 +107,11 @@ class PeerServer:
             with closing(connection):
                 connection.within(MESSAGE_S)
                 welcome(connection, self._identity)
-                while labels := self._next(connection):
-                    self._send(connection, labels)
+                while (request := self._next(connection)) is not None:
+                    if isinstance(request, Offer):
+                        self._take(connection, request)
+                    else:
+                        self._send(connection, request)
         except PeerRefused as refusal:
             _log.warning("a connection for KV was refused: %s", refusal)
         except OSError as error:
@@ -105,11 +121,25 @@ class PeerServer:
             with self._lock:
                 del self._connections[connection]
 
-    def _next(self, connection: TimedSocket) -> list[BlockLabel]:
+    def _next(self, connection: TimedSocket) -> Sequence[BlockLabel] | Offer | None:
         connection.within(IDLE_S)
-        first = connection.recv(1, socket.MSG_PEEK)
+        connection.recv(1, socket.MSG_PEEK)
         connection.within(MESSAGE_S)
-        return asked(connection, self._identity.fingerprint) if first else []
+        return next_request(connection, self._identity.fingerprint)
+
+    def _take(self, connection: TimedSocket, offer: Offer) -> None:
+        host, _, port = offer.address.rpartition(":")
+        if not host:
+            host = connection.getpeername()[0]
+            host = f"[{host}]" if ":" in host else host
+        if not self._offers.acquire(timeout=OFFER_S):
+            raise TimeoutError(f"{MOST_OFFERS} other offers were not done within {OFFER_S} s")
+        try:
+            has = self._consider(offer._replace(address=f"{host}:{port}")).wait(OFFER_S)
+        finally:
+            self._offers.release()
+        connection.within(MESSAGE_S)
+        reply(connection, has)
 
     def _send(self, connection: TimedSocket, labels: Sequence[BlockLabel]) -> None:
         if not self._loans.acquire(timeout=MESSAGE_S):

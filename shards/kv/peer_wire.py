@@ -1,14 +1,21 @@
-"""The bytes that two shards exchange: a handshake, wanted blocks, and blocks. Torch-free.
+"""The bytes that two shards exchange: a handshake, wanted blocks, blocks, and offers of blocks. Torch-free.
 
 A connection begins with a handshake in which both ends prove that they know the same secret (HMAC-SHA-256 over both
-nonces), without sending it, and that their KV has the same fingerprint. Then the borrower sends the labels of up to
-MOST_WANTED blocks at a time, and the lender answers with those blocks in order, up to the first that it does not have.
+nonces), without sending it, and that their KV has the same fingerprint. Then the shard that connected sends requests:
+
+- wanted blocks: the labels of up to MOST_WANTED blocks. The answer is those blocks in order, up to the first that is
+  not there;
+- an offer of up to MOST_OFFERED blocks, by a shard that is about to stop: their tokens. The other shard fetches the
+  blocks that it has room for, over connections of its own. The answer comes afterwards: a byte for each block, 1 if the
+  other shard has it.
+
 Bytes are not encrypted: the port belongs on the network of the shards.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import socket
 import struct
@@ -21,11 +28,17 @@ from shards.kv.raw_block import BlockLabel, BrokenBlock, checksum_of
 MOST_WANTED = 64
 """Blocks of one request."""
 
-_MAGIC = b"pointsman-peer\x00\x01"
+MOST_OFFERED = 16_384
+"""Blocks of one offer: a million tokens."""
+
+_MAGIC = b"pointsman-peer\x00\x02"
 _HELLO = struct.Struct("<16s32s32s")
+_WANTS, _OFFERS = b"W", b"O"
 _COUNT = struct.Struct("<H")
 _WANTED = struct.Struct(f"<32s32sQQI{BLOCK_TOKENS * TOKEN_BYTES}s")
 _BLOCK = struct.Struct("<?Q16s")
+_OFFER = struct.Struct("<?BHI")
+_OFFERED = struct.Struct(f"<id{BLOCK_TOKENS * TOKEN_BYTES}s")
 _NONCE_BYTES = _PROOF_BYTES = 32
 
 
@@ -38,6 +51,28 @@ class PeerIdentity(NamedTuple):
 
     fingerprint: bytes
     secret: bytes
+
+
+class OfferedBlock(NamedTuple):
+    """A block of `token_ids` behind the block at index `parent` of its offer, which comes before it; -1: behind none.
+
+    It was last used `age` turnovers of its shard's pool ago, as `shards.kv.idle` counts worth.
+    """
+
+    parent: int
+    age: float
+    token_ids: bytes
+
+
+class Offer(NamedTuple):
+    """Blocks of the cache domain `domain` that can be fetched at `address` (host:port; without a host: at the host
+    that the offer came from). `may_evict`: they may replace cached blocks that are worth less.
+    """
+
+    address: str
+    domain: str
+    may_evict: bool
+    blocks: Sequence[OfferedBlock]
 
 
 def greet(connection: socket.socket, identity: PeerIdentity) -> None:
@@ -70,19 +105,40 @@ def ask(connection: socket.socket, labels: Sequence[BlockLabel]) -> None:
         _WANTED.pack(label.domain, label.chain, label.key, label.parent, label.depth, label.token_ids)
         for label in labels
     ]
-    connection.sendall(b"".join([_COUNT.pack(len(labels)), *wanted]))
+    connection.sendall(b"".join([_WANTS, _COUNT.pack(len(labels)), *wanted]))
 
 
-def asked(connection: socket.socket, fingerprint: bytes) -> list[BlockLabel]:
-    """The labels that the other end wants; empty when it has closed the connection. Raises PeerRefused, OSError."""
-    head = connection.recv(1)
-    if not head:
-        return []
-    (count,) = _COUNT.unpack(head + received(connection, _COUNT.size - 1))
-    if not 0 < count <= MOST_WANTED:
-        raise PeerRefused(f"it wants {count} blocks at a time")
-    data = received(connection, count * _WANTED.size)
-    return [BlockLabel(fingerprint, *fields) for fields in _WANTED.iter_unpack(data)]
+def offer(connection: socket.socket, offered: Offer) -> list[bool]:
+    """Offer blocks, at most MOST_OFFERED, and wait; returns for each whether the other shard has it now.
+
+    Raises OSError.
+    """
+    assert 0 < len(offered.blocks) <= MOST_OFFERED, f"{len(offered.blocks)} blocks are offered"
+    address, domain = offered.address.encode(), offered.domain.encode()
+    head = _OFFER.pack(offered.may_evict, len(address), len(domain), len(offered.blocks))
+    blocks = [_OFFERED.pack(*block) for block in offered.blocks]
+    connection.sendall(b"".join([_OFFERS, head, address, domain, *blocks]))
+    return [bool(each) for each in received(connection, len(offered.blocks))]
+
+
+def next_request(connection: socket.socket, fingerprint: bytes) -> Sequence[BlockLabel] | Offer | None:
+    """The labels that the other end wants, or its offer; None when it has closed the connection.
+
+    Raises PeerRefused, OSError.
+    """
+    kind = connection.recv(1)
+    if not kind:
+        return None
+    if kind == _WANTS:
+        return _wanted(connection, fingerprint)
+    if kind == _OFFERS:
+        return _offered(connection)
+    raise PeerRefused("it sends a request that this shard does not know")
+
+
+def reply(connection: socket.socket, has: Sequence[bool]) -> None:
+    """Answer an offer: for each of its blocks, whether this shard has it. Raises OSError."""
+    connection.sendall(bytes(has))
 
 
 def give(connection: socket.socket, pieces: Sequence[memoryview] | None) -> None:
@@ -126,6 +182,30 @@ def received(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the connection was closed")
         data += more
     return bytes(data)
+
+
+def _wanted(connection: socket.socket, fingerprint: bytes) -> list[BlockLabel]:
+    (count,) = _COUNT.unpack(received(connection, _COUNT.size))
+    if not 0 < count <= MOST_WANTED:
+        raise PeerRefused(f"it wants {count} blocks at a time")
+    data = received(connection, count * _WANTED.size)
+    return [BlockLabel(fingerprint, *fields) for fields in _WANTED.iter_unpack(data)]
+
+
+def _offered(connection: socket.socket) -> Offer:
+    may_evict, address_bytes, domain_bytes, count = _OFFER.unpack(received(connection, _OFFER.size))
+    if not 0 < count <= MOST_OFFERED:
+        raise PeerRefused(f"it offers {count} blocks at a time")
+    try:
+        address = received(connection, address_bytes).decode()
+        domain = received(connection, domain_bytes).decode()
+    except UnicodeDecodeError:
+        raise PeerRefused("its offer is not UTF-8") from None
+    fields = _OFFERED.iter_unpack(received(connection, count * _OFFERED.size))
+    blocks = [OfferedBlock(*each) for each in fields]
+    if not all(-1 <= block.parent < at and math.isfinite(block.age) for at, block in enumerate(blocks)):
+        raise PeerRefused("its offer has a block before its parent, or no age")
+    return Offer(address, domain, may_evict, blocks)
 
 
 def _compare(magic: bytes, fingerprint: bytes, identity: PeerIdentity) -> None:

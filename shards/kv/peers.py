@@ -9,8 +9,9 @@ from typing import NamedTuple
 from shards.kv.arrivals import Arrivals
 from shards.kv.host import HostTier
 from shards.kv.keys import BLOCK_TOKENS
+from shards.kv.offers import Offers, OpenOffer
 from shards.kv.peer_jobs import Missing, PeerFetch, PeerWorker
-from shards.kv.peer_wire import MOST_WANTED
+from shards.kv.peer_wire import MOST_WANTED, Offer
 from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.raw_block import BlockLabel, BlockLabels, RawMemory
 from shards.nouns import KvSource, PeerUse
@@ -48,10 +49,11 @@ class KvPeers(NamedTuple):
 
 
 class PeerTier:
-    """Fetches blocks from other shards into the host tier, where they are cached as if computed.
+    """Fetches blocks from other shards into the host tier, where they are cached as if computed: those of a prompt, and
+    those that a shard offers before it stops.
 
-    A peer that is dead, slow, or another one than expected means that the blocks are computed. Every call comes from
-    the engine's thread, and none waits. Without `peers` nothing is fetched.
+    A peer that is dead, slow, or another one than expected means that the blocks are computed. Every call but `ask`
+    comes from the engine's thread, and none waits. Without `peers` nothing is fetched.
     """
 
     def __init__(self, prefix: PrefixCache, host: HostTier, peers: KvPeers | None = None) -> None:
@@ -65,6 +67,7 @@ class PeerTier:
             self._arrivals = Arrivals(prefix, host, peers.labels, most=most)
             self._block_bytes = sum(map(len, peers.memory.raw(0)))
             self._prior_s = self._block_s = self._block_bytes / _PRIOR_BYTES_PER_S
+            self._offers = Offers(prefix, self._arrivals, peers.labels, most=max(1, most // 2))
             self._waiting: dict[int, str] = {}
 
     def __repr__(self) -> str:
@@ -77,8 +80,18 @@ class PeerTier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether blocks are on their way."""
-        return self._peers is not None and bool(self._arrivals)
+        """Whether blocks are on their way, or offered."""
+        return self._peers is not None and (bool(self._arrivals) or self._offers.is_busy)
+
+    @property
+    def has_offers(self) -> bool:
+        """Whether blocks are offered."""
+        return self._peers is not None and self._offers.is_busy
+
+    def ask(self, offer: Offer) -> OpenOffer:
+        """Consider `offer`; from any thread. The caller bounds their number."""
+        assert self._peers is not None, "nothing can be fetched"
+        return self._offers.ask(offer)
 
     @property
     def use(self) -> PeerUse | None:
@@ -129,7 +142,7 @@ class PeerTier:
                 continue
             if self._arrivals.open(label, domain=domain) is None:
                 break
-            self._waiting[label.key] = source.address
+            self._await(label, source.address)
             opened += 1
         if opened:
             self._use = self._use._replace(fetches=self._use.fetches + 1)
@@ -166,6 +179,7 @@ class PeerTier:
                 _log.warning("KV cannot be fetched from %s, and is computed: %s", outcome.address, outcome.error)
                 self._pause(outcome.address)
         self._arrivals.admit(now)
+        self._offers.settle(now, self._await, lambda address: not self._is_paused(address))
         self._begin()
 
     def clear(self, domain: str | None = None) -> None:
@@ -176,6 +190,7 @@ class PeerTier:
     def close(self) -> None:
         """End the threads."""
         if self._peers is not None:
+            self._offers.close()
             self._peers.worker.close()
 
     def check(self) -> None:
@@ -184,6 +199,9 @@ class PeerTier:
             self._arrivals.check()
             assert self._waiting.keys() <= {each.label.key for each in self._arrivals}, "a block waits for no slot"
             assert len(self._pauses) <= _MOST_PAUSES, "too many pauses"
+
+    def _await(self, label: BlockLabel, address: str) -> None:
+        self._waiting[label.key] = address
 
     def _begin(self) -> None:
         """Fetch blocks into slots that have become quiet."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from shards.kv.copier import Copier
 from shards.kv.disk import DiskTier, KvDirectory
 from shards.kv.extents import FreeBlocks
+from shards.kv.hand_over import Batch, batches_of
 from shards.kv.host import HostTier
 from shards.kv.idle import RANK_TURNS, IdleBlocks, recompute_cost
 from shards.kv.lending import KvLending, Lending
@@ -18,7 +19,7 @@ from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.residents import Residents
 
 PINNED_TURNS = 16.0
-"""Turnovers of the pool that a pin is worth on disk: as many as a rank."""
+"""Turnovers of the pool that a pin is worth on disk and at another shard: as many as a rank."""
 
 _MOST_EARLY = 8
 """Blocks that one eviction may take from the end of a chain, so that a decoding sequence finds consecutive ids."""
@@ -291,7 +292,7 @@ class BlockPool:
         may be taken, restored or parked afterwards.
         """
         self._finish_copies()
-        worth = {cached: self._worth_of(cached) + PINNED_TURNS * (cached in self.pins) for cached in self.prefix}
+        worth = self._worth_of_all()
         for last in sorted(worth, key=worth.__getitem__, reverse=True):
             path: list[CachedBlock] = []
             cached: CachedBlock | None = last
@@ -303,6 +304,10 @@ class BlockPool:
                 self._finish_copies()
         self.disk.finish(until_s)
         return self.disk.blocks
+
+    def batches(self) -> list[Batch]:
+        """All cached blocks, as they are offered to other shards before this one stops."""
+        return batches_of(self._worth_of_all(), self._taken / self.size)
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
         """Assert that no block is lost or in two places in either tier, that parents are cached and pins are kept.
@@ -346,6 +351,10 @@ class BlockPool:
             if block in self._draining:
                 self._draining.remove(block)
                 self._free.give(block)
+
+    def _worth_of_all(self) -> dict[CachedBlock, float]:
+        """The worth of each cached block beyond this shard's life."""
+        return {cached: self._worth_of(cached) + PINNED_TURNS * (cached in self.pins) for cached in self.prefix}
 
     def _worth_of(self, cached: CachedBlock) -> float:
         """Its worth; a block that is held is used now, and may never have been released."""

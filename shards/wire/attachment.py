@@ -46,7 +46,7 @@ class Attachment:
         self.router, self.heartbeat_s, self.heard_at = "", 0.0, clock()
         self.requests: dict[int, OpenRequest] = {}
         self.outbox: Outbox[wire.StepReport] = Outbox(limit_bytes)
-        self.is_listening = self.is_writing = False
+        self.is_listening = self.is_writing = self.has_named_heirs = False
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._load_sent: tuple[float, Load] | None = None

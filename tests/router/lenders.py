@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import Description
@@ -18,11 +18,15 @@ class Lending(FakeBackend):
     kv_group: str | None = "8b"
     lends: bool = True
     reports_cache: bool = False
+    heirs: list[Sequence[Mapping[str, Any]]] = field(default_factory=list)
 
     def describe(self) -> Description:
         return Description(
             self.models, reports_cache=self.reports_cache, capabilities=frozenset(Capability) - {Capability.PINS}
         )
+
+    def hand_over(self, heirs: Sequence[Mapping[str, Any]]) -> None:
+        self.heirs.append(heirs)
 
     def lend(self, tokens: int) -> Mapping[str, Any] | None:
         return {"from": self.name, "tokens": tokens} if self.lends else None

@@ -17,7 +17,7 @@ import pytest
 from shards.bundled import weights
 from shards.exec.fake import FakeNetwork
 from shards.kv import peer_wire
-from shards.kv.peer_wire import PeerIdentity, PeerRefused, greet, take
+from shards.kv.peer_wire import Offer, OfferedBlock, PeerIdentity, PeerRefused, greet, take
 from shards.kv.raw_block import BlockLabels, BrokenBlock
 from shards.model import Model
 from shards.nouns import KvSource
@@ -191,6 +191,86 @@ def test_a_stranger_is_refused_before_it_learns_anything() -> None:
             assert owner.engine._pool.lending.is_busy is False
 
 
+def leave(leaver: Driver, *heirs: Driver) -> None:
+    """Let `leaver` hand its blocks over, and step all until that is over."""
+    leaver.engine.hand_over([address_of(heir) for heir in heirs], within_s=LIMIT_S)
+    until_s = time.monotonic() + LIMIT_S
+    while leaver.engine.is_handing_over or any(heir.engine._pool.peers.is_busy for heir in heirs):
+        for driver in (leaver, *heirs):
+            driver.step()
+        assert time.monotonic() < until_s
+        time.sleep(0.0005)
+
+
+def test_a_shard_that_leaves_hands_its_blocks_over() -> None:
+    prompts = [some_tokens(600, seed) for seed in range(6)]
+    with drivers({}, {"host_bytes": 1 << 20}, {"host_bytes": 1 << 20}) as (leaver, *heirs):
+        for number, prompt in enumerate(prompts):
+            answered(leaver, key=f"{number}", prompt=prompt, domain="ab"[number % 2])
+        leave(leaver, *heirs)
+        for number, prompt in enumerate(prompts):
+            found = [answered(heir, key=f"{number}", prompt=prompt, domain="ab"[number % 2]) for heir in heirs]
+            assert max(found) == 9 * 64
+            assert answered(heirs[0], key=f"x{number}", prompt=prompt, domain="other") == 0
+        for heir in heirs:
+            heir.assert_nothing_is_held()
+
+
+def test_blocks_that_are_handed_over_fill_free_room_before_they_replace_older_ones() -> None:
+    prompts = [some_tokens(64 * 20 + 10, seed) for seed in range(8)]
+    small = {"kv_blocks": 24, "host_bytes": 0}
+    with drivers({"kv_blocks": 100}, small, small) as (leaver, full, empty):
+        for number, prompt in enumerate(prompts[:5]):
+            answered(full, key=f"{number}", prompt=prompt)
+        assert not full.engine._pool.host.free
+        for number, prompt in enumerate(prompts[5:]):
+            answered(leaver, key=f"{number}", prompt=prompt)
+        leave(leaver, full, empty)
+        assert len(empty.tiers["host"]) == 3 * 20
+        assert not full.engine._pool.peers.use.blocks  # type: ignore[union-attr]
+
+
+def test_a_second_leaving_and_one_without_a_port_do_nothing() -> None:
+    with drivers({}, {}) as (leaver, heir):
+        answered(leaver, key="it", prompt=some_tokens(600))
+        leave(leaver)
+        leave(leaver, heir)
+        assert not heir.engine._pool.peers.is_busy
+        assert len(heir.tiers["host"]) == 0
+    alone = Driver()
+    alone.engine.hand_over(["127.0.0.1:1"], within_s=1.0)
+    assert not alone.engine.is_handing_over
+    alone.engine.close()
+
+
+def test_a_leaver_that_dies_while_it_hands_over_loses_nothing_else() -> None:
+    prompts = [some_tokens(900, seed) for seed in range(4)]
+    with drivers({}, {"host_bytes": 1 << 20}) as (leaver, heir):
+        for number, prompt in enumerate(prompts):
+            answered(leaver, key=f"{number}", prompt=prompt)
+        leaver.engine.hand_over([address_of(heir)], within_s=LIMIT_S)
+        until_s = time.monotonic() + LIMIT_S
+        while not heir.engine._pool.peers.is_busy:
+            leaver.step()
+            heir.step()
+            assert time.monotonic() < until_s
+        leaver.engine.close()
+        while heir.engine._pool.peers.is_busy:
+            heir.step()
+            assert time.monotonic() < until_s
+        for number, prompt in enumerate(prompts):
+            answered(heir, key=f"{number}", prompt=prompt)
+        heir.assert_nothing_is_held()
+
+
+def test_a_shard_that_stops_takes_no_offers() -> None:
+    with drivers({}, {}) as (leaver, heir):
+        answered(leaver, key="it", prompt=some_tokens(600))
+        heir.engine._pool.peers.close()
+        offered = Offer("127.0.0.1:1", "", True, [OfferedBlock(-1, 0.0, bytes(256))])
+        assert heir.engine._pool.peers.ask(offered).wait(LIMIT_S) == [False]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_at_both_ends_nothing_is_lost_and_every_answer_is_right(seed: int) -> None:
     rng = random.Random(seed)
@@ -211,17 +291,22 @@ def test_whatever_happens_at_both_ends_nothing_is_lost_and_every_answer_is_right
                 del asked[driver, key]
             if rng.random() < 0.05:
                 rng.choice(made).engine.clear_cache(domain)
+            if number == 40:
+                heirs = [address_of(each) for each in made if each is not driver]
+                driver.engine.hand_over(heirs, within_s=LIMIT_S)
         until_s = time.monotonic() + LIMIT_S
         while any((key, 0) not in driver.ended for driver, key in asked):
             for driver in made:
                 driver.step()
             assert time.monotonic() < until_s
+            time.sleep(0.0005)
         for (driver, key), (prompt, _) in asked.items():
             assert driver.drawn[key, 0] == FakeNetwork().answer(prompt, 5)
         while any(driver.engine._pool.is_moving for driver in made):
             for driver in made:
                 driver.step()
             assert time.monotonic() < until_s
+            time.sleep(0.0005)
         for driver in made:
             driver.assert_nothing_is_held()
 

@@ -369,6 +369,51 @@ async def test_a_drain_that_takes_too_long_is_cut_off() -> None:
         assert server.service.open_requests == 1
 
 
+def an_exchanging_engine() -> ScriptedEngine:
+    engine = ScriptedEngine()
+    engine.kv_address, engine.kv_group = ":7002", "ab" * 32
+    return engine
+
+
+async def test_a_draining_shard_hands_its_kv_over_to_the_shards_that_its_router_names() -> None:
+    engine = an_exchanging_engine()
+    async with a_shard(engine, grace_s=30) as server, a_router(server) as router:
+        await router.say(hand_over=wire.HandOver(address=["10.0.0.7:7002"]))
+        await router.ask(1, [1])
+        await router.until_finished(1)
+        draining = asyncio.create_task(server.drain())
+        await router.until(lambda report: report.load.draining)
+        assert engine.handed_over == []
+        engine.is_handing_over = True
+        await router.say(hand_over=wire.HandOver(address=["10.0.0.8:7002", "10.0.0.9:7002"]))
+        await eventually(lambda: bool(engine.handed_over))
+        assert engine.handed_over == [("10.0.0.8:7002", "10.0.0.9:7002")]
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        engine.is_handing_over = False
+        await draining
+
+
+async def test_a_draining_shard_without_heirs_stops_at_once() -> None:
+    engine = an_exchanging_engine()
+    async with a_shard(engine, grace_s=30) as server, a_router(server) as router:
+        await router.ask(1, [1])
+        await router.until_finished(1)
+        draining = asyncio.create_task(server.drain())
+        await router.until(lambda report: report.load.draining)
+        assert not draining.done()
+        await router.say(hand_over=wire.HandOver())
+        async with asyncio.timeout(0.5):
+            await draining
+        assert engine.handed_over == []
+
+
+async def test_a_draining_shard_waits_only_for_a_moment_for_a_router_that_names_nothing() -> None:
+    async with a_shard(an_exchanging_engine(), grace_s=30) as server, a_router(server):
+        async with asyncio.timeout(5):
+            await server.drain()
+
+
 async def test_serve_says_where_it_listens_and_ends_on_sigterm() -> None:
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(ScriptedEngine(), "127.0.0.1:0", on_listening=listening.set_result))

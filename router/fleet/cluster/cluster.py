@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from backends.base import Backend, Ranked
+from backends.base import Backend, Leaver, Ranked
 from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
@@ -39,6 +39,9 @@ MOST_NOTED = 16
 
 LATE_EVERY_S = 0.5
 """Time between two looks for backends that are late."""
+
+_MOST_HEIRS = 8
+"""Backends that get the KV of one that stops."""
 
 CLOSING_S = 5.0
 """How long a backend that is removed may take to close, and its last requests to notice."""
@@ -308,6 +311,22 @@ class Cluster:
         """What the backend that fetches the first `tokens` of a prompt from `name` has to be told; None: it cannot."""
         member = self._members.get(name)
         return None if member is None or member.lender is None else member.lender.lend(tokens)
+
+    def hand_over(self, name: str) -> None:
+        """Name to `name`, which is about to stop, the backends that get its KV: those of its pool with most room."""
+        leaving = self._members.get(name)
+        if leaving is None or not isinstance(leaving.backend, Leaver):
+            return
+        group, pool = leaving.backend.kv_group, leaving.backend.pool
+        others = [
+            (member.backend.load().free_tokens or 0, transfer)
+            for other, member in self._members.items()
+            if other != name and member.lender is not None and member.backend.pool == pool
+            if member.lender.kv_group == group and member.healthy and not member.draining
+            if (transfer := member.lender.lend(0)) is not None
+        ]
+        others.sort(key=lambda each: each[0], reverse=True)
+        leaving.backend.hand_over([transfer for _, transfer in others[:_MOST_HEIRS]])
 
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""

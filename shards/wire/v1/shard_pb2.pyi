@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "prompt", "pace", "cancel", "pin", "unpin", "clear", "heartbeat")
+    __slots__ = ("hello", "submit", "prompt", "pace", "cancel", "pin", "unpin", "clear", "heartbeat", "hand_over")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class Command(_message.Message):
     UNPIN_FIELD_NUMBER: _ClassVar[int]
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     prompt: Prompt
@@ -27,7 +28,8 @@ class Command(_message.Message):
     unpin: Unpin
     clear: Clear
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    hand_over: HandOver
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router", "heartbeat_ms")
@@ -195,6 +197,12 @@ class Clear(_message.Message):
     call: int
     domain: str
     def __init__(self, call: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
+
+class HandOver(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions", "answers")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.base import CacheKeeper, Lender, Pinned, Prefilled, Prefiller
+from backends.base import CacheKeeper, Leaver, Lender, Pinned, Prefilled, Prefiller
 from backends.shard.backend import ShardBackend
 from backends.shard.link import LinkOptions
 from policies.errors import (
@@ -556,22 +556,38 @@ async def test_a_shard_without_a_port_for_kv_lends_nothing_and_belongs_to_no_gro
         assert isinstance(backend, Lender)
 
 
-class Exchanging(ScriptedEngine):
-    """Says that it exchanges KV, at any address of its machine."""
-
-    kv_address = ":7002"
-    kv_group = "ab" * 32
+def an_exchanging_engine(tmp_path: Path) -> ScriptedEngine:
+    """It claims to exchange KV, at any address of its machine."""
+    model = ScriptedModel(path=a_model_folder(tmp_path))
+    engine = ScriptedEngine(answering("Hello"), model=model, options=ScriptedOptions())
+    engine.kv_address, engine.kv_group = ":7002", "ab" * 32
+    return engine
 
 
 async def test_a_shard_that_exchanges_kv_lends_at_its_own_host_and_is_told_where_to_fetch(tmp_path: Path) -> None:
-    model = ScriptedModel(path=a_model_folder(tmp_path))
-    engine = Exchanging(answering("Hello"), model=model, options=ScriptedOptions())
+    engine = an_exchanging_engine(tmp_path)
     async with a_shard(engine) as server, a_backend(server) as backend:
         assert backend.kv_group == "ab" * 32
         assert backend.lend(128) == {"address": "127.0.0.1:7002", "tokens": 128}
         prompt = replace(a_prompt("Tell me"), transfer={"address": "10.0.0.7:7002", "tokens": 64})
         await everything(backend, a_request(max_new_tokens=50), prompt)
     assert engine.submitted[0].source == KvSource("10.0.0.7:7002", 64)
+
+
+async def test_a_shard_that_is_about_to_stop_gets_the_names_of_those_that_take_its_kv_once(tmp_path: Path) -> None:
+    engine = an_exchanging_engine(tmp_path)
+    leaving: list[str] = []
+    async with a_shard(engine, grace_s=30) as server, a_backend(server, on_leaving=leaving.append) as backend:
+        assert isinstance(backend, Leaver)
+        await everything(backend, a_request(max_new_tokens=50), a_prompt("Tell me"))
+        assert leaving == []
+        draining = asyncio.create_task(server.drain())
+        await eventually(lambda: bool(leaving))
+        backend.hand_over([{"address": "10.0.0.7:7002", "tokens": 0}])
+        await draining
+        assert engine.handed_over == [("10.0.0.7:7002",)]
+        assert leaving == [backend.name]
+    backend.hand_over([])
 
 
 async def test_a_shard_that_exchanges_no_kv_computes_no_prompts_for_others(tmp_path: Path) -> None:
@@ -583,9 +599,7 @@ async def test_a_shard_that_exchanges_no_kv_computes_no_prompts_for_others(tmp_p
 
 
 async def test_a_prompt_that_is_computed_for_others_draws_one_plain_token(tmp_path: Path) -> None:
-    engine = Exchanging(
-        answering("Hello"), model=ScriptedModel(path=a_model_folder(tmp_path)), options=ScriptedOptions()
-    )
+    engine = an_exchanging_engine(tmp_path)
     async with a_shard(engine) as server, a_backend(server) as backend:
         request = a_request(sampling=Sampling(temperature=0.5, min_new_tokens=9, choices=2))
         done = await backend.prefill(request, a_prompt("Tell me"))

@@ -10,7 +10,7 @@ import pytest
 from shards.kv import peer_jobs
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.kv.peer_jobs import PeerFetch, PeerOutcome, PeerThreads
-from shards.kv.peer_wire import PeerIdentity, asked, welcome
+from shards.kv.peer_wire import PeerIdentity, next_request, welcome
 from shards.kv.raw_block import BlockLabels
 from shards.kv.timed_socket import TimedSocket
 
@@ -39,7 +39,7 @@ def test_a_peer_that_sends_byte_by_byte_is_given_up_after_the_time_of_one_block(
         with TimedSocket(listener.accept()[0]) as connection, suppress(OSError):
             if proves:
                 welcome(connection, IDENTITY)
-                asked(connection, IDENTITY.fingerprint)
+                next_request(connection, IDENTITY.fingerprint)
             while not is_over.wait(0.02):
                 connection.sendall(b"\x01")
 

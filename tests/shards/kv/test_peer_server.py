@@ -10,8 +10,9 @@ import pytest
 
 from shards.kv import peer_server
 from shards.kv.lending import MOST_LOANS, Lent, Loan
+from shards.kv.offers import OpenOffer
 from shards.kv.peer_server import PeerServer
-from shards.kv.peer_wire import PeerIdentity, ask, greet, take
+from shards.kv.peer_wire import Offer, OfferedBlock, PeerIdentity, ask, greet, offer, take
 from shards.kv.raw_block import BlockLabel, BlockLabels
 
 OURS = PeerIdentity(bytes(32), b"a secret")
@@ -32,6 +33,13 @@ class Lender:
         return loan
 
 
+def consider(offer: Offer) -> OpenOffer:
+    """Take every second block of `offer`."""
+    opened = OpenOffer(offer, [])
+    opened.end([at % 2 == 0 for at in range(len(offer.blocks))])
+    return opened
+
+
 @pytest.fixture
 def lender() -> Lender:
     return Lender()
@@ -39,7 +47,7 @@ def lender() -> Lender:
 
 @pytest.fixture
 def server(lender: Lender) -> Iterator[PeerServer]:
-    server = PeerServer("127.0.0.1", 0, OURS, lender)
+    server = PeerServer("127.0.0.1", 0, OURS, lender, consider)
     yield server
     server.close()
 
@@ -126,9 +134,41 @@ def test_a_request_beyond_the_most_loans_waits_and_is_given_up(
 
 def test_a_port_that_is_taken_is_an_error(server: PeerServer, lender: Lender) -> None:
     with pytest.raises(OSError, match="use"):
-        PeerServer("127.0.0.1", server.port, OURS, lender)
+        PeerServer("127.0.0.1", server.port, OURS, lender, consider)
 
 
 def test_a_loan_that_gets_no_block_ends_in_time() -> None:
     with pytest.raises(TimeoutError, match="engine gave no block"):
         Loan(some_labels(1)).next(0.01)
+
+
+def test_an_offer_is_answered_block_by_block(server: PeerServer) -> None:
+    blocks = [OfferedBlock(at - 1, 0.0, bytes(256)) for at in range(5)]
+    with connected(server) as connection:
+        greet(connection, OURS)
+        assert offer(connection, Offer(":7", "acme", True, blocks)) == [True, False, True, False, True]
+        ask(connection, some_labels(1))
+        assert take(connection, [memoryview(bytearray(8))])
+
+
+def test_an_offer_that_the_engine_does_not_finish_ends_with_its_connection(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_server, "OFFER_S", 0.05)
+    monkeypatch.setattr(server, "_consider", lambda offer: OpenOffer(offer, []))
+    with connected(server) as connection:
+        greet(connection, OURS)
+        with pytest.raises(ConnectionError):
+            offer(connection, Offer(":7", "", True, [OfferedBlock(-1, 0.0, bytes(256))]))
+
+
+def test_offers_beyond_the_most_wait_and_are_given_up(server: PeerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_server, "OFFER_S", 0.05)
+    for _ in range(peer_server.MOST_OFFERS):
+        server._offers.acquire()
+    with connected(server) as connection:
+        greet(connection, OURS)
+        with pytest.raises(ConnectionError):
+            offer(connection, Offer(":7", "", True, [OfferedBlock(-1, 0.0, bytes(256))]))
+    for _ in range(peer_server.MOST_OFFERS):
+        server._offers.release()

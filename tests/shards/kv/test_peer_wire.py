@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -10,7 +11,22 @@ from contextlib import suppress
 
 import pytest
 
-from shards.kv.peer_wire import MOST_WANTED, PeerIdentity, PeerRefused, ask, asked, give, greet, take, welcome
+from shards.kv.peer_wire import (
+    MOST_OFFERED,
+    MOST_WANTED,
+    Offer,
+    OfferedBlock,
+    PeerIdentity,
+    PeerRefused,
+    ask,
+    give,
+    greet,
+    next_request,
+    offer,
+    reply,
+    take,
+    welcome,
+)
 from shards.kv.raw_block import BlockLabel, BlockLabels, BrokenBlock
 
 OURS = PeerIdentity(bytes(32), b"a secret")
@@ -77,7 +93,7 @@ def test_a_borrower_of_another_kind_is_not_welcome(pair: Pair, theirs: PeerIdent
 
 
 def test_a_borrower_that_only_guesses_is_refused(pair: Pair) -> None:
-    pair[0].sendall(struct.pack("<16s32s32s", b"pointsman-peer\x00\x01", bytes(32), bytes(32)) + bytes(32))
+    pair[0].sendall(struct.pack("<16s32s32s", b"pointsman-peer\x00\x02", bytes(32), bytes(32)) + bytes(32))
     with pytest.raises(PeerRefused, match="secret"):
         welcome(pair[1], OURS)
 
@@ -90,16 +106,59 @@ def test_another_protocol_is_refused(pair: Pair) -> None:
 
 def test_labels_arrive_as_they_were_sent_and_the_end_of_a_connection_is_no_error(pair: Pair) -> None:
     ask(pair[0], labels(3))
-    assert asked(pair[1], bytes(32)) == labels(3)
+    assert next_request(pair[1], bytes(32)) == labels(3)
     pair[0].close()
-    assert asked(pair[1], bytes(32)) == []
+    assert next_request(pair[1], bytes(32)) is None
 
 
 @pytest.mark.parametrize("count", [0, MOST_WANTED + 1])
 def test_nothing_and_too_much_cannot_be_asked_for(pair: Pair, count: int) -> None:
-    pair[0].sendall(struct.pack("<H", count))
+    pair[0].sendall(b"W" + struct.pack("<H", count))
     with pytest.raises(PeerRefused, match=f"{count} blocks"):
-        asked(pair[1], bytes(32))
+        next_request(pair[1], bytes(32))
+
+
+def some_offer(*blocks: OfferedBlock) -> Offer:
+    return Offer("shard:7002", "acmé", True, blocks)
+
+
+def test_an_offer_arrives_as_it_was_sent_and_is_answered_block_by_block(pair: Pair) -> None:
+    sent = some_offer(OfferedBlock(-1, 0.5, bytes(256)), OfferedBlock(0, -2.0, b"t" * 256))
+    answers: list[list[bool]] = []
+    thread = threading.Thread(target=lambda: answers.append(offer(pair[0], sent)))
+    thread.start()
+    got = next_request(pair[1], bytes(32))
+    assert isinstance(got, Offer)
+    assert (*got[:3], tuple(got.blocks)) == sent
+    reply(pair[1], [True, False])
+    thread.join()
+    assert answers == [[True, False]]
+
+
+@pytest.mark.parametrize("count", [0, MOST_OFFERED + 1])
+def test_nothing_and_too_much_cannot_be_offered(pair: Pair, count: int) -> None:
+    pair[0].sendall(b"O" + struct.pack("<?BHI", True, 0, 0, count))
+    with pytest.raises(PeerRefused, match=f"offers {count} blocks"):
+        next_request(pair[1], bytes(32))
+
+
+@pytest.mark.parametrize(("parent", "age"), [(0, 0.0), (-2, 0.0), (-1, math.nan), (-1, math.inf)])
+def test_a_block_before_its_parent_or_without_an_age_cannot_be_offered(pair: Pair, parent: int, age: float) -> None:
+    pair[0].sendall(b"O" + struct.pack("<?BHI", True, 0, 0, 1) + struct.pack("<id256s", parent, age, bytes(256)))
+    with pytest.raises(PeerRefused, match="before its parent, or no age"):
+        next_request(pair[1], bytes(32))
+
+
+def test_a_domain_that_is_no_text_cannot_be_offered(pair: Pair) -> None:
+    pair[0].sendall(b"O" + struct.pack("<?BHI", True, 0, 1, 1) + b"\xff")
+    with pytest.raises(PeerRefused, match="not UTF-8"):
+        next_request(pair[1], bytes(32))
+
+
+def test_a_request_of_another_kind_is_refused(pair: Pair) -> None:
+    pair[0].sendall(b"?")
+    with pytest.raises(PeerRefused, match="does not know"):
+        next_request(pair[1], bytes(32))
 
 
 def test_a_block_arrives_in_its_pieces_or_is_missing(pair: Pair) -> None:

@@ -44,6 +44,23 @@ def test_what_is_lent_is_told_by_the_backend_that_lends_it() -> None:
     assert Cluster([FakeBackend("b0")], clock=Clock()).lend("b0", 640) is None
 
 
+async def test_a_backend_that_stops_hands_over_to_those_of_its_pool_and_group_with_most_room_first() -> None:
+    names = [f"b{number}" for number in range(12)]
+    leaver, *heirs = (Lending(name) for name in names)
+    for number, heir in enumerate(heirs):
+        heir.reported = Load(free_tokens=1000 * number)
+    heirs[0].kv_group, heirs[1].pool, heirs[2].lends = "70b", "other", False
+    heirs[9].reported = Load(draining=True, free_tokens=99_999)
+    cluster = Cluster([leaver, FakeBackend("plain"), *heirs], clock=Clock())
+    for name in names[:-1]:
+        await cluster.probe(name)
+    cluster.drain("b9")
+    cluster.hand_over("b0")
+    assert [[heir["from"] for heir in each] for each in leaver.heirs] == [["b8", "b7", "b6", "b5", "b4"]]
+    cluster.hand_over("plain")
+    cluster.hand_over("gone")
+
+
 def test_links_are_busy_for_as_long_as_a_fetch_was_predicted_to_take() -> None:
     clock = Clock()
     cluster, _, _ = a_pair(clock)
