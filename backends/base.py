@@ -39,14 +39,16 @@ class Description:
 
 
 class Fetched(NamedTuple):
-    """KV that a backend has fetched from other backends since its start: so many `fetches`, their tokens and bytes, and
-    the sum of the seconds that each of them was transferred.
+    """KV that a backend has fetched from other backends since its start, for prompts: so many `fetches`, their tokens
+    and bytes, and the sum of the seconds that each of them was transferred. Backends that stopped handed over
+    `taken_over` tokens more.
     """
 
     fetches: int = 0
     tokens: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    taken_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)

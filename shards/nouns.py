@@ -186,8 +186,9 @@ class CacheEvent:
 
 
 class PeerUse(NamedTuple):
-    """KV that was fetched from other shards since the start: so many `fetches` with `blocks` that came and `failed`
-    that did not, the bytes that came, and the seconds for which something was on its way.
+    """KV that was fetched from other shards since the start, for prompts: so many `fetches` with `blocks` that came,
+    the bytes that came, and the seconds for which something was on its way. `failed` blocks did not come, and
+    `taken_over` were fetched from shards that stopped.
     """
 
     fetches: int = 0
@@ -195,6 +196,7 @@ class PeerUse(NamedTuple):
     failed: int = 0
     received_bytes: int = 0
     seconds: float = 0.0
+    taken_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -450,4 +450,5 @@ def _reason_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def _fetched(use: wire.PeerUse, block_tokens: int) -> Fetched:
-    return Fetched(use.fetches, use.blocks * block_tokens, use.received_bytes, use.seconds)
+    tokens, taken_over = use.blocks * block_tokens, use.taken_over * block_tokens
+    return Fetched(use.fetches, tokens, use.received_bytes, use.seconds, taken_over)

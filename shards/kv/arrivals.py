@@ -69,9 +69,11 @@ class Arrivals:
             arrival.is_begun = True
         return quiet
 
-    def land(self, key: int) -> None:
+    def land(self, key: int) -> Arriving:
         """The bytes of the block are in its slot."""
-        self._open[key].has_landed = True
+        arrival = self._open[key]
+        arrival.has_landed = True
+        return arrival
 
     def drop(self, key: int) -> None:
         """The block does not come; nothing may write into its slot any more."""

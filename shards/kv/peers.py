@@ -163,8 +163,10 @@ class PeerTier:
                 took_s = max(0.0, outcome.ended_s - max(outcome.began_s, self._moved_s))
                 self._block_s += _NEWEST * (took_s - self._block_s)
                 self._moved_s = max(self._moved_s, outcome.ended_s)
-                self._arrivals.land(outcome.key)
                 use = self._use
+                if self._arrivals.land(outcome.key).worth is not None:
+                    self._use = use._replace(taken_over=use.taken_over + 1)
+                    continue
                 self._use = use._replace(
                     blocks=use.blocks + 1,
                     received_bytes=use.received_bytes + self._block_bytes,

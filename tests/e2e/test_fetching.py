@@ -45,3 +45,23 @@ async def test_a_shard_that_leaves_lends_its_kv_to_the_one_that_takes_over() -> 
         await whole.check_idle()
         for engine in engines:
             engine.close()  # type: ignore[attr-defined]
+
+
+async def test_a_shard_that_is_about_to_stop_has_its_kv_fetched_before_it_does() -> None:
+    options = EngineOptions(kv_blocks=512, kv_listen=("127.0.0.1", 0), kv_secret=b"a secret of shards")
+    text = prompt(a_document(8, tokens=1800).text, "What is the colour of the door?")
+    async with a_whole(3, options=options) as whole:
+        first, holder, _ = await asked(whole.router, text)
+        leaving = next(
+            shard for shard in whole.shards if shard.address == whole.router.gateway.cluster.backend(holder).address
+        )
+        await leaving.drain()
+        engines = [shard.loop._engine for shard in whole.shards]
+        heirs = [shard.loop._engine for shard in whole.shards if shard is not leaving]
+        assert min(heir._pool.peers.use.taken_over for heir in heirs) == 0  # type: ignore[attr-defined]
+        assert sum(heir._pool.peers.use.taken_over for heir in heirs) >= 24  # type: ignore[attr-defined]
+        await leaving.close()
+        second, other, cached = await asked(whole.router, text)
+        assert (second, other != holder, cached > 1500) == (first, True, True)
+        for engine in engines:
+            engine.close()  # type: ignore[attr-defined]

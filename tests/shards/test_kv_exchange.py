@@ -227,7 +227,7 @@ def test_blocks_that_are_handed_over_fill_free_room_before_they_replace_older_on
             answered(leaver, key=f"{number}", prompt=prompt)
         leave(leaver, full, empty)
         assert len(empty.tiers["host"]) == 3 * 20
-        assert not full.engine._pool.peers.use.blocks  # type: ignore[union-attr]
+        assert not full.engine._pool.peers.use.taken_over  # type: ignore[union-attr]
 
 
 def test_a_second_leaving_and_one_without_a_port_do_nothing() -> None:

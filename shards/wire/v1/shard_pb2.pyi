@@ -403,18 +403,20 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ..., peers: _Optional[_Union[PeerUse, _Mapping]] = ...) -> None: ...
 
 class PeerUse(_message.Message):
-    __slots__ = ("fetches", "blocks", "failed", "received_bytes", "seconds")
+    __slots__ = ("fetches", "blocks", "failed", "received_bytes", "seconds", "taken_over")
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     fetches: int
     blocks: int
     failed: int
     received_bytes: int
     seconds: float
-    def __init__(self, fetches: _Optional[int] = ..., blocks: _Optional[int] = ..., failed: _Optional[int] = ..., received_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    taken_over: int
+    def __init__(self, fetches: _Optional[int] = ..., blocks: _Optional[int] = ..., failed: _Optional[int] = ..., received_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., taken_over: _Optional[int] = ...) -> None: ...
 
 class DiskUse(_message.Message):
     __slots__ = ("held", "written", "read", "broken", "failed", "skipped")

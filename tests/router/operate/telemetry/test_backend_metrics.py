@@ -48,12 +48,13 @@ def test_fetched_kv_is_shown_as_the_backend_counts_it() -> None:
     registry = CollectorRegistry()
     backends = BackendMetrics(Metrics(registry))
     backends.fetched("b0", Fetched(1, 640, 80_000, 0.5))
-    backends.fetched("b0", Fetched(2, 1280, 160_000, 0.75))
+    backends.fetched("b0", Fetched(2, 1280, 160_000, 0.75, 64))
     assert series(registry, "backend_fetched_kv") == {
         ("b0", "fetches"): 2,
         ("b0", "tokens"): 1280,
         ("b0", "bytes"): 160_000,
         ("b0", "seconds"): 0.75,
+        ("b0", "taken_over"): 64,
     }
 
 
