@@ -73,8 +73,9 @@ class Explanation:
     `predicted_ttft_s` is the predicted time to first token at the chosen one. Without a chosen one, the request waits
     for the full backend `awaits` if there is one, although others may have room. `prefill` says which other backend
     computes the prompt, if any, and `fetch` what the chosen one fetches of its KV instead of computing it. If
-    `prompt_tokens` is an estimate, the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the
-    other facts that a rule of the file tests, by name.
+    `prompt_tokens` is an estimate, the interval `likely_prompt_tokens` holds nine of ten such prompts. `documents` are
+    the ids of its documents in the order of the prompt. `facts` are the other facts that a rule of the file tests, by
+    name.
     """
 
     request: str
@@ -106,6 +107,7 @@ class Explanation:
     left_out: int = 0
     prefill: PrefillLeg | None = None
     fetch: Fetch | None = None
+    documents: tuple[str, ...] = ()
     facts: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
@@ -147,6 +149,7 @@ def explain(
         left_out=decision.left_out,
         prefill=decision.prefill,
         fetch=decision.fetch,
+        documents=request.documents,
         facts={
             name: fact.of(facts)
             for name, fact in FACTS.items()

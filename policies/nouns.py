@@ -229,6 +229,8 @@ class Request(msgspec.Struct, frozen=True):
     promised: ServiceClass | None = None
     may_transfer: bool = False
     may_fetch: bool = False
+    documents: tuple[str, ...] = ()
+    """Ids of its documents, in the order in which the prompt has them."""
 
     @property
     def surely_tokens(self) -> int:

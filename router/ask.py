@@ -37,6 +37,21 @@ class Chat(msgspec.Struct, frozen=True):
     """The client's own chat template."""
 
 
+class AskDocument(msgspec.Struct, frozen=True):
+    """A text that a retrieval found for a prompt. Prompts and answers name it by its `id`."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+class Documents(msgspec.Struct, frozen=True):
+    """The documents of a request, in the client's order. `is_free`: any other order is as good to the client."""
+
+    each: tuple[AskDocument, ...]
+    is_free: bool = False
+
+
 Input = Chat | str | bytes
 """One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
 
@@ -92,6 +107,11 @@ class Ask(msgspec.Struct, frozen=True):
     """URLs of its images, sounds and files, which an engine would fetch."""
     passed_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Headers that belong to the body: a backend of the client's dialect needs them to read it."""
+
+    documents: Documents | None = None
+    """Documents that are yet to be written where the mark for them stands in its chat and bodies."""
+    document_ids: tuple[str, ...] = ()
+    """Ids of the documents that were written into it, in their order there."""
 
     def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:
         """`delta` behind the prompt's text `echo`, if it is the first of a choice that is still in `unechoed`; without

@@ -48,6 +48,7 @@ from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
+from router.call.documents import with_documents
 from router.call.gateway import Gateway
 from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
@@ -104,6 +105,7 @@ async def serve(
                 async with within(ask.deadline_s):
                     model = find_model(ask.model, tenant, gateway)
                     account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+                    ask = await with_documents(ask, held)
                     inputs = await tokenize(ask, model, tenant, gateway)
                     pairs = zip(inputs, ask.bodies, strict=True)
                     prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
@@ -585,4 +587,5 @@ class _Call(msgspec.Struct, frozen=True):
             promised=ruling.service_class,
             may_transfer=self.carrier.continues and may_transfer(ask.natives[at] if ask.natives else None),
             may_fetch=self.carrier.continues,
+            documents=ask.document_ids,
         )

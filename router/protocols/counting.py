@@ -7,12 +7,13 @@ from policies.nouns import Tenant
 from router.ask import Ask
 from router.call.gateway import Gateway
 from router.call.prepare import find_model, tokenize
+from router.text.documents import written
 
 
 async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
     """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest without its tokenizer."""
     model = find_model(ask.model, tenant, gateway)
-    (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
+    (tokens,) = await tokenize(written(ask), model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
         hint = "operators can give its pool a `tokenizer`"
         message = f"the router has no tokenizer of '{model.name}', and no backend counts for it"

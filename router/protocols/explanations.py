@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,10 @@ from policies.rules import Mismatch
 MOST_HEADER_BYTES = 4096
 """Most bytes of the header: servers and proxies reject larger ones. Entries that do not fit are counted only."""
 
-_LISTS = ("candidates", "skipped", "dropped", "equals", "pools", "on_miss")
+DOCUMENTS_HEADER = "X-Pointsman-Document-Order"
+"""The header with the ids of a prompt's documents, in their order there."""
+
+_LISTS = ("candidates", "skipped", "dropped", "equals", "pools", "on_miss", "documents")
 _ADAPTER = {
     "ready": "has it ready",
     "known": "has to put it into a slot",
@@ -43,7 +46,7 @@ def as_header(explanation: Explanation) -> str:
     """
     record, left_out = _rounded(_record(explanation)), 0
     while len(text := _line(record)) > MOST_HEADER_BYTES:
-        longest = max(_LISTS, key=lambda name: len(record[name] or ()))
+        longest = max(_LISTS, key=lambda name: len(record.get(name) or ()))
         entries = record[longest]
         if not entries:
             return _line({name: record[name] for name in _ESSENTIALS})
@@ -52,6 +55,18 @@ def as_header(explanation: Explanation) -> str:
         left_out += len(entries) - kept
         record["left_out"] = left_out
     return text
+
+
+def documents_header(ids: Sequence[str]) -> str:
+    """`ids` as a JSON array in printable ASCII, at most `MOST_HEADER_BYTES` long: of many, the first that fit."""
+    shown, size = list[str](), len("[]")
+    for each in ids:
+        text = json.dumps(each, ensure_ascii=True).replace("\x7f", "\\u007f")
+        size += len(text) + bool(shown)
+        if size > MOST_HEADER_BYTES:
+            break
+        shown.append(text)
+    return f"[{','.join(shown)}]"
 
 
 def as_text(explanation: Explanation) -> str:
@@ -66,6 +81,8 @@ def _record(explanation: Explanation) -> dict[str, Any]:
     for name in ("prefill", "fetch"):
         if record[name] is None:
             del record[name]
+    if not record["documents"]:
+        del record["documents"]
     record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
         for name in ("adapter", "running", "waiting", "total"):
@@ -132,6 +149,8 @@ def _facts_lines(explanation: Explanation) -> Iterator[str]:
     sizes = f"{_prompt_size(explanation)}, {explanation.uncached_tokens:,} of them in no cache"
     yield f"request   tenant {explanation.tenant}, model {explanation.model}, priority {explanation.priority or '-'}"
     yield f"          {sizes}, answer of at most {explanation.max_output_tokens:,}"
+    if explanation.documents:
+        yield f"          documents {', '.join(explanation.documents)}"
     if explanation.facts:
         yield f"          {', '.join(f'{name} {_fact(value)}' for name, value in explanation.facts.items())}"
     yield f"file      version {explanation.config_version}"

@@ -35,7 +35,7 @@ from router.protocols.counting import count_tokens
 from router.protocols.dialect import Dialect, Failure
 from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
-from router.protocols.explanations import as_header
+from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.body import read_body
 from router.protocols.http.cors import allow_origin, is_preflight, preflight
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
@@ -392,6 +392,8 @@ class HttpCaller:
             headers["X-Pointsman-Backend"] = shown_name(where.backend)
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
+            if where.request.documents:
+                headers[DOCUMENTS_HEADER] = documents_header(where.request.documents)
         return headers
 
 

@@ -24,6 +24,7 @@ from router.protocols.openai.fields import ChatBody, Common, CompletionBody
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.protocols.reading import converted
 from router.shared.prefixes.prefix import Place, Prefix
+from router.text.documents import written
 
 PREFIXES_PATH = "/v1/prefixes"
 
@@ -42,7 +43,7 @@ _OF_ANSWERS = (
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
 _ENGINES = frozenset(
     {
-        *("add_special_tokens", "chat_template", "documents", "media_io_kwargs", "mm_processor_kwargs"),
+        *("add_special_tokens", "chat_template", "media_io_kwargs", "mm_processor_kwargs"),
         *("parallel_tool_calls", "reasoning_effort"),
     }
 )
@@ -87,7 +88,9 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     # the wish is stored as long as the prefix; keys must not be
     kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
     ask = _chat(plain, kept) if "messages" in plain else _text(plain, kept)
-    return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
+    return Wish(
+        as_warm_up(ask, ask.bodies[0], must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait
+    )
 
 
 def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: ReadBody) -> None:
@@ -159,7 +162,7 @@ def _refuse_unknown(body: Mapping[str, Any], kind: type[Common]) -> None:
 
 def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     """The Ask of a conversation that stays open: prompts may continue its last message, or add messages."""
-    ask = chat_ask(body, headers)
+    ask = written(chat_ask(body, headers))
     (chat,) = ask.inputs
     assert isinstance(chat, Chat), "chat_ask gives chats"
     if not str(chat.messages[-1]["content"]).strip():

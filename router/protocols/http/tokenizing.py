@@ -24,6 +24,7 @@ from router.protocols.http.body import ReadBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.reading import converted
+from router.text.documents import written
 from router.text.engine_text import first_reply
 from router.text.token_ids import count, pack, unpack
 from router.text.turns import once
@@ -99,7 +100,7 @@ def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> A
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["prompt"], param="prompt")
     named = {name: value for name, value in body.items() if name != "truncate_prompt_tokens"} | {"model": model}
-    return (chat_ask if fields.prompt is None else completion_ask)(named, {})
+    return written(chat_ask(named, {})) if fields.prompt is None else completion_ask(named, {})
 
 
 def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:

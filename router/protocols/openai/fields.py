@@ -10,9 +10,12 @@ from msgspec import Meta
 from policies.nouns import DIALS
 
 MOST_CHOICES = 128
+MOST_DOCUMENTS = 512
+MOST_ID_CHARACTERS = 128
 MOST_MESSAGES = 32 * 2**10
 MOST_PROMPTS = 128
 MOST_STOPS = 16
+MOST_TITLE_CHARACTERS = 1000
 MOST_TOOLS = 2048
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -126,6 +129,15 @@ class Tool(msgspec.Struct):
     function: Function
 
 
+class DocumentFields(msgspec.Struct):
+    """One entry of `documents`. `doc_id` is the name of its id in some chat templates."""
+
+    text: str
+    id: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
+    doc_id: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
+    title: Annotated[str, Meta(max_length=MOST_TITLE_CHARACTERS)] | None = None
+
+
 class ChatBody(Common, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -140,7 +152,8 @@ class ChatBody(Common, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[DocumentFields], Meta(max_length=MOST_DOCUMENTS)] | None = None
+    document_order: Literal["fixed", "any"] | None = None
     reasoning_effort: str | None = None
 
 

@@ -16,7 +16,8 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
-from router.protocols.openai.fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
+from router.protocols.openai.documents import documents_in, marked
+from router.protocols.openai.fields import MOST_DOCUMENTS, MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.protocols.openai.grammars import grammar_in
 from router.protocols.reading import converted
 from router.text.conversation import message_of, tool_of, without_billing
@@ -43,6 +44,9 @@ _HINTS = {
     "stop": "`stop` is one text or a list of at most 16",
     "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
     "top_logprobs": "from 0 to 20",
+    "documents": f"at most {MOST_DOCUMENTS} objects such as {{'id': 'a', 'title': 'A', 'text': 'A is ...'}}; "
+    "for a chat template with documents of its own form, `chat_template_kwargs` passes them on unread",
+    "document_order": "'fixed' keeps the order of `documents`, 'any' lets the router choose it",
     "structured_outputs": "set one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
 TEXT_PARTS = {
@@ -75,6 +79,10 @@ _URL_MEMBERS = ("url", "file_url")
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """The Ask of a body of /v1/chat/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    documents = documents_in(fields)
+    if documents is not None:
+        body = marked(body)
+        fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
     chat = chat_in(fields, body)
@@ -91,6 +99,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         max_new_tokens=None if limit is None else _checked_limit(limit, fields),
         needs=_needs(sampling, has_media=chat.media > 0),
         media_urls=_urls_in(body) if chat.media else (),
+        documents=documents,
         **_common(fields, headers or {}),
     )
 
@@ -108,8 +117,8 @@ def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
             media += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
     variables = fields.chat_template_kwargs or {}
     own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
-    if fields.documents is not None or fields.reasoning_effort is not None:
-        variables = variables | _more_variables(fields)
+    if fields.reasoning_effort is not None:
+        variables = variables | _variables_of(fields.reasoning_effort, variables)
     return Chat(
         messages=messages,
         tools=[tool_of(tool) for tool in body["tools"]] if fields.tools else None,
@@ -125,14 +134,11 @@ def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     )
 
 
-def _more_variables(fields: ChatBody) -> dict[str, Any]:
-    """Variables of a template beside `chat_template_kwargs`, by vLLM's names. Effort also switches thinking."""
-    variables: dict[str, Any] = {} if fields.documents is None else {"documents": fields.documents}
-    if fields.reasoning_effort is not None:
-        variables["reasoning_effort"] = fields.reasoning_effort
-        if "enable_thinking" not in (fields.chat_template_kwargs or {}):
-            variables["enable_thinking"] = fields.reasoning_effort != "none"
-    return variables
+def _variables_of(effort: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of a template for the reasoning `effort`, by vLLM's names. It switches thinking too, unless `variables`
+    do."""
+    thinking = {} if "enable_thinking" in variables else {"enable_thinking": effort != "none"}
+    return {"reasoning_effort": effort, **thinking}
 
 
 def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:

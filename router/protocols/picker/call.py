@@ -25,7 +25,7 @@ from router.call.identify import identify, key_in
 from router.call.tracing import w3c_headers
 from router.protocols.dialect import Dialect
 from router.protocols.dialects import DIALECTS
-from router.protocols.explanations import as_header
+from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.models import model_entry
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.picker.answers import reader_of
@@ -99,6 +99,8 @@ class PickedCall:
             "x-pointsman-class": placement.request.service_class,
             "x-pointsman-tenant": placement.request.tenant,
         }
+        if placement.request.documents:
+            self._phases.adds[DOCUMENTS_HEADER.lower()] = documents_header(placement.request.documents)
 
     def write(self, index: int, delta: Delta) -> None:
         """Do nothing: the gateway has passed it on already."""
@@ -179,11 +181,15 @@ class PickedCall:
         return named if named in self._gateway.config.classes else None
 
     async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
-        phases = self._phases
+        phases, request = self._phases, placed.bid.request
         phases.names = self._reach.named(placed.found.decision, backend)
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
-        body = _rewritten(raw, self._body, forward.fields)
+        fields = dict(forward.fields)
+        if request.documents and prompt.native is not None:
+            # the engine gets them as text, in the router's order
+            fields = _changes(self._body, prompt.native.body) | fields
+        body = _rewritten(raw, self._body, fields)
         headers = {**forward.headers, **prompt.headers}
         if body is not None and not phases.modes.is_duplex:
             # the new length of a buffered body must be given
@@ -219,6 +225,11 @@ class PickedCall:
         except TimeoutError as error:
             hint = "options.idle_s limits its silence"
             raise BackendFailed(f"{backend.name} was silent for {forward.idle_s:g} s", hint=hint) from error
+
+
+def _changes(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of `other` that `body` has not, or not so; None for those that it alone has."""
+    return {name: other.get(name) for name in {*body, *other} if body.get(name) is not other.get(name)}
 
 
 def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:

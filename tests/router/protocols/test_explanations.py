@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from policies.explain import Candidate, Explanation, Skipped
 from policies.rules import Mismatch, Range
-from router.protocols.explanations import MOST_HEADER_BYTES, as_header, as_json, as_text
+from router.protocols.explanations import MOST_HEADER_BYTES, as_header, as_json, as_text, documents_header
 
 EXPLANATION = Explanation(
     request="r1",
@@ -122,3 +122,11 @@ def test_a_header_with_names_that_are_too_long_has_the_essentials() -> None:
     record = json.loads(as_header(replace(EXPLANATION, model="m" * 5000)))
     assert (record["chosen"], record["rule"]) == ("own-0", 2)
     assert "model" not in record
+
+
+def test_the_order_of_documents_fits_into_a_header() -> None:
+    assert documents_header(["a", 'ö"\x7f']) == '["a","\\u00f6\\"\\u007f"]'
+    shown = documents_header([f"{number:0100}" for number in range(100)])
+    assert len(shown) <= MOST_HEADER_BYTES
+    assert json.loads(shown) == [f"{number:0100}" for number in range(39)]
+    assert "documents a, b" in as_text(replace(EXPLANATION, documents=("a", "b")))

@@ -47,6 +47,13 @@ def test_a_conversation_is_kept_up_to_the_end_of_its_last_message() -> None:
     assert body == {"model": MODEL, "messages": DOCUMENT, "max_tokens": 1, "stream": False, "user": "u"}
 
 
+def test_documents_are_part_of_what_is_kept() -> None:
+    wish = wish_of(a_wish(documents=[{"id": "fox", "text": "The fox is quick."}]), {})
+    (body,) = wish.ask.bodies
+    assert "documents" not in body
+    assert body["messages"][0]["content"].endswith("Documents:\n\nDocument fox\nThe fox is quick.\n\n")
+
+
 def test_a_text_or_token_ids_are_kept_as_they_are() -> None:
     assert wish_of({"model": MODEL, "prompt": "text", "ttl": 30}, {}).ask.inputs == ("text",)
     assert wish_of({"model": MODEL, "prompt": [1, 2]}, {}).ask.inputs == (b"\1\0\0\0\2\0\0\0",)

@@ -142,9 +142,8 @@ def test_a_line_that_only_bills_is_left_out_of_system_messages_alone() -> None:
     assert [message["content"] for message in chat.messages] == ["s", "rest", billed, "?"]
 
 
-def test_documents_effort_and_whether_to_think_are_variables_of_the_template() -> None:
-    assert messages_of(reasoning_effort="low", documents=[{"text": "d"}]).variables == {
-        "documents": [{"text": "d"}],
+def test_effort_and_whether_to_think_are_variables_of_the_template() -> None:
+    assert messages_of(reasoning_effort="low").variables == {
         "reasoning_effort": "low",
         "enable_thinking": True,
     }

@@ -393,6 +393,16 @@ async def test_anthropics_dialect_goes_through_as_it_is() -> None:
             assert json.loads(refused.body)["type"] == "error"
 
 
+async def test_documents_reach_the_engine_as_text() -> None:
+    async with a_gateway() as (envoy, _):
+        reply = await chat(envoy, a_chat(documents=[{"id": "fox", "text": "The fox is quick."}], kept=1))
+        sent = json.loads(reply.sent_body)
+        assert "documents" not in sent
+        assert sent["kept"] == 1
+        assert "Document fox\nThe fox is quick.\n\n" in sent["messages"][0]["content"]
+        assert reply.headers["x-pointsman-document-order"] == '["fox"]'
+
+
 async def test_embeddings_of_many_texts_go_to_one_endpoint() -> None:
     async with a_gateway() as (envoy, router):
         body = json.dumps({"model": MODEL, "input": ["a", "bcd"]}).encode()
