@@ -50,14 +50,15 @@ LEAST_SECRET_BYTES = 16
 
 @contextmanager
 def exit_on_error(*, before: str = "") -> Iterator[None]:
-    """Exit with status 2 and a message for every startup failure that is not a bug."""
+    """Exit with status 2 and a message for every failure that is not a bug."""
+    from shards.exec.network import DeviceLost
     from shards.loop import EngineError
     from shards.warmup import BrokenModel
     from shards.wire.otel import CannotExport
 
     try:
         yield
-    except (ValueError, OSError, BrokenModel, CannotExport, EngineError) as error:
+    except (ValueError, OSError, BrokenModel, CannotExport, DeviceLost, EngineError) as error:
         print(f"{before}{error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
 

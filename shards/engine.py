@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 
 from shards.exec.hosting import KvExchange, open_hosting
-from shards.exec.network import DrawingNetwork, Network
+from shards.exec.network import DeviceLost, DrawingNetwork, FallibleNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
@@ -297,7 +297,10 @@ class Engine:
         return (*self._pool.prefix.snapshot(), *self._pool.disk.snapshot())
 
     def step(self) -> Report:
-        """Do one step's work and return its changes. Cheap when there is nothing to do."""
+        """Do one step's work and return its changes. Cheap when there is nothing to do.
+
+        Raises DeviceLost, or CopyFailed, if no later step could succeed; then the engine must not be used any more.
+        """
         now_s = self._clock()
         self._end_late(now_s)
         for key, outcome in self._grammars.answers():
@@ -456,6 +459,10 @@ class Engine:
         return drawn
 
     def _fail_all(self, step: Step, error: Exception) -> None:
+        """End the sequences of `step`. Raises DeviceLost if every later step would fail too."""
+        network = self.model.network
+        if isinstance(network, FallibleNetwork) and not network.device_answers():
+            raise DeviceLost(f"the device does not answer after a step failed: {error}") from error
         for piece in step.pieces:
             if piece.sequence.arrival in self._writers:
                 self._fail(piece.sequence, f"the step failed: {type(error).__name__}: {error}")

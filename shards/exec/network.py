@@ -39,6 +39,19 @@ class Network(Protocol):
         ...
 
 
+class DeviceLost(Exception):
+    """The device computes nothing any more, whatever is asked of it: only another process can use it again."""
+
+
+@runtime_checkable
+class FallibleNetwork(Protocol):
+    """A network on a device that can fail for good, as a GPU does after an illegal access to its memory."""
+
+    def device_answers(self) -> bool:
+        """Whether the device still computes; asked after a step that failed. False stays False."""
+        ...
+
+
 @runtime_checkable
 class HostedNetwork(Protocol):
     """A network with KV that can be moved to host memory and back."""

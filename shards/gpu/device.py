@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,6 +109,24 @@ def mark(device: torch.device) -> Landing:
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def answers(device: torch.device, *, synchronize: Callable[[torch.device], None] = torch.cuda.synchronize) -> bool:
+    """Whether `device` still computes. `synchronize` waits for its work and raises RuntimeError if that failed.
+
+    An illegal access, or a failed assertion in a kernel, ends a CUDA context: then every call fails. Other errors are
+    reported once, so the second call decides.
+    """
+    if device.type != "cuda":
+        return True
+    for _ in range(2):
+        try:
+            synchronize(device)
+        except RuntimeError as error:
+            log.warning("%s does not answer: %s", device, error)
+        else:
+            return True
+    return False
 
 
 def host_words(words: int, device: torch.device) -> Tensor:

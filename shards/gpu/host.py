@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -119,9 +119,10 @@ class StreamCopier:
             raise _failed(error) from error
 
     def close(self) -> None:
-        """Wait for the started copies."""
+        """Wait for the started copies. Nothing reads what they wrote, so a failed one is not reported again."""
         self._is_closed = True
-        self.wait(self._started)
+        with suppress(CopyFailed):
+            self.wait(self._started)
 
     def _beside(self) -> AbstractContextManager[object]:
         if self._stream is None:

@@ -14,6 +14,7 @@ from shards.exec.drawing import Drawing
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
+from shards.gpu.device import answers
 from shards.gpu.host import PinnedMemory
 from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
@@ -96,6 +97,10 @@ class GpuNetwork:
         return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
+    def device_answers(self) -> bool:
+        """Whether the GPU still computes."""
+        return answers(self.decoder.device)
+
         """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
         self.steps.warm_up_long()

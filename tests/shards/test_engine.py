@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 
 import pytest
 import torch
 
 from shards.exec.batch import Batch
 from shards.exec.fake import FakeHostMemory, FakeNetwork
+from shards.exec.fake_device import FakeDevice
+from shards.exec.network import DeviceLost
 from shards.kv.keys import BLOCK_TOKENS, block_keys, root_key
 from shards.kv.options import PoolOptions
 from shards.nouns import Cause, FinishReason, Pinned
@@ -455,6 +458,54 @@ def test_a_step_that_raises_costs_its_batch_and_caches_nothing_of_it():
     driver.run()
     assert driver.drawn["b", 0] == driver.network.answer(some_tokens(100), 5)
     driver.assert_nothing_is_held()
+
+
+class LostDevice(BrokenNetwork):
+    """A device that fails at token 251 and in every step from then on, or answers again."""
+
+    def __init__(self, *, recovers: bool) -> None:
+        super().__init__(raises=True)
+        self.recovers, self.is_lost = recovers, False
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.is_lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super().forward(batch)
+
+    def device_answers(self) -> bool:
+        self.is_lost = not self.recovers
+        return self.recovers
+
+
+def test_a_device_that_does_not_answer_after_a_failed_step_ends_the_engine():
+    driver = Driver(LostDevice(recovers=False))
+    driver.ask("a", [*some_tokens(100), 251])
+    with pytest.raises(DeviceLost, match="does not answer after a step failed: out of memory"):
+        driver.run()
+
+
+def test_a_device_that_answers_after_a_failed_step_serves_the_next_request():
+    driver = Driver(LostDevice(recovers=True))
+    driver.ask("a", [*some_tokens(100), 251])
+    driver.run()
+    driver.ask("b", some_tokens(100))
+    driver.run()
+    assert driver.ended["a", 0].reason is FinishReason.FAILED
+    assert driver.drawn["b", 0] == driver.network.answer(some_tokens(100), 5)
+
+
+def test_a_device_that_draws_ends_the_engine_too_when_its_tokens_cannot_be_collected():
+    class Lost(FakeDevice):
+        def collect(self, ticket: Hashable) -> list[int | None]:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        def device_answers(self) -> bool:
+            return False
+
+    driver = Driver(Lost())
+    driver.ask("a", some_tokens(10))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        driver.run()
 
 
 def test_nan_costs_its_own_request_only_and_leaves_none_of_it_in_the_cache():

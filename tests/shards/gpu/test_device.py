@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
-from shards.gpu.device import Found, choose_device
+from shards.gpu.device import Found, answers, choose_device
 from shards.gpu.weights import random_on
 from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
@@ -71,6 +71,23 @@ def test_another_device_is_refused_by_name() -> None:
 
 def test_a_block_of_llama_8b_is_8_mib_and_in_int8_half_of_it_with_scales() -> None:
     assert bytes_per_block(LLAMA_8B, torch.bfloat16) == 8 * 2**20
+def test_a_device_answers_unless_it_fails_twice_in_a_row() -> None:
+    def answers_after(failures: int) -> bool:
+        errors = iter([RuntimeError("CUDA error: an illegal memory access was encountered")] * failures)
+
+        def synchronize(_: torch.device) -> None:
+            if (error := next(errors, None)) is not None:
+                raise error
+
+        return answers(torch.device("cuda"), synchronize=synchronize)
+
+    assert answers_after(0)
+    # an error of one launch is reported by the next call, and then forgotten
+    assert answers_after(1)
+    assert not answers_after(2)
+    assert answers(torch.device("cpu"))
+
+
     assert bytes_per_block(LLAMA_8B, torch.int8) == 4 * 2**20 + 2 * 32 * 8 * 64 * 4
 
 

@@ -102,6 +102,13 @@ def test_a_failed_copy_is_reported_to_its_caller(cache: GpuCache) -> None:
         copier.start([BlockCopy(0, 9, is_save=True)])
 
 
+def test_a_device_that_fails_for_good_can_be_closed(cache: GpuCache) -> None:
+    copier, device = a_copier(cache)
+    copier.start(OUT)
+    device.landings[0].error = "CUDA error: an illegal memory access was encountered"
+    copier.close()
+
+
 def test_memory_that_brings_its_own_copier_is_copied_by_it(cache: GpuCache) -> None:
     own = usual_copier(PinnedMemory(cache, 2, device=CPU))
     assert isinstance(own, StreamCopier)
