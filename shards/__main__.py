@@ -96,12 +96,15 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device:
         )
 
 
-def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, alone: bool) -> int:
-    """Memory of the KV pool: `asked_gib`, or else 0.5 GiB; all free memory of a GPU if the shard is `alone` on it."""
-    room = getattr(model.network, "room_bytes", None) if alone else None
+def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, gpu_shards: int) -> int:
+    """Memory of the KV pool: `asked_gib`, or else 0.5 GiB; on a GPU its part of the free memory.
+
+    Raises ValueError if a GPU has none left.
+    """
+    room = getattr(model.network, "room_bytes", None)
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
-    return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
+    return int(room(batch_tokens=options.batch_tokens, rows=options.max_running, shards=gpu_shards))
 
 
 def host_kv_bytes(model: Model, options: EngineOptions) -> int:
@@ -191,8 +194,11 @@ def shard(
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: from the usable cores.", min=1)] = None,
     kv_memory: Annotated[
         float | None,
-        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, or all free memory of a GPU.", min=0.001),
+        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, or the free memory of a GPU.", min=0.001),
     ] = None,
+    gpu_shards: Annotated[
+        int, typer.Option(help="Shards that share this GPU; each takes its part of the memory.", min=1)
+    ] = 1,
     host_memory: Annotated[float, typer.Option(help="Host memory, in GiB, for evicted and preempted KV.", min=0)] = 0,
     kv_dir: Annotated[
         str | None,
@@ -300,7 +306,7 @@ def shard(
         speculate=speculate,
     )
     with exit_on_error():
-        options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
+        options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))
         refuse_beyond(usable_bytes(), host_kv_bytes(loaded, options))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
         announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,18 @@ from shards.network.config import NetworkConfig
 MOST_SHARE = 0.97
 """Share of a GPU's free memory that may be planned for: allocators round up, and kernels are loaded on first use."""
 
+CONTEXT_BYTES = 600 * 2**20
+"""Memory of a process's CUDA context and its loaded kernels, which torch does not count."""
+
 _SCALE_BYTES = 4
+
+
+class GpuMemory(NamedTuple):
+    """Bytes of one GPU: `free` ones and the `total`, and what torch holds of it in this process (`own`)."""
+
+    free: int
+    total: int
+    own: int
 
 
 class GpuCache:
@@ -67,12 +80,21 @@ def working_bytes(config: NetworkConfig, *, batch_tokens: int, rows: int, dtype:
     return batch_tokens * per_token + gathered + logits
 
 
-def room_bytes(free_bytes: int, working: int) -> int:
-    """The bytes of `free_bytes` that the cache may take beside `working` bytes. Raises ValueError if none are left."""
-    room = int(free_bytes * MOST_SHARE) - working
+def room_bytes(memory: GpuMemory, working: int, *, shards: int = 1) -> int:
+    """The bytes that the cache may take beside `working` bytes of a step, if `shards` shards share the GPU.
+
+    Shards that start together may not have taken their memory yet, so each also keeps to its part of the total.
+    Raises ValueError if nothing is left.
+    """
+    usable = memory.free * MOST_SHARE
+    if shards > 1:
+        usable = min(usable, memory.total * MOST_SHARE / shards - CONTEXT_BYTES - memory.own)
+    room = int(usable) - working
     if room <= 0:
-        free_gib, working_gib = free_bytes / 2**30, working / 2**30
+        part = "" if shards == 1 else f" for each of {shards} shards"
+        usable_gib, working_gib = max(0.0, usable) / 2**30, working / 2**30
         raise ValueError(
-            f"{free_gib:.1f} GiB are free on the GPU and a step needs {working_gib:.1f}: nothing is left for KV"
+            f"{usable_gib:.1f} GiB of the GPU are usable{part} and a step needs {working_gib:.1f}: "
+            "nothing is left for KV"
         )
     return room

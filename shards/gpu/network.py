@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing
-from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
+from shards.gpu.cache import GpuCache, GpuMemory, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
 from shards.gpu.device import answers
@@ -73,13 +73,18 @@ class GpuNetwork:
             raise RuntimeError("no memory was allocated for KV")
         return self._steps
 
-    def room_bytes(self, *, batch_tokens: int, rows: int) -> int:
-        """Bytes of GPU memory left for KV beside steps of `batch_tokens` tokens and `rows` rows."""
+    def room_bytes(self, *, batch_tokens: int, rows: int, shards: int = 1) -> int:
+        """Bytes of GPU memory left for KV beside steps of `batch_tokens` tokens and `rows` rows.
+
+        `shards` shards share the GPU. Raises ValueError if nothing is left.
+        """
         # memory that torch keeps after trying out attention is free too
         torch.cuda.empty_cache()
-        free_bytes, _ = torch.cuda.mem_get_info(self.decoder.device)
+        device = self.decoder.device
+        memory = GpuMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
         config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
-        return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))
+        working = working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype)
+        return room_bytes(memory, working, shards=shards)
 
     def allocate(self, blocks: int) -> None:
         """Allocate memory for the KV of `blocks` blocks. Raises ValueError if there is not enough."""
@@ -92,15 +97,15 @@ class GpuNetwork:
             size = f"{blocks * self.block_bytes / 2**30:.1f} GiB"
             raise ValueError(f"{size} for KV are not free on the GPU; ask for less: {error}") from error
 
+    def device_answers(self) -> bool:
+        """Whether the GPU still computes."""
+        return answers(self.decoder.device)
+
     def host_memory(self, slots: int) -> PinnedMemory:
         """Host memory for `slots` blocks, with a copier that runs beside the computation."""
         return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
-    def device_answers(self) -> bool:
-        """Whether the GPU still computes."""
-        return answers(self.decoder.device)
-
         """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
         self.steps.warm_up_long()

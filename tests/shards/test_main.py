@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shards.__main__ import app, pool_options
+from shards.__main__ import app, kv_bytes, pool_options
 from shards.engine import EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.kv.table import blocks_for
@@ -25,6 +25,18 @@ def test_a_quarter_of_the_pool_may_be_pinned_unless_a_long_prompt_needs_it_or_th
     assert pool_options(model, 0.5, small).pin_share == 0.5
     with pytest.raises(ValueError, match="hold no KV block"):
         pool_options(model, None, EngineOptions(kv_bytes=1))
+
+
+def test_kv_takes_its_part_of_a_gpu_whether_a_router_started_the_shard_or_not() -> None:
+    class OnGpu(FakeNetwork):
+        def room_bytes(self, *, batch_tokens: int, rows: int, shards: int) -> int:
+            return 2**36 // shards - batch_tokens - rows
+
+    options = EngineOptions(batch_tokens=1000, max_running=64)
+    on_gpu, on_cpu = Model("m", OnGpu()), Model("m", FakeNetwork())
+    assert kv_bytes(on_gpu, None, options, gpu_shards=2) == 2**35 - 1064
+    assert kv_bytes(on_gpu, 3, options, gpu_shards=2) == 3 * 2**30
+    assert kv_bytes(on_cpu, None, options, gpu_shards=2) == 2**29
 
 
 def started(*options: str) -> Result:

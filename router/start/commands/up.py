@@ -124,13 +124,14 @@ def _orphaned(stopped: asyncio.Event) -> None:
 
 def commands(config: Config) -> Iterator[ShardCommand]:
     """One command per local shard. The machine's cores are divided among them, one left to the router if there are
-    enough, except where a pool has the option `threads`.
+    enough, except where a pool has the option `threads`. If there is a GPU, those that may use it divide its memory.
     """
     count = sum(pool.local for pool in config.pools.values())
+    on_gpu = max(1, sum(pool.local for pool in config.pools.values() if pool.options.get("device") != "cpu"))
     threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
     for pool in config.pools.values():
         for number in range(pool.local):
-            flags = ("--threads", str(threads), *shard_flags(pool.options))
+            flags = ("--threads", str(threads), "--gpu-shards", str(on_gpu), *shard_flags(pool.options))
             yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
+from shards.gpu.cache import CONTEXT_BYTES, GpuCache, GpuMemory, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.device import Found, answers, choose_device
 from shards.gpu.weights import random_on
 from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
 from tests.shards.tiny_checkpoints import save_checkpoint
+
+GIB = 2**30
 
 LLAMA_8B = NetworkConfig(
     architecture="LlamaForCausalLM",
@@ -69,8 +71,6 @@ def test_another_device_is_refused_by_name() -> None:
         choose_device("cuda:1")
 
 
-def test_a_block_of_llama_8b_is_8_mib_and_in_int8_half_of_it_with_scales() -> None:
-    assert bytes_per_block(LLAMA_8B, torch.bfloat16) == 8 * 2**20
 def test_a_device_answers_unless_it_fails_twice_in_a_row() -> None:
     def answers_after(failures: int) -> bool:
         errors = iter([RuntimeError("CUDA error: an illegal memory access was encountered")] * failures)
@@ -88,6 +88,8 @@ def test_a_device_answers_unless_it_fails_twice_in_a_row() -> None:
     assert answers(torch.device("cpu"))
 
 
+def test_a_block_of_llama_8b_is_8_mib_and_in_int8_half_of_it_with_scales() -> None:
+    assert bytes_per_block(LLAMA_8B, torch.bfloat16) == 8 * 2**20
     assert bytes_per_block(LLAMA_8B, torch.int8) == 4 * 2**20 + 2 * 32 * 8 * 64 * 4
 
 
@@ -105,9 +107,23 @@ def test_the_cache_sets_one_block_aside() -> None:
 def test_the_cache_gets_what_a_step_leaves() -> None:
     working = working_bytes(LLAMA_8B, batch_tokens=16384, rows=256, dtype=torch.bfloat16)
     assert 3 * 2**30 < working < 8 * 2**30
-    assert room_bytes(120 * 2**30, working) == int(120 * 2**30 * 0.97) - working
-    with pytest.raises(ValueError, match="nothing is left for KV"):
-        room_bytes(2**30, working)
+    memory = GpuMemory(free=120 * GIB, total=140 * GIB, own=16 * GIB)
+    assert room_bytes(memory, working) == int(120 * GIB * 0.97) - working
+    with pytest.raises(ValueError, match=r"1.0 GiB of the GPU are usable and a step needs .*: nothing is left for KV"):
+        room_bytes(GpuMemory(GIB, 140 * GIB, 0), working)
+
+
+def test_shards_that_share_a_gpu_divide_its_memory_whatever_the_others_have_taken_yet() -> None:
+    working, weights = 3 * GIB, 16 * GIB
+    free_of_both = GpuMemory(free=108 * GIB, total=140 * GIB, own=weights)
+    room = room_bytes(free_of_both, working, shards=2)
+    assert room == int(70 * GIB * 0.97) - CONTEXT_BYTES - weights - working
+    # both fit, with all that they hold
+    assert 2 * (room + working + weights + CONTEXT_BYTES) <= 140 * GIB
+    # another program has taken most of it
+    assert room_bytes(GpuMemory(20 * GIB, 140 * GIB, weights), working, shards=2) == int(20 * GIB * 0.97) - working
+    with pytest.raises(ValueError, match=r"0.0 GiB of the GPU are usable for each of 9 shards"):
+        room_bytes(free_of_both, working, shards=9)
 
 
 def test_weights_drawn_on_a_device_have_the_size_of_the_model() -> None:
