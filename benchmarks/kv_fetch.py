@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.kv_dir import MIB, MODELS, a_network
 from shards.engine import Engine, EngineOptions
+from shards.kv.host_memory import HostMemory
 from shards.kv.keys import BLOCK_TOKENS
 from shards.model import Model
 from shards.nouns import FinishReason, KvSource, SamplingParams, Submission
@@ -38,7 +39,7 @@ PLAIN_BYTES = 512 * MIB
 
 def an_engine(model: str, tokens: int) -> Engine:
     """An engine that has been warmed up, and exchanges KV."""
-    network, blocks = a_network(MODELS[model], "cpu"), 2 * tokens // BLOCK_TOKENS + 32
+    network, blocks = a_network(MODELS[model], "cpu"), tokens // BLOCK_TOKENS + 48
     options = EngineOptions(
         kv_blocks=blocks,
         host_bytes=blocks * network.block_bytes,
@@ -49,7 +50,20 @@ def an_engine(model: str, tokens: int) -> Engine:
     )
     engine = Engine(Model("random", network, weights="random, seed 0", dtype="bfloat16"), options)
     warm_up(engine)
+    write_once(engine, blocks)
     return engine
+
+
+def write_once(engine: Engine, blocks: int) -> None:
+    """Write to all memory, as a shard has that runs for a while: the first write may take longer than the link."""
+    assert engine._exchange is not None
+    memory = engine._exchange.lending.memory
+    assert isinstance(memory, HostMemory)
+    for slot in range(memory.slots):
+        for piece in memory.raw(slot):
+            piece[:] = bytes(len(piece))
+    for block in range(blocks):
+        memory.load(0, block)
 
 
 def a_prompt(seed: int, tokens: int) -> bytes:
