@@ -40,20 +40,24 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
 
 
 def carried_over(running: Config, after: Config) -> Config:
-    """`after` with the settings of `running` that are fixed: pools with their real addresses, and servers."""
+    """`after` with the settings of `running` that are fixed: local shards with their real addresses, and servers."""
     fixed = {name: getattr(running.server, name) for name in FIXED_SERVER.values()}
-    return replace(after, pools=running.pools, server=replace(after.server, **fixed), store=running.store)
+    pools = {name: running.pools[name] if pool.local else pool for name, pool in after.pools.items()}
+    return replace(after, pools=pools, server=replace(after.server, **fixed), store=running.store)
 
 
 def _pool_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    for name in sorted(before.pools.keys() - after.pools.keys()):
-        yield ("pools",), f"the pool '{name}' is gone (restart to change pools)"
+    """Those of pools with `local` shards, which are started with the router."""
+    for name in sorted(name for name, pool in before.pools.items() if pool.local and name not in after.pools):
+        yield ("pools",), f"the pool '{name}' is gone (restart to change pools with local shards)"
     for name, pool in after.pools.items():
         old = before.pools.get(name)
         if old is None:
-            yield ("pools", name), "is a new pool (restart to change pools)"
-        elif changed := _first_difference(old, pool):
-            yield ("pools", name, changed), "cannot change while the router runs (restart to change pools)"
+            if pool.local:
+                yield ("pools", name), "is a new pool (restart to change pools with local shards)"
+        elif (old.local or pool.local) and (changed := _first_difference(old, pool)):
+            sentence = "cannot change while the router runs (restart to change pools with local shards)"
+            yield ("pools", name, changed), sentence
 
 
 def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -24,7 +24,7 @@ from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.feeds.feeds import Feeds
-from router.fleet.pools import Finding
+from router.fleet.pools import PoolsInForce
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.text.engine_text import EngineText
@@ -60,7 +60,7 @@ class Gateway:
     text_lengths: TextLengths
     clock: Callable[[], float]
     rng: random.Random
-    finding: Finding
+    fleet: PoolsInForce
     feeds: Feeds
     prefixes: Prefixes
     poison: PoisonRequests
@@ -102,8 +102,7 @@ class Gateway:
 
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
-        discovery = self.finding.discovery
-        parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
+        parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
         for part in (*parts, self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.poison, self.hedges):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"

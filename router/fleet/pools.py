@@ -1,24 +1,28 @@
-"""The backends of the pools: those with addresses in the file, and the discovery of all others."""
+"""The backends of the pools of the file in force: those with addresses there, and those that are found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
-from policies.sla.config import Config, PoolSpec
+from policies.health import HealthRules
+from policies.sla.config import PoolSpec
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.names import backend_name, found_name
 from router.fleet.discovery.discovery import Discovery, source_of
-from router.fleet.discovery.pool import PoolMembers
+from router.fleet.discovery.pool import Membership, PoolMembers
 from router.fleet.discovery.registry import Registry
 from router.fleet.discovery.source import Source
 from router.fleet.feeds.options import backend_options
+from tls.certificates import Certificates
 
 ANNOUNCED = "register"
 """Name in metrics of the source of backends that announce themselves."""
+
+Pools = Mapping[str, PoolSpec]
 
 
 class DiscoveryObserver(Protocol):
@@ -33,54 +37,118 @@ class DiscoveryObserver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The parts of discovery: `discovery` runs it, `registries` has the pools that backends announce themselves to."""
+class PoolsInForce:
+    """Keeps the backends of `cluster` equal to `pools`, which may change while requests run.
 
-    discovery: Discovery
-    registries: Mapping[str, Registry]
+    `registries` has the pools that backends announce themselves to. `discovery` runs it all. Where `backends` are
+    given, they are there from the beginning, and the addresses in the file are not looked at. Raises ConfigError, also
+    for options of backends not found yet.
+    """
 
+    def __init__(
+        self,
+        pools: Pools,
+        surroundings: Surroundings,
+        cluster: Cluster,
+        *,
+        drain_s: Callable[[], float],
+        observer: DiscoveryObserver,
+        on_failure: Callable[[str], None],
+        backends: list[Backend] | None = None,
+    ) -> None:
+        self._cluster, self._drain_s, self._observer = cluster, drain_s, observer
+        self._surroundings, self._reads_addresses = surroundings, backends is None
+        self.registries: dict[str, Registry] = {}
+        memberships = self._memberships(pools, surroundings)
+        if backends is None:
+            backends = _checked(memberships)
+        cluster.hold(backends)
+        members = (self._members(pool, membership, holds=True) for pool, membership in memberships.items())
+        self.discovery = Discovery(members, on_failure=on_failure)
+        self._keep_registries(memberships)
 
-def named_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
-    """The backends with addresses in the file. Raises ConfigError, also for options of backends not found yet."""
-    for pool in config.pools.values():
-        for number, address in enumerate(pool.at):
-            yield _backend(pool, backend_name(pool.name, number), address, surroundings)
-        if pool.is_found:
-            # report wrong options now, not when the first backend is found
-            _backend(pool, found_name(pool.name, "nowhere"), "127.0.0.1:1", surroundings)
+    def __repr__(self) -> str:
+        return f"<PoolsInForce {self.discovery!r}>"
 
+    def change(self, pools: Pools, tls: Mapping[str, Certificates]) -> Callable[[], None]:
+        """A function that puts `pools` into effect, with the certificates `tls` for their backends.
 
-def finding(
-    config: Config,
-    surroundings: Surroundings,
-    cluster: Cluster,
-    *,
-    drain_s: Callable[[], float],
-    observer: DiscoveryObserver,
-    on_failure: Callable[[str], None],
-) -> Finding:
-    """The discovery for the pools of `config`, which adds backends to `cluster`; not started."""
-    registries: dict[str, Registry] = {}
-    members = []
-    for pool in (each for each in config.pools.values() if each.is_found):
+        New backends start, those that changed are replaced as soon as their successors are there, and others leave when
+        their requests have ended. Raises ConfigError, before anything has changed.
+        """
+        memberships = self._memberships(pools, replace(self._surroundings, tls=tls))
+        _checked(memberships)
+
+        def put_into_effect() -> None:
+            self._cluster.follow(*rules_of(pools))
+            self._keep_registries(memberships)
+            self.discovery.change(memberships, self._members, self._cluster.joined)
+
+        return put_into_effect
+
+    def check(self) -> None:
+        """Assert that each pool has the backends that it is to have."""
+        self.discovery.check()
+
+    def _memberships(self, pools: Pools, surroundings: Surroundings) -> dict[str, Membership]:
+        prefilling = {pool.prefill for pool in pools.values()}
+        return {
+            name: Membership(
+                self._sources(pool),
+                lambda name, address, pool=pool: _backend(pool, name, address, surroundings),  # type: ignore[misc]
+                {backend_name(name, number): address for number, address in enumerate(pool.at)}
+                if self._reads_addresses
+                else {},
+                (_essence_of(pool), name in prefilling),
+            )
+            for name, pool in pools.items()
+        }
+
+    def _sources(self, pool: PoolSpec) -> dict[str, Source]:
         sources: dict[str, Source] = {str(at): source_of(at) for at in pool.sources}
         if pool.register:
-            ill_s = lambda address, pool=pool: cluster.ill_s(found_name(pool.name, address))  # noqa: E731
-            sources[ANNOUNCED] = registries[pool.name] = Registry(surroundings.clock, ill_s)
-        members.append(
-            PoolMembers(
-                pool.name,
-                sources,
-                cluster=cluster,
-                make=lambda name, address, pool=pool: _backend(pool, name, address, surroundings),  # type: ignore[misc]
-                drain_s=drain_s,
-                rng=surroundings.rng,
-                on_heard=observer.discovered,
-                on_failed=observer.discovery_failed,
-            )
+            ill_s = lambda address: self._cluster.ill_s(found_name(pool.name, address))  # noqa: E731
+            sources[ANNOUNCED] = self.registries.get(pool.name) or Registry(self._surroundings.clock, ill_s)
+        return sources
+
+    def _members(self, pool: str, membership: Membership, *, holds: bool = False) -> PoolMembers:
+        return PoolMembers(
+            pool,
+            membership,
+            cluster=self._cluster,
+            drain_s=self._drain_s,
+            rng=self._surroundings.rng,
+            holds=holds,
+            on_heard=self._observer.discovered,
+            on_failed=self._observer.discovery_failed,
         )
-    return Finding(Discovery(members, on_failure=on_failure), registries)
+
+    def _keep_registries(self, memberships: Mapping[str, Membership]) -> None:
+        sources = ((pool, membership.sources.get(ANNOUNCED)) for pool, membership in memberships.items())
+        self.registries = {pool: source for pool, source in sources if isinstance(source, Registry)}
+
+
+def rules_of(pools: Pools) -> tuple[Mapping[str, HealthRules], Mapping[str, str]]:
+    """When a backend of each pool counts as ill, and the pools that compute prompts for others."""
+    prefill = {pool.name: pool.prefill for pool in pools.values() if pool.prefill is not None}
+    return {pool.name: pool.health for pool in pools.values()}, prefill
+
+
+def _essence_of(pool: PoolSpec) -> PoolSpec:
+    """`pool` without what makes no difference to a backend."""
+    options = backend_options(pool.options)
+    return replace(pool, at=(), sources=(), register=False, tokenizer=None, chat_template=None, options=options)
+
+
+def _checked(memberships: Mapping[str, Membership]) -> list[Backend]:
+    """The backends with addresses in the file, not started. Raises ConfigError, also for wrong options of others."""
+    backends = []
+    for pool, membership in memberships.items():
+        backends += [membership.make(name, address) for name, address in membership.named.items()]
+        if membership.sources:
+            # report wrong options now, not when the first backend is found
+            membership.make(found_name(pool, "nowhere"), "127.0.0.1:1")
+    return backends
 
 
 def _backend(pool: PoolSpec, name: str, address: str, surroundings: Surroundings) -> Backend:

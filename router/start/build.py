@@ -31,7 +31,7 @@ from router.fleet.cluster.listener import ClusterListener
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.folding import FoldingSink
 from router.fleet.feeds.relay import Relay
-from router.fleet.pools import finding, named_backends
+from router.fleet.pools import PoolsInForce, rules_of
 from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
@@ -74,7 +74,6 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     base, store_tls = _base(config, parts), store_certificates(config)
     cluster = _cluster(base, parts)
     beliefs = Beliefs(cluster.reports_cache, base.clock, cluster.__contains__)
-    # settings of all backends, including those found later
     around = Surroundings(
         listener=beliefs.index,
         on_load=cluster.changed,
@@ -83,7 +82,6 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         rng=base.rng,
         tls=pool_certificates(config),
     )
-    cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
 
     def in_force() -> Config:
         return gateway.config
@@ -111,13 +109,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         rng=base.rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
         prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
-        finding=finding(
-            config,
+        fleet=PoolsInForce(
+            config.pools,
             around,
             cluster,
             drain_s=lambda: in_force().server.drain_s,
             observer=base.telemetry.backends,
             on_failure=base.task_failed,
+            backends=list(parts["backends"](beliefs.index)) if "backends" in parts else None,
         ),
         feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
         poison=PoisonRequests(),
@@ -159,9 +158,10 @@ def _base(config: Config, parts: Parts) -> _Base:
 
 
 def _cluster(base: _Base, parts: Parts) -> Cluster:
-    pool_rules = {} if "health" in parts else {pool.name: pool.health for pool in base.config.pools.values()}
+    pool_rules, prefill = rules_of(base.config.pools)
+    if "health" in parts:
+        pool_rules = {}
     rules = parts.get("health", HealthRules())
-    prefill = {pool.name: pool.prefill for pool in base.config.pools.values() if pool.prefill is not None}
     return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules, prefill=prefill)
 
 
@@ -225,8 +225,9 @@ class _Membership(ClusterListener):
 
 def _names_of(config: Config, backend: Backend) -> frozenset[str]:
     """The names that `backend` gives its model, without adapters; empty if it was never reached."""
-    pool, description = config.pools[backend.pool], backend.describe()
-    if description is None:
+    # a backend may outlive its pool for a while
+    pool, description = config.pools.get(backend.pool), backend.describe()
+    if pool is None or description is None:
         return frozenset()
     named = frozenset(pool.models.get(name, name) for name in description.models)
     return named - description.adapters

@@ -9,8 +9,11 @@ from contextlib import suppress
 
 from policies.errors import ConfigError
 from policies.sla.changes import carried_over, fixed_changes
+from policies.sla.config import Config
+from router.call.gateway import Gateway
 from router.operate.operations import Operations
 from router.start.config_file import Contents
+from router.start.tls import pool_certificates
 
 _log = logging.getLogger("pointsman.config")
 
@@ -88,7 +91,8 @@ class Reloader:
 def as_config(operations: Operations, before: Contents, after: Contents) -> None:
     """Put the file into effect. A call keeps the Config that it began with.
 
-    Pools and servers cannot change: raises ConfigError for a file that changes those.
+    Pools change while requests run (`PoolsInForce.change`). Servers and local shards cannot change: raises ConfigError
+    for a file that changes those.
     """
     source = str(after.source)
     if before.text.strip() and not after.text.strip():
@@ -97,11 +101,23 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
     if problems := fixed_changes(before.config, after.config, text=after.text, source=source):
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
     gateway = operations.gateway
-    gateway.config = carried_over(gateway.config, after.config)
+    config = carried_over(gateway.config, after.config)
+    if config.pools != gateway.config.pools:
+        _change_pools(gateway, config)
+    gateway.config = config
     gateway.bodies.resize(gateway.config.server.memory_bytes)
     operations.telemetry.config(after.config.version)
     # requests in the queue may be admitted under the new limits
     gateway.dispatcher.changed()
+
+
+def _change_pools(gateway: Gateway, config: Config) -> None:
+    """Have the pools of `config`. Raises ConfigError, before anything has changed."""
+    hear_them = gateway.feeds.change(config.pools.values())
+    have_them = gateway.fleet.change(config.pools, pool_certificates(config))
+    hear_them()
+    have_them()
+    gateway.sources.follow(config.pools)
 
 
 def as_shadow(operations: Operations, before: Contents, after: Contents) -> None:  # noqa: ARG001

@@ -109,6 +109,10 @@ class Sources:
     def __repr__(self) -> str:
         return f"<Sources {self._states}>"
 
+    def follow(self, pools: Mapping[str, PoolSpec]) -> None:
+        """Look for tokenizers where `pools` say, from now on."""
+        self._pools = pools
+
     def origins(self) -> Mapping[str, str]:
         """Model -> where its tokenizer comes from, in words; models without a tokenizer are left out."""
         return dict(self._states)

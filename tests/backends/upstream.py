@@ -43,11 +43,11 @@ def used(prompt: int, completion: int, cached: int = 0) -> bytes:
 class Upstream:
     """Its next answers, and its requests.
 
-    `pieces` are written one by one; None among them waits until the client is gone. A `body` is answered whole, with
-    `status`; `whole` only if it is not to be streamed. `is_mute`: not even a status line comes.
+    `pieces` are written one by one; None among them waits until the client is gone, an event until it is set. A `body`
+    is answered whole, with `status`; `whole` only if it is not to be streamed. `is_mute`: not even a status line comes.
     """
 
-    pieces: Sequence[bytes | None] = (a_chunk("Hello"), a_chunk(None, "stop"), used(5, 1), DONE)
+    pieces: Sequence[bytes | asyncio.Event | None] = (a_chunk("Hello"), a_chunk(None, "stop"), used(5, 1), DONE)
     status: int = 200
     body: bytes | None = None
     whole: bytes | None = None
@@ -81,8 +81,8 @@ class Upstream:
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(request)
         for piece in self.pieces:
-            if piece is None:
-                await asyncio.Event().wait()
+            if piece is None or isinstance(piece, asyncio.Event):
+                await (piece or asyncio.Event()).wait()
             else:
                 await reply.write(piece)
         return reply

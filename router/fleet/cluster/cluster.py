@@ -46,6 +46,11 @@ _MOST_HEIRS = 8
 CLOSING_S = 5.0
 """How long a backend that is removed may take to close, and its last requests to notice."""
 
+REPLACING_S = 10.0
+"""A backend that takes the place of another one gets no requests before it passes a probe, or for so long."""
+
+_PROBE_AGAIN_S = 0.1
+
 
 class Cluster:
     """Owns the backends and the tasks that probe them. An async context manager.
@@ -78,6 +83,7 @@ class Cluster:
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
         self._is_open = False
         self._timekeeper: asyncio.Task[None] | None = None
+        self._replaced: set[asyncio.Task[None]] = set()
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
         self._models = Models()
@@ -112,6 +118,9 @@ class Cluster:
             self._timekeeper.cancel()
             await asyncio.gather(self._timekeeper, return_exceptions=True)
         await self._probes.close()
+        for leaving in self._replaced:
+            leaving.cancel()
+        await asyncio.gather(*self._replaced, return_exceptions=True)
         for member in self._members.values():
             await member.backend.close()
 
@@ -164,6 +173,42 @@ class Cluster:
         await backend.start()
         self._probes.begin(member.backend, member.health.rules)
 
+    def follow(self, pool_rules: Mapping[str, HealthRules], prefill: Mapping[str, str]) -> None:
+        """Give backends that are added from now on these rules and roles, by their pools."""
+        self._pool_rules, self._prefill = pool_rules, prefill
+
+    async def replace(self, backend: Backend, *, within_s: float) -> None:
+        """Have `backend` instead of the server of its name, as soon as it has passed a probe, or after REPLACING_S.
+
+        Requests at the old one may end there within `within_s`, while this has returned; then it is closed.
+        """
+        name = backend.name
+        await backend.start()
+        is_well = await _passes(backend)
+        server, before = self._server(backend, is_cold=False), self._members[name].server
+        old = self._ranks(before)
+        await self._probes.end(name)
+        for rank in old:
+            self._forget(rank)
+        # what operators want of it is about its name
+        server.is_kept_out, server.weight = before.is_kept_out, before.weight
+        member = self._members[name] = self._member(backend, server)
+        self._listeners.health(name, False)
+        if is_well:
+            # no request finds the pool without it
+            member.probed(None, now=self._clock())
+        self._probes.begin(backend, member.health.rules)
+        leaving = asyncio.create_task(self._see_off(old, within_s), name=f"end of the old {name}")
+        self._replaced.add(leaving)
+        leaving.add_done_callback(self._replaced.discard)
+
+    async def joined(self) -> None:
+        """Return when every backend has passed a probe, or after REPLACING_S."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPLACING_S):
+                while not all(member.health.was_well for member in self._members.values()):
+                    await self.health_changed()
+
     async def remove(self, name: str, *, within_s: float) -> None:
         """Give the server `name` no new requests, let those there end within `within_s`, then close and forget it.
 
@@ -173,7 +218,7 @@ class Cluster:
         server = self._members[name].server
         self._leave(server, True)
         try:
-            await self._landed(server, within_s)
+            await _landed(self._ranks(server), within_s)
         except asyncio.CancelledError:
             self._leave(server, False)
             raise
@@ -625,27 +670,22 @@ class Cluster:
             member.is_leaving = is_leaving
         self._changed_at(server)
 
-    async def _landed(self, server: Server, within_s: float) -> None:
-        """Return when nothing is at `server` any more, or after `within_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                for member in self._ranks(server):
-                    while member.flights:
-                        member.landed.clear()
-                        await member.landed.wait()
-
     async def _let_go(self, server: Server) -> None:
         name = server.ranks[0]
         await self._probes.end(name)
-        try:
-            async with asyncio.timeout(CLOSING_S):
-                await self._members[name].backend.close()
-        except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
-            _log.exception("%s did not close well", name)
+        await _close(self._members[name].backend)
         # requests that were cut off there end now, and count against it for the last time
-        await self._landed(server, CLOSING_S)
+        await _landed(self._ranks(server), CLOSING_S)
         for member in self._ranks(server):
             self._forget(member)
+
+    @staticmethod
+    async def _see_off(ranks: Sequence[Member], within_s: float) -> None:
+        """Close the server of `ranks`, which was replaced, when its requests have ended, or after `within_s`."""
+        try:
+            await _landed(ranks, within_s)
+        finally:
+            await _close(ranks[0].backend)
 
     def _forget(self, member: Member) -> None:
         name = member.backend.name
@@ -660,3 +700,34 @@ class Cluster:
         self._health_changed.set()
         self._listeners.gone(name)
         self.changed(name)
+
+
+async def _passes(backend: Backend) -> bool:
+    """Whether `backend`, which was started, passes a probe within REPLACING_S."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REPLACING_S):
+            while True:
+                with suppress(BackendFailed):
+                    await backend.probe()
+                    return True
+                await asyncio.sleep(_PROBE_AGAIN_S)
+    _log.warning("%s passes no probe, and takes its place nevertheless", backend.name)
+    return False
+
+
+async def _landed(ranks: Sequence[Member], within_s: float) -> None:
+    """Return when nothing is at `ranks` any more, or after `within_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            for member in ranks:
+                while member.flights:
+                    member.landed.clear()
+                    await member.landed.wait()
+
+
+async def _close(backend: Backend) -> None:
+    try:
+        async with asyncio.timeout(CLOSING_S):
+            await backend.close()
+    except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
+        _log.exception("%s did not close well", backend.name)

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -72,6 +72,14 @@ class _Running:
     task: asyncio.Task[None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The pools of the file, and the feeds of each backend with an address there."""
+
+    pools: Mapping[str, PoolSpec]
+    listed: Mapping[str, tuple[FeedSpec, ...]]
+
+
 class Feeds:
     """Receives the events of every backend of a pool with options for events, from its joining to its leaving.
 
@@ -95,26 +103,35 @@ class Feeds:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._sleep = sleep
-        self._pools = {pool.name: pool for pool in pools}
-        # report wrong options now, not when the first backend is found
-        nowhere = [found_specs(pool, pool.name, "127.0.0.1:1") for pool in self._pools.values() if pool.is_found]
-        self._listed = {name: specs for pool in self._pools.values() for name, specs in _listed(pool)}
+        self._has_zmq, self._has_complained = find_spec("zmq") is not None, False
+        self._named = self._read(pools)
         self._sink, self._clock, self._on_failure = sink, clock, on_failure
         self._relay = relay or MemoryRelay(clock)
         self._rng = rng or random.Random()
         self._running: dict[str, tuple[_Running, ...]] = {}
         self._publishers: dict[str, tuple[EventPublisher, str]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._has_zmq, self._has_complained = find_spec("zmq") is not None, False
         self._ending: set[asyncio.Task[None]] = set()
         self._context: zmq.asyncio.Context | None = None
-        needs_zmq = [spec for specs in (*self._listed.values(), *nowhere) for spec in specs if spec.engine in OVER_ZMQ]
-        if needs_zmq and not self._has_zmq:
-            hint = "pip install 'pointsman[feeds]', or leave events out"
-            raise ConfigError(f"the events of {needs_zmq[0].source.backend} need pyzmq", hint=hint)
 
     def __repr__(self) -> str:
         return f"<Feeds of {', '.join(self._running) or 'none'}>"
+
+    def change(self, pools: Iterable[PoolSpec]) -> Callable[[], None]:
+        """A function that puts `pools` into effect: their backends are heard then. Raises ConfigError, as above."""
+        named = self._read(pools)
+
+        def put_into_effect() -> None:
+            self._named = named
+            for backend, every in tuple(self._running.items()):
+                # a source that a publisher or a found backend brought comes again with its backend
+                specs = named.listed.get(backend)
+                if specs and specs != tuple(running.spec for running in every):
+                    for source in self._silence(backend):
+                        self._sink.hear(source, Cleared())
+                    self._running[backend] = tuple(self._begun(spec) for spec in specs)
+
+        return put_into_effect
 
     def health(self) -> tuple[FeedHealth, ...]:
         """The state of each source now."""
@@ -133,7 +150,7 @@ class Feeds:
             return
         if specs := self._specs(backend, pool, address):
             self._running[backend] = tuple(self._begun(spec) for spec in specs)
-        elif publisher is not None and pool in self._pools and not is_switched_off(self._pools[pool]):
+        elif publisher is not None and (named := self._named.pools.get(pool)) and not is_switched_off(named):
             self._publishers[backend] = (publisher, address)
             self.ask(backend)
 
@@ -171,10 +188,23 @@ class Feeds:
             self._context = None
         await self._relay.close()
 
+    def _read(self, pools: Iterable[PoolSpec]) -> _Named:
+        """The feeds that `pools` name. Raises ConfigError."""
+        by_name = {pool.name: pool for pool in pools}
+        # report wrong options now, not when the first backend is found
+        nowhere = [found_specs(pool, pool.name, "127.0.0.1:1") for pool in by_name.values() if pool.is_found]
+        listed = {name: specs for pool in by_name.values() for name, specs in _listed(pool)}
+        needs_zmq = [spec for specs in (*listed.values(), *nowhere) for spec in specs if spec.engine in OVER_ZMQ]
+        if needs_zmq and not self._has_zmq:
+            hint = "pip install 'pointsman[feeds]', or leave events out"
+            raise ConfigError(f"the events of {needs_zmq[0].source.backend} need pyzmq", hint=hint)
+        return _Named(by_name, listed)
+
     def _specs(self, backend: str, pool: str, address: str) -> tuple[FeedSpec, ...]:
-        if backend in self._listed or pool not in self._pools or not self._pools[pool].is_found:
-            return self._listed.get(backend, ())
-        return found_specs(self._pools[pool], backend, address)
+        spec = self._named.pools.get(pool)
+        if backend in self._named.listed or spec is None or not spec.is_found:
+            return self._named.listed.get(backend, ())
+        return found_specs(spec, backend, address)
 
     async def _ask(self, backend: str) -> None:
         pause_s = _FIRST_ASKED_AGAIN_S

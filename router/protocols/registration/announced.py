@@ -13,7 +13,7 @@ from router.call.gateway import Gateway
 
 def pools_of_kind(gateway: Gateway, kind: str) -> list[PoolSpec]:
     """The pools of `kind` to which backends announce themselves."""
-    pools = (gateway.config.pools[name] for name in gateway.finding.registries)
+    pools = (gateway.config.pools[name] for name in gateway.fleet.registries)
     return [pool for pool in pools if pool.kind == kind]
 
 

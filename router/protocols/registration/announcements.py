@@ -62,7 +62,7 @@ def _registering(gateway: Gateway) -> Handler:
         if not 0 < announcement.ttl_s <= LONGEST_TTL_S:
             raise InvalidRequest(f"ttl_s is {announcement.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
         pool = _pool(gateway, announcement.pool)
-        gateway.finding.registries[pool.name].register(address_in(pool, announcement.address), ttl_s=announcement.ttl_s)
+        gateway.fleet.registries[pool.name].register(address_in(pool, announcement.address), ttl_s=announcement.ttl_s)
         return _json({"ttl_s": announcement.ttl_s})
 
     return handle
@@ -72,7 +72,7 @@ def _unregistering(gateway: Gateway) -> Handler:
     async def handle(request: Request) -> Response:
         announcement = await _read(request, Announcement)
         pool = _pool(gateway, announcement.pool)
-        known = gateway.finding.registries[pool.name].unregister(address_in(pool, announcement.address))
+        known = gateway.fleet.registries[pool.name].unregister(address_in(pool, announcement.address))
         return _json({"known": known})
 
     return handle
@@ -80,7 +80,7 @@ def _unregistering(gateway: Gateway) -> Handler:
 
 def _registered(gateway: Gateway) -> Handler:
     async def handle(_: Request) -> Response:
-        return _json({pool: registry.known() for pool, registry in gateway.finding.registries.items()})
+        return _json({pool: registry.known() for pool, registry in gateway.fleet.registries.items()})
 
     return handle
 
@@ -89,7 +89,7 @@ def _adding(gateway: Gateway) -> Handler:
     async def handle(request: Request) -> Response:
         node = await _read(request, Node)
         pool = pool_for(gateway, "lmdeploy", (node.status and node.status.models) or ())
-        gateway.finding.registries[pool.name].register(address_in(pool, node.url))
+        gateway.fleet.registries[pool.name].register(address_in(pool, node.url))
         return _json("Added successfully")
 
     return handle
@@ -100,7 +100,7 @@ def _removing(gateway: Gateway) -> Handler:
         # older servers send it in the query
         url = dict(parse_qsl(request.query)).get("node_url") or (await _read(request, Node)).url
         for pool in pools_of_kind(gateway, "lmdeploy"):
-            gateway.finding.registries[pool.name].unregister(address_in(pool, url))
+            gateway.fleet.registries[pool.name].unregister(address_in(pool, url))
         return _json("Deleted successfully")
 
     return handle
@@ -116,7 +116,7 @@ def _status(gateway: Gateway) -> Handler:
             {
                 url: {"models": models[name], "unfinished": 0, "latency": [], "speed": None}
                 for name in models
-                for url in gateway.finding.registries[name].known()
+                for url in gateway.fleet.registries[name].known()
             }
         )
 
@@ -124,7 +124,7 @@ def _status(gateway: Gateway) -> Handler:
 
 
 def _pool(gateway: Gateway, name: str) -> PoolSpec:
-    registries = gateway.finding.registries
+    registries = gateway.fleet.registries
     if name not in registries:
         hint = did_you_mean(name, registries) or "a pool of the file with `register: true`"
         raise InvalidRequest(f"backends cannot announce themselves to '{name[:80]}'", hint=hint, param="pool")

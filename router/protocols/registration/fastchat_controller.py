@@ -64,16 +64,16 @@ class FastChatPools:
         pool = pool_for(self._gateway, "fastchat", sorted(worker.models))
         address = address_in(pool, worker.address)
         self.left(worker)
-        self._gateway.finding.registries[pool.name].register(address)
+        self._gateway.fleet.registries[pool.name].register(address)
 
     def left(self, worker: Worker) -> None:
         """As WorkerListener."""
         for pool in pools_of_kind(self._gateway, "fastchat"):
-            self._gateway.finding.registries[pool.name].unregister(address_in(pool, worker.address))
+            self._gateway.fleet.registries[pool.name].unregister(address_in(pool, worker.address))
 
     def holds(self, worker: Worker) -> bool:
         """As WorkerListener."""
-        registries, pools = self._gateway.finding.registries, pools_of_kind(self._gateway, "fastchat")
+        registries, pools = self._gateway.fleet.registries, pools_of_kind(self._gateway, "fastchat")
         return any(address_in(pool, worker.address) in registries[pool.name] for pool in pools)
 
 

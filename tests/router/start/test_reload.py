@@ -142,9 +142,8 @@ async def test_a_call_keeps_the_file_that_it_began_with(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("x:1", "x:2", "paper.yaml:5: pools.own.at: cannot change while the router runs (restart to change pools)"),
-        ("{own:", "{more: {kind: fake}, own:", "paper.yaml:5: pools.more: is a new pool (restart to change pools)"),
-        ("{own:", "{other:", "the pool 'own' is gone (restart to change pools)"),
+        ("{own:", "{more: {local: 1}, own:", "paper.yaml:5: pools.more: is a new pool (restart to change pools with"),
+        ("['x:1']", "['x:1'], options: {events: 'tcp://x:1'}", "events"),
         ("grpc: off", "grpc: 'x:1'", "paper.yaml:6: server.grpc: cannot change while the router runs"),
         ("grpc: off", "grpc: off, max_body: 1MiB", "server.max_body: cannot change"),
         ("best", "bets", "there is no pick 'bets' (did you mean 'best'?)"),

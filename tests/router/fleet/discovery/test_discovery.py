@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from backends.fake import FakeBackend
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.discovery.discovery import Discovery
-from router.fleet.discovery.pool import PoolMembers
+from router.fleet.discovery.pool import Membership, PoolMembers
 from router.fleet.discovery.source import Addresses
 from tests.router.fleet.discovery.parts import virtually
 
@@ -38,9 +38,8 @@ def test_after_it_is_left_no_source_has_a_connection_open() -> None:
             pools = [
                 PoolMembers(
                     pool,
-                    {"one": source},
+                    Membership({"one": source}, lambda name, _, pool=pool: FakeBackend(name, pool)),  # type: ignore[misc]
                     cluster=cluster,
-                    make=lambda name, _, pool=pool: FakeBackend(name, pool),  # type: ignore[misc]
                     drain_s=lambda: 0.0,
                     rng=rng,
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from policies.errors import ConfigError
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.names import found_name
 from router.fleet.discovery.discovery import Discovery
-from router.fleet.discovery.pool import PoolMembers
+from router.fleet.discovery.pool import Membership, PoolMembers
 from router.fleet.discovery.source import Source
 from tests.policies.builders import a_request
 from tests.router.fleet.discovery.parts import Scripted, virtually
@@ -26,9 +26,17 @@ from tests.router.parts import MODEL
 class Scene:
     cluster: Cluster
     discovery: Discovery
+    make: Callable[[str, str], FakeBackend]
     made: list[FakeBackend] = field(default_factory=list)
     heard: list[tuple[str, str, int]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+
+    async def change(self, **pools: Membership) -> None:
+        def none(pool: str, membership: Membership) -> PoolMembers:
+            raise AssertionError("no pool is new")
+
+        self.discovery.change(pools, none, self.cluster.joined)
+        await a_moment()
 
     def there(self) -> dict[str, str]:
         now = asyncio.get_running_loop().time()
@@ -47,15 +55,14 @@ async def a_scene(sources: Mapping[str, Source], *, drain_s: float = 10.0) -> As
     cluster = Cluster(clock=asyncio.get_running_loop().time, rng=rng)
     pool = PoolMembers(
         "own",
-        sources,
+        Membership(sources, make),
         cluster=cluster,
-        make=make,
         drain_s=lambda: drain_s,
         rng=rng,
         on_heard=lambda *what: scene.heard.append(what),
         on_failed=lambda *what: scene.failed.append(what),
     )
-    scene = Scene(cluster, Discovery([pool]))
+    scene = Scene(cluster, Discovery([pool]), make)
     async with cluster, scene.discovery:
         yield scene
         scene.discovery.check()
@@ -224,5 +231,65 @@ def test_the_cluster_ends_up_with_the_sources_addresses_and_no_task_is_left(seed
             await asyncio.sleep(20.0)
             assert scene.there().keys() == {found_name("own", place) for place in named["one"] | named["two"]}
             scene.cluster.check()
+
+    virtually(run)
+
+
+def test_what_a_source_has_named_is_replaced_when_its_pool_changes_and_stays_when_nothing_does() -> None:
+    async def run() -> None:
+        source = Scripted()
+        async with a_scene({"s": source}) as scene:
+            source.say("a:1", "b:1")
+            await a_moment()
+            await scene.change(own=Membership({"s": source}, scene.make))
+            assert len(scene.made) == 2
+            flight = scene.cluster.begin(A, a_request(), 1)
+            await scene.change(own=Membership({"s": source}, scene.make, version=2))
+            assert scene.there() == {A: "well", B: "well"}
+            assert len(scene.made) == 4
+            assert [backend.closed.is_set() for backend in scene.made].count(True) == 1, "requests end at the old one"
+            scene.cluster.end(flight)
+            await a_moment()
+            assert [backend.closed.is_set() for backend in scene.made].count(True) == 2
+
+    virtually(run)
+
+
+def test_the_backends_of_a_source_that_is_not_named_any_more_leave() -> None:
+    async def run() -> None:
+        first, second = Scripted(), Scripted()
+        async with a_scene({"one": first, "two": second}) as scene:
+            first.say("a:1", "b:1")
+            second.say("b:1", "c:1")
+            await a_moment()
+            await scene.change(own=Membership({"two": second}, scene.make))
+            assert scene.there() == {B: "well", C: "well"}
+            second.say("c:1")
+            await a_moment()
+            assert scene.there() == {C: "well"}
+            await scene.change()
+            assert scene.there() == {}
+            await scene.change()
+            assert repr(scene.discovery) == "<Discovery of none>"
+
+    virtually(run)
+
+
+def test_a_pool_that_is_gone_and_comes_back_differently_while_it_drains_gets_other_backends() -> None:
+    async def run() -> None:
+        source = Scripted()
+        async with a_scene({"s": source}) as scene:
+            source.say("a:1")
+            await a_moment()
+            flight = scene.cluster.begin(A, a_request(), 1)
+            await scene.change()
+            assert scene.there() == {A: "draining"}
+            await scene.change(own=Membership({"s": source}, scene.make, version=2))
+            source.say("a:1")
+            await a_moment()
+            assert scene.there() == {A: "well"}
+            assert len(scene.made) == 2
+            scene.cluster.end(flight)
+            await a_moment()
 
     virtually(run)

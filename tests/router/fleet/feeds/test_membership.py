@@ -43,7 +43,7 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
         await publisher.send(engine.publish(list(engine.run(("acme", PROMPT)))))
         async with Router(config) as router:
             gateway = router.gateway
-            registry, address = gateway.finding.registries["gpu"], server.url.partition("://")[2]
+            registry, address = gateway.fleet.registries["gpu"], server.url.partition("://")[2]
             name = found_name("gpu", address)
             assert gateway.feeds.health() == ()
             registry.register(address, ttl_s=30)

@@ -114,7 +114,7 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
                 assert reply.status == 200
                 assert (await reply.json())["choices"][0]["text"]
         # given up, as after a long illness: it hears so when it beats, and comes back
-        assert port.router.gateway.finding.registries["arena"].unregister(worker.url)
+        assert port.router.gateway.fleet.registries["arena"].unregister(worker.url)
         assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": False})
         await port.until()
         assert await port("/register_worker", announcement, headers=basic) == (200, None)
@@ -176,7 +176,7 @@ async def test_a_shard_announces_itself_again_and_again_and_takes_it_back() -> N
         announcer = Announcer(what, every_s=0.01)
         await announcer.start()
         await port.until("own@10.0.0.1:7001")
-        registry = port.router.gateway.finding.registries["own"]
+        registry = port.router.gateway.fleet.registries["own"]
         registry.unregister("10.0.0.1:7001")
         await port.until("own@10.0.0.1:7001")
         await announcer.stop()
