@@ -21,7 +21,8 @@ class Description:
     an answer that is not streamed may come in one piece, so its first token is not observed. `roots` has the place of
     each model's checkpoint, if the backend reports it: a path on its machine, or a name of the Hugging Face Hub.
     `adapters` are its LoRA adapters, by the backend's names. `tuned` are the adapters among `models`, by clients'
-    names, and `loadable` those of them that it must load first.
+    names, and `loadable` those of them that it must load first. `needs_prefill`: it computes no prompts, and can only
+    answer those that another backend computes for it.
     """
 
     models: frozenset[str]
@@ -36,6 +37,7 @@ class Description:
     adapters: frozenset[str] = frozenset()
     tuned: frozenset[str] = frozenset()
     loadable: frozenset[str] = frozenset()
+    needs_prefill: bool = False
 
 
 class Fetched(NamedTuple):
@@ -271,6 +273,18 @@ class Prefiller(Protocol):
         """Compute `prompt` and keep its KV until another backend of the kind has fetched it, or a time has passed.
 
         Cancelling this cancels it. Raises as `Backend.generate` does.
+        """
+        ...
+
+
+@runtime_checkable
+class PairedPrefiller(Prefiller, Protocol):
+    """A backend that hands KV over to one that awaits it: both get the prompt at the same time, with one transfer."""
+
+    def pair(self) -> Mapping[str, Any]:
+        """The `Prompt.transfer` of both for one prompt. Then `prefill` ends when the KV was handed over.
+
+        Raises BackendFailed if it hands no KV over.
         """
         ...
 

@@ -3,34 +3,39 @@
 A client's OpenAI body goes unchanged to `/v1/...`, token ids in a prompt included. Without a body, token ids go to the
 native `/generate`, which takes and returns ids and reports in each event how much of the prompt was cached. The router
 alone sets `extra_key` and `cache_salt` (the tenant's cache domain), `rid`, `priority`, and the source of fetched KV
-(`bootstrap_*`). A cancelled request is aborted by closing the connection and by `POST /abort_request`, because a proxy
-in between may not pass the closing on.
+(`bootstrap_*`): a server in its mode "prefill" and one in its mode "decode" get the same request with the same room at
+the same time, and the first hands its KV over. Neither answers requests without a room. A cancelled request is aborted
+by closing the connection and by `POST /abort_request`, because a proxy in between may not pass the closing on.
 
 A header or field names the rank of a server with several data-parallel ranks (`routed_dp_rank`, before 0.5.10
 `data_parallel_rank`, and a header for endpoints that do not read these). `/v1/loads` lists the ranks.
 
-Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics"; its pull requests #19268,
-#19832 and #38729 for ranks.
+Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics", "PD Disaggregation"; its
+pull requests #19268, #19832 and #38729 for ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace as with_fields
+from yarl import URL
 
-from backends.base import MOST_RANKS, Load, Tokenized
+from backends.base import MOST_RANKS, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed, ExpectedError, Overloaded
-from policies.nouns import Capability, Prompt, Request
+from policies.nouns import Capability, Prompt, Request, Usage
 from shards.wire.translate import unpack_ids
 
 
@@ -49,6 +54,13 @@ class SGLangOptions(OpenAIOptions):
     low_priority_first: bool = False
     abort: bool = True
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] | None = None
+
+
+_BOOTSTRAP_PORT = 8998
+"""Its default for --disaggregation-bootstrap-port."""
+
+_MOST_ROOMS = 2**63 - MOST_RANKS
+"""Rooms are numbered in 63 bits."""
 
 
 class SGLang(OpenAICompatible):
@@ -74,6 +86,7 @@ class SGLang(OpenAICompatible):
         super().__init__(name, url, pool=pool, options=options, clock=clock)
         self._numbers = itertools.count()
         self._is_cumulative: bool | None = None
+        self._mode, self._bootstrap_port = "null", _BOOTSTRAP_PORT
         self._loads_path = "/v1/loads?include=core"
 
     async def probe(self) -> None:
@@ -81,7 +94,7 @@ class SGLang(OpenAICompatible):
         await self._check_health()
         await self._learn_models()
         if self._is_cumulative is None:
-            await self._learn_streaming()
+            await self._learn_settings()
         await self._learn_loads()
         if self._loads[0].reported_at is None and self._loads_path != "/get_load":
             self._loads_path = "/get_load"
@@ -90,6 +103,9 @@ class SGLang(OpenAICompatible):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, or else its token ids to the native API."""
         own = self._own_fields(request)
+        if prompt.transfer is not None:
+            # both legs read the prompt from the same body
+            own, prompt = {**own, **prompt.transfer}, with_fields(prompt, native=None)
         can_abort = self._options.abort and own["rid"] is not None
         abort = Post("/abort_request", encoded({"rid": own["rid"]})) if can_abort else None
         if prompt.body is not None or not prompt.token_ids:
@@ -102,6 +118,25 @@ class SGLang(OpenAICompatible):
             error_of=_error_in_stream,
         )
         return Exchange(Post("/generate", encoded(body)), answer, self._error_of, abort)
+
+    def pair(self) -> Mapping[str, Any]:
+        """See PairedPrefiller. A server with several ranks gives a room to the rank that is its remainder."""
+        server = self._server
+        if server._mode != "prefill":
+            hint = "run it with --disaggregation-mode prefill"
+            raise BackendFailed(f"{self.name} hands no KV over", hint=hint)
+        ranks, room = len(server._loads), secrets.randbelow(_MOST_ROOMS)
+        room += (self.rank - room) % ranks
+        host = URL(self.url).host_subcomponent
+        return {"bootstrap_host": host, "bootstrap_port": server._bootstrap_port, "bootstrap_room": room}
+
+    async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
+        """See Prefiller: the same request as the answering server gets, which begins with the token drawn here."""
+        usage = Usage()
+        async with aclosing(self.generate(request, prompt)) as deltas:
+            async for delta in deltas:
+                usage = delta.usage or usage
+        return Prefilled(prompt.transfer or {}, usage)
 
     async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
         """See TextReader. Of chats its documentation says nothing."""
@@ -148,6 +183,14 @@ class SGLang(OpenAICompatible):
         """An id for one generation. All have one length, because /abort_request takes `rid` as a prefix."""
         return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
 
+    async def _check_health(self, path: str = "/health") -> None:
+        """As for other servers; after an outage its settings are asked again."""
+        try:
+            await super()._check_health(path)
+        except BackendFailed:
+            self._is_cumulative = None
+            raise
+
     async def _learn_loads(self) -> None:
         """Take one report for each rank, or one for all if the server chooses or is too old to be given a rank."""
         if self._options.ranks == 1 or (self._options.ranks is None and self._loads_path == "/get_load"):
@@ -155,8 +198,9 @@ class SGLang(OpenAICompatible):
         else:
             await self._take_reports(self._loads_path, loads_of, ranks=self._options.ranks or 1)
 
-    async def _learn_streaming(self) -> None:
-        """Whether each event repeats the whole text. A server that sends pieces reports that in its settings."""
+    async def _learn_settings(self) -> None:
+        """Whether each event repeats the whole text (a server that sends pieces reports that), and its part in
+        separate prefill."""
         page = await self.client.get("/server_info")
         if page.status == 404:
             page = await self.client.get("/get_server_info")
@@ -165,6 +209,10 @@ class SGLang(OpenAICompatible):
         info = decoded(page, self.name, "its settings")
         if isinstance(info, dict):
             self._is_cumulative = not (info.get("incremental_streaming_output") or info.get("stream_output"))
+            self._mode = str(info.get("disaggregation_mode") or "null")
+            self._needs_prefill = self._mode == "decode"
+            port = info.get("disaggregation_bootstrap_port")
+            self._bootstrap_port = port if isinstance(port, int) else _BOOTSTRAP_PORT
 
 
 def generate_body(request: Request, token_ids: bytes) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -28,14 +27,12 @@ from msgspec.structs import replace as with_fields
 
 from backends.base import MOST_RANKS, EventAddress, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
-from backends.http.client import Exchange, Post, decoded, encoded
-from backends.http.nonsense import MISSHAPEN, reported_usage
+from backends.http.client import Exchange, decoded
 from backends.http.prometheus_text import Metrics, whole
-from backends.http.whole_body import WholeBody
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
-from backends.openai.prompt import completion_of
+from backends.openai.prefill import PrefillAnswer
 from policies.errors import BackendFailed
-from policies.nouns import Capability, Delta, Prompt, Request
+from policies.nouns import Capability, Prompt, Request
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -150,15 +147,8 @@ class VLLM(OpenAICompatible):
 
     async def prefill(self, request: Request, prompt: Prompt) -> Prefilled:
         """See Prefiller: the first of NIXL's two calls."""
-        fields = {**self._own_fields(request), "model": self._backends_name(request), "kv_transfer_params": _REMOTE}
-        answer = PrefillAnswer(self.name)
-        exchange = Exchange(prefill_post(request, prompt, fields), answer, self._error_of)
-        headers = {**prompt.headers, **self._rank_headers()}
-        # not asked as a small question: closing the iterator closes the connection, which aborts it there
-        async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
-            async for _ in deltas:
-                pass
-        return answer.prefilled
+        answer = PrefillAnswer(self.name, transfer_of, hint="run it with --kv-transfer-config")
+        return await self._prefilled(request, prompt, {"kv_transfer_params": _REMOTE}, answer)
 
     @property
     def sends_salts(self) -> bool:
@@ -197,48 +187,13 @@ _REMOTE = {
 }
 """`kv_transfer_params` of the first call: keep the KV for another engine, which is not known yet."""
 
-_MOST_PREFILLED_BYTES = 16 << 20
-"""Bytes of the answer to the first call: it names each block of KV, eight bytes or so."""
 
-_OF_ANSWERS = ("stream_options", "max_completion_tokens", "min_tokens")
-"""Fields of a body that do not go with an answer of one token."""
+def transfer_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the engine that answers is sent, in the `answer` of the one that computed the prompt; None: it keeps no KV.
 
-
-def prefill_post(request: Request, prompt: Prompt, fields: Mapping[str, Any]) -> Post:
-    """The post that computes `prompt` and draws one token, with `fields` in place of the client's. Pure."""
-    path, body = prompt.path, prompt.body
-    if body is None:
-        path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    sent = {**body, **dict.fromkeys(_OF_ANSWERS), **fields, "stream": False, "max_tokens": 1}
-    return Post(path, encoded({name: value for name, value in sent.items() if value is not None}), is_streamed=False)
-
-
-class PrefillAnswer(WholeBody):
-    """Fed with the body of a 200 of the first call; then `prefilled` is what it says. It gives no Deltas."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__(backend, limit_bytes=_MOST_PREFILLED_BYTES)
-        self._prefilled: Prefilled | None = None
-
-    @property
-    def prefilled(self) -> Prefilled:
-        """Raises BackendFailed if the body ended before it was whole."""
-        if self._prefilled is None:
-            raise BackendFailed(f"{self._backend} answered nothing when asked for a prefill")
-        return self._prefilled
-
-    def _read(self, whole: bytes) -> list[Delta]:
-        try:
-            answer = msgspec.json.decode(whole)
-            transfer, usage = answer.get("kv_transfer_params"), answer.get("usage") or {}
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            used = reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
-        except MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense when asked for a prefill") from error
-        if not isinstance(transfer, dict):
-            raise BackendFailed(f"{self._backend} keeps no KV for others", hint="run it with --kv-transfer-config")
-        self._prefilled = Prefilled(transfer, used)
-        return []
+    Raises AttributeError at nonsense.
+    """
+    return answer.get("kv_transfer_params")
 
 
 class _EventSource(msgspec.Struct):

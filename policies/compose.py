@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from policies.legs import is_divisible, may_get_prefill
 from policies.nouns import BackendView, ClusterView, Decision, Request
 from policies.predict import place_s, predicted_ttft_s, whole_s, will_fit
-from policies.waiting import PASSING, PLACE, UNREACHED
+from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
 """Whether a backend may take a request."""
@@ -60,7 +61,8 @@ class Policy:
 
         Some backends are dropped before the policy's own filters: those outside the rule's pools as `in_pools`, those
         in `avoiding` as `avoided`, those that never reported their models as `unreached`, those without a needed
-        capability as `incapable`, and unfit ones for the reason in the view. A recovering backend that may get no more
+        capability as `incapable`, unfit ones for the reason in the view, and those that compute no prompts as
+        `needs_prefill` or, if only their partners are away, as `no_prefill`. A recovering backend that may get no more
         requests yet is dropped as `warming`. Of several objections a permanent one is reported before a passing one. If
         the prompt's length is estimated and some backends certainly fit it, the others that may or may not fit it
         are dropped as `may_not_fit`.
@@ -93,6 +95,8 @@ class Policy:
         dropped: list[tuple[str, str]] = []
         for backend in view.backends:
             reason = self._objection(request, backend, avoiding)
+            if backend.needs_prefill and (reason is None or reason in PASSING):
+                reason = _without_prefill(request, backend, view, avoiding) or reason
             if reason is None or reason in spare:
                 kept.append(backend)
             if reason is not None:
@@ -142,3 +146,12 @@ class Policy:
         scale = weights or 1.0
         ranked = tuple([(backend.name, total / scale) for backend, total in zip(kept, totals, strict=True)])
         return ranked, tuple(details)
+
+
+def _without_prefill(
+    request: Request, backend: BackendView, view: ClusterView, avoiding: Collection[str]
+) -> str | None:
+    """The objection to `backend`, which computes no prompts, if no other one can compute that of `request` for it."""
+    if backend.prefill is None or not is_divisible(request):
+        return NEEDS_PREFILL
+    return None if may_get_prefill(request, backend, view.backends, avoiding) else NO_PREFILL

@@ -385,18 +385,19 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     the report; None before the first.
 
     `latency` is its latency model, and `doubt` are the times of prefill and decode at the pace that it surely has, in
-    those of the model. `queue_s` is how long a prompt sent now would wait before its prefill, including
-    the time to make its LoRA adapter ready. The backend runs `max_requests` at once; if it does not report that,
-    `adaptive_limit` is learned from its speed. Reclaimable tokens and requests are held by preemptible requests of a
-    strictly worse rank, which the request may preempt. `may_take` is the number of further requests that it may get on
-    trial or while it warms up; None: as many as it has room for. `adapter` is the readiness of the request's
-    LoRA adapter in one word; None if the request names none, or the backend does not report its adapters. `unfit` is a
-    permanent reason, in one word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed
-    lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
-    `decoding_tokens` are the contexts of this router's requests that decode there, and `mean_weight` is the mean weight
-    of the classes of its requests there, 1 without any. `awaited` requests wait in this router for a place there, and
-    get it first. It can fetch the KV of prompts from the backends of the pool `prefill`; None: from no other. `link` is
-    its exchange of KV with backends of its group; None: it has none. `offer` is what it can best fetch of this prompt.
+    those of the model. `queue_s` is how long a prompt sent now would wait before its prefill, including the time to
+    make its LoRA adapter ready. The backend runs `max_requests` at once; if it does not report that, `adaptive_limit`
+    is learned from its speed. Reclaimable tokens and requests are held by preemptible requests of a strictly worse
+    rank, which the request may preempt. `may_take` is the number of further requests that it may get on trial or while
+    it warms up; None: as many as it has room for. `adapter` is the readiness of the request's LoRA adapter in one word;
+    None if the request names none, or the backend does not report its adapters. `unfit` is a permanent reason, in one
+    word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed lately, with older ones
+    counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported. `decoding_tokens` are the
+    contexts of this router's requests that decode there, and `mean_weight` is the mean weight of the classes of its
+    requests there, 1 without any. `awaited` requests wait in this router for a place there, and get it first. It can
+    fetch the KV of prompts from the backends of the pool `prefill`; None: from no other. If it `needs_prefill`, it
+    computes no prompt itself. `link` is its exchange of KV with backends of its group; None: it has none. `offer` is
+    what it can best fetch of this prompt.
     """
 
     name: str
@@ -430,6 +431,7 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     awaited: int = 0
     doubt: tuple[float, float] = (1.0, 1.0)
     prefill: str | None = None
+    needs_prefill: bool = False
     link: Link | None = None
     offer: Fetch | None = None
 
@@ -445,7 +447,8 @@ class ClusterView(msgspec.Struct, frozen=True):
 class PrefillLeg(msgspec.Struct, frozen=True):
     """The prompt is computed at `backend` and its KV transferred: `seconds` from now, as predicted.
 
-    `saved` is what that makes the placement cheaper, in seconds of marginal cost.
+    `saved` is what that makes the placement cheaper, in seconds of marginal cost: negative only where the answering
+    backend computes no prompts.
     """
 
     backend: str

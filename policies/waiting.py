@@ -10,11 +10,17 @@ PLACE = frozenset({"has_room", "under_limit"})
 ROOM = PLACE | {"warming"}
 """Objections that end when other requests finish."""
 
-HEALTH = frozenset({"healthy"})
-"""Objections that end when the backend is well again, restarted, or no longer draining."""
+NO_PREFILL = "no_prefill"
+"""The objection to a backend that computes no prompts, while no other one does so for it."""
+
+HEALTH = frozenset({"healthy", NO_PREFILL})
+"""Objections that end when a backend is well again, restarted, or no longer draining."""
 
 PASSING = ROOM | HEALTH
 """Objections that may end; all others are permanent."""
+
+NEEDS_PREFILL = "needs_prefill"
+"""The objection to a backend that computes no prompts where the request cannot be divided."""
 
 UNREACHED = "unreached"
 """The objection to a backend that never reported its models."""

@@ -80,6 +80,7 @@ class HttpBackend(ABC):
         self._completed = (_NO_REPORT, _NO_REPORT)
         self._others: list[Self] = []
         self._roots: Mapping[str, str] = {}
+        self._needs_prefill = False
         self._known: tuple[object, ...] | None = None
         self._description: Description | None = None
 
@@ -145,7 +146,7 @@ class HttpBackend(ABC):
         # asked several times for each request, and changes with probes alone
         known = (
             *(self._served, self._context_tokens, self.capabilities),
-            *(self._roots, self._adapters, self._loadable),
+            *(self._roots, self._adapters, self._loadable, self._needs_prefill),
         )
         if known != self._known:
             self._known, self._description = known, self._describe()
@@ -167,6 +168,7 @@ class HttpBackend(ABC):
             adapters=self._adapters,
             tuned=self._clients_names(self._adapters | self._loadable) & models,
             loadable=self._clients_names(self._loadable) & models,
+            needs_prefill=self._needs_prefill,
         )
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from backends.base import Prefilled
 from backends.http.backend import Forward, HttpBackend
 from backends.http.client import Answer, Exchange, HttpOptions, decoded
 from backends.http.errors import error_of
@@ -17,6 +19,7 @@ from backends.openai.endpoints import PATH as OPENAPI_PATH
 from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
+from backends.openai.prefill import PrefillAnswer, prefill_post
 from backends.openai.prompt import native_post, post_of, router_members
 from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
@@ -147,6 +150,22 @@ class OpenAICompatible(HttpBackend):
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
         """The error of a reply other than 200."""
         return error_of(backend, status, body, headers)
+
+    async def _prefilled(
+        self, request: Request, prompt: Prompt, fields: Mapping[str, Any], answer: PrefillAnswer
+    ) -> Prefilled:
+        """What the server says in `answer` when it has computed `prompt`, sent with `fields` in place of the client's.
+
+        Cancelling this aborts it there. Raises as `generate` does.
+        """
+        fields = {**self._own_fields(request), "model": self._backends_name(request), **fields}
+        exchange = Exchange(prefill_post(request, prompt, fields), answer, self._error_of)
+        headers = {**prompt.headers, **self._rank_headers()}
+        # not asked as a small question: closing the iterator closes the connection, which aborts it there
+        async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
+            async for _ in deltas:
+                pass
+        return answer.prefilled
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002 - kinds of this kind look at it
         """Fields that the router sets, in place of the client's; a field with None is not sent."""

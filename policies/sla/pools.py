@@ -241,7 +241,7 @@ def _read_options(field: Field | None, check: Callable[[str, Option], None]) -> 
     return options
 
 
-_TRANSFERS = frozenset({"shard", "vllm"})
+_TRANSFERS = frozenset({"sglang", "shard", "tensorrt_llm", "vllm"})
 """Kinds with backends that can fetch KV from one another."""
 
 

@@ -143,6 +143,15 @@ class Bid:
         self.tries += not isinstance(failure, Unreached)
         return self.tries < MOST_TRIES
 
+    def may_retry_prefill(self, name: str) -> bool:
+        """The backend `name` did not compute the prompt for one that computes none: avoid it. May another one be tried?
+
+        Not after MOST_TRIES backends had the prompt.
+        """
+        self.avoiding |= {name}
+        self.tries += 1
+        return self.tries < MOST_TRIES
+
     @property
     def is_new(self) -> bool:
         """Did no backend have it yet?"""

@@ -57,7 +57,7 @@ def decided(
         decision = policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
         if may_fetch:
             decision = with_fetch(request, view, decision)
-        return view, with_prefill(request, view, decision)
+        return view, with_prefill(request, view, decision, avoiding)
 
     if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
         with_full = policy.waits_for_best and not look.takes_any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -50,11 +50,12 @@ from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import with_documents
 from router.call.gateway import Gateway
+from router.call.giving_up import until_given_up
 from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
 from router.call.observer import Account, Observer
 from router.call.placing import Placer
-from router.call.prefill import Fetching, may_transfer, with_lent, without_transfer
+from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, without_transfer
 from router.call.prepare import (
     LookedUp,
     believed,
@@ -72,7 +73,6 @@ from router.call.prepare import (
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
 from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace
-from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
@@ -171,30 +171,6 @@ async def _together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(answer)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
-
-
-@contextmanager
-def until_given_up(flight: Flight, can_move: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Raise what `flight` is given up with, as soon as it is; `can_move`: could another backend go on?"""
-    task = asyncio.current_task()
-    assert task is not None, "a call runs in a task"
-    given_up: BaseException | None = None
-
-    def give_up(failure: BaseException) -> None:
-        nonlocal given_up
-        if given_up is None and task.cancel():
-            given_up = failure
-
-    flight.give_up, flight.can_move = give_up, can_move
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        # the client may have left in the same moment
-        if given_up is None or task.uncancel() > 0:
-            raise
-        raise given_up from error
-    finally:
-        flight.give_up = None
 
 
 def digest(bid: Bid) -> bytes:
@@ -317,14 +293,13 @@ class _Call(msgspec.Struct, frozen=True):
                     prompt = bid.prompt if fetch is None else with_lent(placed, fetch, gateway.cluster)
                     if attempt is not None:
                         prompt = attempt.stamped(prompt)
-                    done = None if leg is None else await gateway.first_legs.run(placed, leg, prompt)
-                    if done is not None:
+                    carrier: Carrier | Fetching | Meeting = self.carrier
+                    if leg is not None:
+                        carrier, prompt = await gateway.first_legs.before(self.carrier, placed, leg, prompt)
                         # only from here on can this backend be late
                         placed.flight.fetch(gateway.clock())
                         has_other = gateway.cluster.has_other(placed.flight)
                         gateway.observer.event("prefilled_elsewhere")
-                        prompt = replace(prompt, transfer=done.transfer)
-                    carrier = self.carrier if done is None else Fetching(self.carrier, done)
                     delivery = self._delivery(at, placed, backend, attempt, race)
                     try:
                         with until_given_up(placed.flight, can_move):
@@ -354,7 +329,10 @@ class _Call(msgspec.Struct, frozen=True):
         if isinstance(failure, PrefillFailed):
             _log.warning("request %s: %s", bid.request.id, failure)
             gateway.observer.event("prefill_failed")
-            gateway.beliefs.failed(placed.chosen.name if decision.prefill is None else decision.prefill.backend)
+            failed = placed.chosen.name if decision.prefill is None else decision.prefill.backend
+            gateway.beliefs.failed(failed)
+            if placed.chosen.needs_prefill and not bid.may_retry_prefill(failed):
+                raise failure
             return failure
         if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
             raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure

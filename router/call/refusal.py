@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
 from policies.health import Trouble
+from policies.legs import is_divisible
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.predict import may_fit
-from policies.waiting import UNREACHED, is_outage, is_worth_waiting
+from policies.waiting import NEEDS_PREFILL, UNREACHED, is_outage, is_worth_waiting
 from router.call.disclosure import public_trouble, shown_name
 
 WANTED = {
@@ -43,7 +44,12 @@ def refusal_of(
     `trouble` says what is wrong with the health of a backend.
     """
     incapable = _incapable(request, view.backends)
-    return incapable or _too_long(request, view, decision) or _no_backend(decision, view.backends, trouble)
+    return (
+        incapable
+        or _indivisible(request, view, decision)
+        or _too_long(request, view, decision)
+        or _no_backend(decision, view.backends, trouble)
+    )
 
 
 def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
@@ -54,6 +60,18 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
     missing = sorted(need for need in request.needs if not any(need in backend.capabilities for backend in serving))
     what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
     return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
+
+
+def _indivisible(request: Request, view: ClusterView, decision: Decision) -> InvalidRequest | None:
+    """The error if the backends of the model compute no prompts, and those of this request cannot be computed apart."""
+    serving = {backend.name for backend in view.backends if request.model in backend.models and backend.unfit is None}
+    reasons = {reason for name, reason in decision.dropped if name in serving}
+    if reasons != {NEEDS_PREFILL} or is_divisible(request):
+        return None
+    return InvalidRequest(
+        f"prompts for '{request.model}' are computed apart from their answers, which this request does not allow",
+        hint="ask for one answer (`n`: 1), without media, and without `echo` with `logprobs`",
+    )
 
 
 def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:

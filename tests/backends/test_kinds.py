@@ -49,7 +49,7 @@ def test_a_pool_may_have_its_prompts_computed_elsewhere_exactly_if_its_backends_
     if isinstance(make(kind, a_place(), Surroundings(rng=random.Random(1))), Prefiller):
         assert parse(text).pools["answers"].prefill == "prompts"
     else:
-        with pytest.raises(ConfigError, match=f"backends of kind {kind} fetch no KV; only these do: shard, vllm"):
+        with pytest.raises(ConfigError, match=f"backends of kind {kind} fetch no KV; only these do: sglang, shard"):
             parse(text)
 
 

@@ -11,7 +11,7 @@ from backends.kinds import GROUP, KINDS, Surroundings, kind_names, make
 from backends.openai.compatible import OpenAICompatible
 from policies.errors import ConfigError
 from policies.sla.parse import parse
-from router.fleet.pools import named_backends
+from router.start.build import build
 from router.start.cli import app
 from router.start.plugins import installed_catalogue
 from tests.backends.test_kinds import a_place
@@ -62,7 +62,7 @@ def a_file(tmp_path: Path, pool: str) -> Path:
 def test_a_class_of_http_backends_is_a_kind(install: Installer) -> None:
     install("lanes_a", LANES.format(kind="lanes_a"), "Lanes")
     text = "pools: {far: {kind: lanes_a, at: 'http://h:1', model: m, options: {lanes: 3}}}"
-    (backend,) = named_backends(parse(text, catalogue=installed_catalogue()), Surroundings())
+    backend = build(parse(text, catalogue=installed_catalogue())).gateway.cluster.backend("far-0")
     assert isinstance(backend, OpenAICompatible)
     assert (backend.kind, backend.name, backend._options.lanes) == ("lanes_a", "far-0", 3)  # type: ignore[attr-defined]
 

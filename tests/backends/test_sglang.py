@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from backends.base import Load
 from backends.sglang import SGLang, SGLangOptions, generate_body, load_of, loads_of
-from policies.errors import BackendFailed, ContextExceeded, Overloaded
+from policies.errors import BackendErred, BackendFailed, ContextExceeded, Overloaded
 from policies.nouns import Prompt, Sampling, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.shards.attached import eventually
-from tests.standins.sglang import SGLangServer
+from tests.standins.sglang import Room, SGLangServer
 from tests.standins.standin import TEXT, running
 
 IDS = b"\x01\0\0\0\x02\0\0\0"
@@ -220,3 +222,74 @@ async def test_an_ill_server_fails_the_probe() -> None:
         server.is_ill = True
         with pytest.raises(BackendFailed):
             await backend.probe()
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}
+
+
+@asynccontextmanager
+async def both_legs(**prefill: Any) -> AsyncIterator[tuple[SGLang, SGLang, SGLangServer, SGLangServer]]:
+    """A server that computes prompts and one that answers them, with their backends first."""
+    rooms: dict[int, Room] = {}
+    prompts = SGLangServer(mode="prefill", bootstrap_port=9001, rooms=rooms, **prefill)
+    async with (
+        a_backend(prompts) as (first, _),
+        a_backend(SGLangServer(mode="decode", rooms=rooms)) as (second, answers),
+    ):
+        yield first, second, prompts, answers
+
+
+@pytest.mark.parametrize("prompt", [Prompt(body=CHAT), Prompt(token_ids=IDS)], ids=["chat", "native"])
+async def test_both_legs_get_one_room_at_the_same_time(prompt: Prompt) -> None:
+    async with both_legs(cached_tokens=4) as (first, second, prompts, answers):
+        paired = with_fields(prompt, transfer=first.pair())
+        request = a_request(max_new_tokens=9)
+        done, deltas = await asyncio.gather(first.prefill(request, paired), everything(second, request, paired))
+        assert text_of(deltas) == TEXT[:9]
+        assert done.usage.cached_tokens == 4
+        (to_first,), (to_second,) = prompts.received, answers.received
+    fields = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+    assert [to_first.body[name] for name in fields] == [to_second.body[name] for name in fields]
+    assert [to_first.body[name] for name in fields[:2]] == ["127.0.0.1", 9001]
+    assert 0 <= to_first.body["bootstrap_room"] < 2**63
+
+
+async def test_only_a_server_that_answers_alone_computes_prompts() -> None:
+    async with both_legs() as (first, second, _, _), a_backend() as (alone, _):
+        described = [backend.describe() for backend in (first, second, alone)]
+        assert [known and known.needs_prefill for known in described] == [False, True, False]
+
+
+async def test_a_server_of_another_mode_hands_no_kv_over() -> None:
+    async with a_backend() as (backend, _):
+        with pytest.raises(BackendFailed, match="hands no KV over") as failed:
+            backend.pair()
+    assert failed.value.hint == "run it with --disaggregation-mode prefill"
+
+
+async def test_the_room_belongs_to_the_rank_that_computes_the_prompt() -> None:
+    async with a_backend(SGLangServer(mode="prefill", ranks=4)) as (backend, _):
+        ranks = [backend, *backend.ranks()]
+        assert [[rank.pair()["bootstrap_room"] % 4 for _ in range(9)] for rank in ranks] == [
+            [at] * 9 for at in range(4)
+        ]
+
+
+async def test_a_server_that_comes_back_in_another_mode_is_asked_for_it() -> None:
+    async with a_backend(SGLangServer(mode="decode")) as (backend, server):
+        server.is_ill = True
+        with pytest.raises(BackendFailed):
+            await backend.probe()
+        server.is_ill, server.mode = False, "null"
+        await backend.probe()
+        known = backend.describe()
+        assert known is not None
+        assert not known.needs_prefill
+
+
+async def test_a_failure_of_the_first_leg_is_an_error_of_both() -> None:
+    async with both_legs(breaks=True) as (first, second, _, _):
+        prompt = Prompt(body=CHAT, transfer=first.pair())
+        both = first.prefill(a_request(), prompt), everything(second, None, prompt)
+        ends = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(end) for end in ends] == [BackendErred, BackendErred]

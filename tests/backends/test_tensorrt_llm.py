@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backends.base import Load
-from backends.tensorrt_llm import TensorRTLLM, TensorRTLLMOptions, load_of
-from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
+from backends.tensorrt_llm import TensorRTLLM, TensorRTLLMOptions, load_of, transfer_of
+from policies.errors import BackendErred, BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.standins.standin import TEXT, running
@@ -108,3 +108,66 @@ async def test_an_ill_server_fails_the_probe() -> None:
         server.is_ill = True
         with pytest.raises(BackendFailed):
             await backend.probe()
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9, "stream": True}
+PARAMS = {"request_type": "context_only", "ctx_request_id": 1, "encoded_opaque_state": "c3RhdGU="}
+
+
+async def test_a_context_server_is_asked_for_one_token_and_for_what_the_next_server_needs() -> None:
+    async with a_backend() as (backend, server):
+        done = await backend.prefill(a_request(), Prompt(body=CHAT))
+        sent = server.received[0].body
+    assert (sent["disaggregated_params"], sent["max_tokens"], sent["stream"]) == (
+        {"request_type": "context_only"},
+        1,
+        False,
+    )
+    continued = {"request_type": "generation_only", "ctx_request_id": 1, "first_gen_tokens": [71]}
+    assert done.transfer == {
+        "disaggregated_params": continued | {"encoded_opaque_state": "c3RhdGU="},
+        "prompt_token_ids": [1, 2, 3],
+    }
+
+
+async def test_a_generation_server_gets_the_words_of_the_context_server_in_either_endpoint() -> None:
+    async with a_backend() as (backend, server):
+        chat = await backend.prefill(a_request(), Prompt(body=CHAT))
+        assert text_of(await everything(backend, prompt=Prompt(body=CHAT, transfer=chat.transfer))) == TEXT[:9]
+        text = await backend.prefill(a_request(), a_prompt(body=None))
+        assert text_of(await everything(backend, prompt=a_prompt(body=None, transfer=text.transfer))) == TEXT
+    _, chat_answer, _, text_answer = (each.body for each in server.received)
+    assert (chat_answer["disaggregated_params"]["ctx_request_id"], chat_answer["prompt_token_ids"]) == (1, [1, 2, 3])
+    assert (text_answer["prompt"], "prompt_token_ids" in text_answer) == ([1, 2, 3], False)
+
+
+async def test_kv_that_is_gone_is_the_servers_error() -> None:
+    async with a_backend() as (backend, server):
+        done = await backend.prefill(a_request(), Prompt(body=CHAT))
+        server.kept.clear()
+        with pytest.raises(BackendErred):
+            await everything(backend, prompt=Prompt(body=CHAT, transfer=done.transfer))
+
+
+async def test_a_server_without_a_transceiver_keeps_no_kv() -> None:
+    async with a_backend() as (backend, server):
+        server.keeps_kv = False
+        with pytest.raises(BackendFailed, match="keeps no KV for others") as failed:
+            await backend.prefill(a_request(), Prompt(body=CHAT))
+    assert "cache_transceiver_config" in (failed.value.hint or "")
+
+
+async def test_an_answer_that_ends_with_its_first_token_is_computed_again() -> None:
+    async with a_backend() as (backend, server):
+        server.text = "G"
+        done = await backend.prefill(a_request(), Prompt(body=CHAT))
+        assert done.transfer == {}
+        assert text_of(await everything(backend, prompt=Prompt(body=CHAT, transfer=done.transfer))) == "G"
+        assert "disaggregated_params" not in server.received[-1].body
+
+
+def test_fields_that_the_server_leaves_out_are_not_passed_on() -> None:
+    choice = {"finish_reason": "not_finished", "disaggregated_params": PARAMS | {"draft_tokens": None}}
+    assert transfer_of({"choices": [choice]}) == {
+        "disaggregated_params": PARAMS | {"request_type": "generation_only"},
+    }

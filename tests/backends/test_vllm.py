@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from backends.base import Load, Ranked
-from backends.vllm import VLLM, PrefillAnswer, VLLMOptions, load_of, loads_of
+from backends.openai.prefill import PrefillAnswer
+from backends.vllm import VLLM, VLLMOptions, load_of, loads_of, transfer_of
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Prompt, Usage
 from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
@@ -355,7 +356,7 @@ async def test_the_error_of_a_first_call_is_that_of_a_request() -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"kv_transfer_params": 3}', b'{"usage": 3}'])
 def test_nonsense_is_no_prefill(body: bytes) -> None:
-    answer = PrefillAnswer("v")
+    answer = PrefillAnswer("v", transfer_of, hint="")
     answer.feed(body)
     with pytest.raises(BackendFailed):
         answer.end()

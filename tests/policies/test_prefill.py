@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from policies.compose import Policy
 from policies.learning.cost import Latency
 from policies.marginal_cost import cost_of
 from policies.nouns import BackendView, Capability, Decision, PrefillLeg, Sampling
+from policies.picks import best
 from policies.prefill import TRANSFER_S, TRANSFER_TOKEN_S, prefill_leg, with_prefill
+from policies.waiting import is_outage
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 SPEED = Latency(fixed_s=0.1, token_s=1e-3, pair_s=0.0, step_s=0.02, sequence_s=1e-3, context_s=0.0)
@@ -100,3 +106,49 @@ def test_a_leg_always_saves_what_it_says(running: int, tokens: int, held: int) -
     leg = leg_of(chosen, FREE, prompt_tokens=tokens)
     if leg is not None:
         assert 0 < leg.saved <= cost_of(replace(LONG, prompt_tokens=tokens), chosen).total
+
+
+ALONE_NEVER = replace(IDLE, needs_prefill=True)
+
+
+def test_a_backend_that_computes_no_prompts_always_has_the_leg() -> None:
+    for request in ({}, {"prompt_tokens": 20}, {"may_transfer": False}):
+        assert leg_of(IDLE, FREE, **request) is None
+        leg = leg_of(ALONE_NEVER, FREE, **request)
+        assert leg is not None
+        assert leg.backend == "p0"
+
+
+def test_a_backend_to_avoid_computes_no_prompt() -> None:
+    view = a_cluster(ALONE_NEVER, FREE, replace(FREE, name="p1", queue_s=5.0, waiting=1))
+    decision = with_prefill(LONG, view, Decision("d", "p"), avoiding={"p0"})
+    assert decision.prefill is not None
+    assert decision.prefill.backend == "p1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_", "reason"),
+    [
+        ({}, {}, None),
+        ({"prefill": None}, {}, "needs_prefill"),
+        ({}, {"sampling": Sampling(choices=2)}, "needs_prefill"),
+        ({"prefill": "elsewhere"}, {}, "no_prefill"),
+        # a permanent objection is reported before a passing one
+        ({"prefill": None, "healthy": False}, {}, "needs_prefill"),
+    ],
+)
+def test_a_backend_that_computes_no_prompts_gets_what_another_one_computes_for_it(
+    changes: dict[str, Any], request_: dict[str, Any], reason: str | None
+) -> None:
+    policy = Policy("p", (("healthy", lambda _, backend: backend.healthy),), (), best())
+    decision = policy.decide(replace(LONG, **request_), a_cluster(replace(ALONE_NEVER, **changes), FREE), Random(1))
+    assert dict(decision.dropped).get("d") == reason
+    assert decision.chosen == (None if reason else "d")
+    assert is_outage(decision) == (reason == "no_prefill")
+
+
+def test_a_partner_that_is_ill_or_avoided_is_none() -> None:
+    policy, ill = Policy("p", (), (), best()), replace(FREE, healthy=False)
+    for view, avoiding in ((a_cluster(ALONE_NEVER, ill), ()), (a_cluster(ALONE_NEVER, FREE), ("p0",))):
+        decision = policy.decide(LONG, view, Random(1), avoiding=avoiding)
+        assert (decision.chosen, dict(decision.dropped)["d"]) == (None, "no_prefill")

@@ -1,9 +1,9 @@
-"""An SGLang server, built from its documentation (SGLang Native APIs) as of 0.5."""
+"""An SGLang server, built from its documentation (SGLang Native APIs, PD Disaggregation) as of 0.5."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,27 @@ from tests.standins.standin import event, serve
 
 
 @dataclass(eq=False)
+class Room:
+    """Where the prefill of one prompt and its answer meet."""
+
+    awaited: asyncio.Event = field(default_factory=asyncio.Event)
+    computed: asyncio.Event = field(default_factory=asyncio.Event)
+    has_failed: bool = False
+
+
+@dataclass(eq=False)
 class SGLangServer(OpenAIServer):
-    """SGLang: OpenAI's API, /generate, /abort_request, /v1/loads or, before 0.5.8, /get_load."""
+    """SGLang: OpenAI's API, /generate, /abort_request, /v1/loads or, before 0.5.8, /get_load.
+
+    In `mode` "prefill" it hands the KV of each prompt over in its room to the server of `mode` "decode" that shares its
+    `rooms`. `prefill_s` is the time of a prompt; it `breaks` instead of computing one.
+    """
+
+    mode: str = "null"
+    bootstrap_port: int = 8998
+    rooms: dict[int, Room] = field(default_factory=dict)
+    prefill_s: float = 0.0
+    breaks: bool = False
 
     is_incremental: bool = False
     has_loads: bool = True
@@ -40,7 +59,9 @@ class SGLangServer(OpenAIServer):
         return web.Response(status=503 if self.is_ill else 200)
 
     async def server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"model_path": self.model, "incremental_streaming_output": self.is_incremental})
+        parts = {"disaggregation_mode": self.mode, "disaggregation_bootstrap_port": self.bootstrap_port}
+        settings = {"model_path": self.model, "incremental_streaming_output": self.is_incremental, **parts}
+        return web.json_response(settings)
 
     async def loads(self, request: web.Request) -> web.Response:
         if not self.has_loads:
@@ -85,11 +106,40 @@ class SGLangServer(OpenAIServer):
         return f"The input ({tokens} tokens) is longer than the model's context length ({self.context_tokens} tokens)."
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        with self._known(await request.json()):
-            return await super().complete(request)
+        body = await request.json()
+        with self._known(body):
+            refusal = await self._meet(body)
+            return await super().complete(request) if refusal is None else refusal
+
+    async def pieces(self, most: int | None) -> AsyncIterator[str]:
+        async for piece in super().pieces(1 if self.mode == "prefill" else most):
+            yield piece
+
+    async def _meet(self, body: Mapping[str, Any]) -> web.Response | None:
+        """Hand the KV of a prompt over, or await it; why that is not done."""
+        if self.mode == "null":
+            return None
+        number = body.get("bootstrap_room")
+        if number is None:
+            return self.error(400, "Invalid request: Disaggregated request received without bootstrap room id")
+        room = self.rooms.setdefault(number, Room())
+        if self.mode == "prefill":
+            await asyncio.sleep(self.prefill_s)
+            room.has_failed = self.breaks
+            room.computed.set()
+            if self.breaks:
+                return self.error(500, "Internal server error")
+            await room.awaited.wait()
+            return None
+        room.awaited.set()
+        await room.computed.wait()
+        return self.error(500, "KVTransferError: Prefill instance failed") if room.has_failed else None
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await self.seen(request)
+        refusal = await self._meet(body)
+        if refusal is not None:
+            return refusal
         reply = await self.begin(request)
         with self.generating(), self._known(body):
             await self._answer(reply, body)

@@ -108,5 +108,6 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role =
         unfit=ONLY_PREFILLS if role.only_prefills else None,
         cache_tokens=load.total_tokens,
         prefill=role.prefill,
+        needs_prefill=known.needs_prefill,
     )
     return Standing(inputs, load, known, view, unseen, gone, unseen_tokens, theirs)

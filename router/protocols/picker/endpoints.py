@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from backends.base import Backend
 from backends.http.backend import HttpBackend
-from policies.nouns import ClusterView, Decision
+from policies.nouns import BackendView, ClusterView, Decision
+from policies.waiting import NEEDS_PREFILL
 
 MOST_FALLBACKS = 2
 """Most endpoints named behind the chosen one, for gateways that retry."""
@@ -41,8 +42,12 @@ class Reach:
     def seen(self, view: ClusterView) -> ClusterView:
         """`view` with a mark on each backend that cannot get the request."""
         return replace(
-            view, backends=tuple(replace(each, unfit=each.unfit or self.unfit(each.name)) for each in view.backends)
+            view, backends=tuple(replace(each, unfit=each.unfit or self._unfit(each)) for each in view.backends)
         )
+
+    def _unfit(self, backend: BackendView) -> str | None:
+        # a gateway sends a request to one backend
+        return NEEDS_PREFILL if backend.needs_prefill else self.unfit(backend.name)
 
     def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
         """Endpoint -> name of the `chosen` backend, then of the next best that take the same request unchanged."""

@@ -225,7 +225,7 @@ def test_a_pool_may_name_the_one_that_computes_its_prompts() -> None:
 @pytest.mark.parametrize(
     ("pool", "others", "message"),
     [
-        ("{kind: sglang, at: ['http://a:8000'], prefill: prompts}", PROMPTS, "kind sglang fetch no KV; only these do"),
+        ("{kind: tgi, at: ['http://a:8000'], prefill: prompts}", PROMPTS, "kind tgi fetch no KV; only these do"),
         ("{kind: vllm, at: ['http://a:8000'], prefill: prompt}", PROMPTS, "no pool is called 'prompt'"),
         ("{kind: vllm, at: ['http://a:8000'], prefill: answers}", PROMPTS, "gives no answers and has no prefill"),
         (

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as with_fields
 
-from backends.base import Load, Prefilled
+from backends.base import Description, Load, Prefilled
 from backends.fake import Answer, FakeBackend
-from policies.errors import BackendErred, BackendFailed, ContextExceeded, DeadlineExceeded, ExpectedError
-from policies.nouns import Native, Prompt, Request, Usage
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    ContextExceeded,
+    DeadlineExceeded,
+    ExpectedError,
+    NoBackend,
+    PrefillFailed,
+)
+from policies.nouns import Delta, Native, Prompt, Request, Usage
 from policies.sla.config import Config, PoolSpec
+from router.call.bid import MOST_TRIES
 from router.call.gateway import Gateway
 from router.call.prefill import LEAST_S, may_transfer
 from router.protocols.openai.request import chat_ask
@@ -56,14 +67,53 @@ class PromptBackend(FakeBackend):
         return 0 if self.counts is None else self.counts[how]
 
 
-class World:
-    """A gateway in virtual time: one backend that computes prompts, and some busy ones that answer."""
+@dataclass(slots=True)
+class HandingBackend(PromptBackend):
+    """Hands KV over to a backend that awaits it, in a room of its own for each prompt."""
 
-    def __init__(self, script: Callable[[Request, Prompt], Answer] | Answer = USUAL, answering: int = 2) -> None:
-        self.prompts = PromptBackend("p0", pool="prompts", models=frozenset({MODEL}))
+    rooms: itertools.count[int] = field(default_factory=itertools.count)
+
+    def pair(self) -> Mapping[str, Any]:
+        return {"from": self.name, "room": next(self.rooms)}
+
+
+@dataclass(slots=True)
+class AwaitingBackend(FakeBackend):
+    """Computes no prompts: it answers `hands_over` seconds after it got one, which is then whole."""
+
+    hands_over: float = 0.0
+
+    def describe(self) -> Description | None:
+        known = FakeBackend.describe(self)
+        return known and replace(known, needs_prefill=True)
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        await asyncio.sleep(self.hands_over)
+        async with aclosing(FakeBackend.generate(self, request, prompt)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+
+class World:
+    """A gateway in virtual time: backends of `kind` that compute prompts, and some busy ones that answer.
+
+    With `meets` the legs run at the same time, and those that answer compute nothing.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[Request, Prompt], Answer] | Answer = USUAL,
+        answering: int = 2,
+        *,
+        prefilling: int = 1,
+        meets: bool = False,
+    ) -> None:
+        kind, of_answers = (HandingBackend, AwaitingBackend) if meets else (PromptBackend, FakeBackend)
+        models = frozenset({MODEL})
+        self.all_prompts = [kind(f"p{at}", pool="prompts", models=models) for at in range(prefilling)]
+        self.prompts = self.all_prompts[0]
         self.answers = [
-            FakeBackend(f"a{at}", pool="answers", models=frozenset({MODEL}), script=script, reported=BUSY)
-            for at in range(answering)
+            of_answers(f"a{at}", pool="answers", models=models, script=script, reported=BUSY) for at in range(answering)
         ]
         pools = {
             "answers": PoolSpec("answers", kind="vllm", prefill="prompts"),
@@ -74,13 +124,13 @@ class World:
         self.spent: list[Usage] = []
         clock = asyncio.get_running_loop().time
         self.gateway: Gateway = build(
-            config, backends=lambda _: [*self.answers, self.prompts], rng=random.Random(1), clock=clock
+            config, backends=lambda _: [*self.answers, *self.all_prompts], rng=random.Random(1), clock=clock
         ).gateway
         self.gateway.observer.event = lambda name: self.events.update([name])  # type: ignore[method-assign]
 
     async def ask(self, text: str = LONG, **fields: Any) -> tuple[Listener, BaseException | None, float]:
         """Send a request: its client, how it ended, and the seconds that it took."""
-        await well(self.gateway, "p0", *(backend.name for backend in self.answers))
+        await well(self.gateway, *(backend.name for backend in (*self.all_prompts, *self.answers)))
         caller = Listener(with_fields(chat_ask(a_chat(text, stream=True, **fields)), explain=True))
         began_at = self.gateway.clock()
         error = await ended(caller, self.gateway)
@@ -269,3 +319,114 @@ def test_both_legs_read_the_prompt_from_one_body() -> None:
     assert may_transfer(None)
     assert may_transfer(Native("/v1/chat/completions", {}))
     assert not may_transfer(Native("/v1/messages", {}))
+
+
+@virtually
+async def test_where_kv_is_handed_over_both_legs_have_one_room_and_run_at_the_same_time() -> None:
+    world = World(meets=True)
+    world.prompts.seconds = 5.0
+    for answers in world.answers:
+        answers.hands_over = 5.0
+    caller, error, seconds = await world.ask()
+    assert (error, text_of(caller)) == (None, TEXT)
+    assert seconds == pytest.approx(5.0, abs=0.1), "it has no limit of its own where nothing else would compute it"
+    assert [prompt.transfer for prompt in world.received] == [{"from": "p0", "room": 0}]
+    (usage,) = [delta.usage for delta in caller.heard if delta.usage]
+    assert usage.cached_tokens == CACHED
+    await world.close()
+
+
+@virtually
+async def test_a_backend_that_computes_no_prompts_gets_no_short_one_either_without_its_leg() -> None:
+    world = World(meets=True)
+    caller, error, _ = await world.ask("hello")
+    assert (error, text_of(caller), world.prompts.count("done")) == (None, TEXT, 1)
+    await world.close()
+
+
+@pytest.mark.parametrize("failure", FAILURES[:2], ids=lambda failure: type(failure).__name__)
+def test_a_first_leg_that_fails_ends_the_second_and_another_backend_computes_the_prompt(
+    failure: ExpectedError,
+) -> None:
+    async def scenario() -> None:
+        world = World(meets=True, prefilling=2, answering=1)
+        for answers in world.answers:
+            answers.hands_over = 5.0
+        for prompts in world.all_prompts:
+            prompts.failure = failure
+        task = asyncio.create_task(world.ask())
+        await asyncio.sleep(0.05)
+        # the first of them has it, and the other one is well
+        (idle,) = [prompts for prompts in world.all_prompts if not prompts.count("begun")]
+        idle.failure = None
+        caller, error, _ = await task
+        assert (error, text_of(caller)) == (None, TEXT)
+        assert [prompts.count("done") for prompts in world.all_prompts] == [int(p is idle) for p in world.all_prompts]
+        assert world.events == {"prefill_failed": 1, "prefilled_elsewhere": 2, "retried": 1}
+        await world.close()
+
+    run_virtually(scenario())
+
+
+@virtually
+async def test_a_request_at_which_backends_fail_is_not_taken_to_all_of_them() -> None:
+    world = World(meets=True, prefilling=MOST_TRIES + 2)
+    for answers in world.answers:
+        answers.hands_over = 5.0
+    for prompts in world.all_prompts:
+        prompts.failure = BackendErred("answered 500")
+    _, error, _ = await world.ask()
+    assert isinstance(error, PrefillFailed)
+    assert sum(prompts.count("begun") for prompts in world.all_prompts) == MOST_TRIES
+    await world.close()
+
+
+@virtually
+async def test_without_a_backend_that_computes_the_prompt_the_request_is_refused_with_the_reason() -> None:
+    world = World(meets=True)
+    await well(world.gateway, "p0", "a0", "a1")
+    world.gateway.cluster.drain("p0")
+    _, error, _ = await world.ask()
+    assert isinstance(error, NoBackend)
+    assert "no_prefill" in (error.hint or "")
+    await world.close()
+
+
+@virtually
+async def test_an_answer_that_fails_while_its_prompt_is_computed_cancels_that() -> None:
+    def breaks(_: Request, prompt: Prompt) -> Answer:
+        assert prompt.transfer is not None
+        return Answer() if prompt.transfer["room"] else Answer(error=BackendFailed("broke off"))
+
+    world = World(breaks, meets=True)
+    world.prompts.seconds = 0.2
+    caller, error, _ = await world.ask()
+    assert (error, text_of(caller)) == (None, TEXT)
+    assert (world.prompts.count("cancelled"), world.prompts.count("done")) == (1, 1)
+    assert len(set(caller.placed)) == 2
+    await world.close()
+
+
+@virtually
+async def test_a_client_that_leaves_cancels_both_legs() -> None:
+    world = World(meets=True)
+    world.prompts.seconds = 1000.0
+    for answers in world.answers:
+        answers.hands_over = 1000.0
+    task = asyncio.create_task(world.ask())
+    await asyncio.sleep(0.5)
+    assert world.prompts.count("begun") == 1
+    task.cancel()
+    await task
+    assert world.prompts.count("cancelled") == 1
+    await world.close()
+
+
+@virtually
+async def test_a_first_leg_that_ends_badly_after_the_answer_has_begun_is_not_missed() -> None:
+    world = World(Answer(delay_s=0.05), meets=True)
+    world.prompts.seconds, world.prompts.failure = 0.1, BackendFailed("broke off")
+    caller, error, _ = await world.ask()
+    assert (error, text_of(caller)) == (None, TEXT)
+    assert world.events == {"prefilled_elsewhere": 1}
+    await world.close()
