@@ -21,11 +21,21 @@ from shards.network.config import NetworkConfig
 def a_network(
     config: NetworkConfig, weights: GpuWeights, *, blocks: int, options: StepOptions | None = None
 ) -> GpuNetwork:
-    network = GpuNetwork.of(config, weights, options=options)
+    return with_memory(GpuNetwork.of(config, weights, options=options), blocks)
+
+
+def with_memory(network: GpuNetwork, blocks: int) -> GpuNetwork:
     network.allocate(blocks)
     # zeros: the previous contents of this memory may not be numbers
     network.steps.cache.data.zero_()
     return network
+
+
+def blocks_in_room(machine: Machine, network: GpuNetwork, *, batch_tokens: int, rows: int) -> int | None:
+    """The KV blocks that fit beside the weights and a step; None for any number, as at the sizes of a dry run."""
+    if not machine.is_gpu:
+        return None
+    return network.room_bytes(batch_tokens=batch_tokens, rows=rows) // network.block_bytes
 
 
 def some_weights(machine: Machine, config: NetworkConfig) -> GpuWeights:

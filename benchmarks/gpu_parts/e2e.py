@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu_parts.clients import Clients, Job, a_job
 from benchmarks.gpu_parts.drive import a_network, answers, some_prompts, some_weights
-from benchmarks.gpu_parts.machine import Machine, synchronize
+from benchmarks.gpu_parts.machine import Machine, free_host_bytes, synchronize
 from benchmarks.gpu_parts.models import Mix, Sizes, kv_bytes_per_token, linear_parameters, prefill_flops
 from benchmarks.gpu_parts.report import Report
 from shards.engine import Engine, EngineOptions
@@ -23,6 +23,9 @@ from shards.gpu.weights import GpuWeights
 from shards.kv.table import blocks_for
 from shards.model import Model
 from shards.network.config import NetworkConfig
+
+HOST_SHARE = 0.5
+SPARE_BLOCKS = 8
 
 
 def floor_s(machine: Machine, config: NetworkConfig, weights: GpuWeights, jobs: list[Job]) -> float:
@@ -43,13 +46,16 @@ def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config
     weights = some_weights(machine, config)
     network = GpuNetwork.of(config, weights)
     most = max(mix.concurrency for mix in sizes.mixes.values())
-    is_huge = sizes.huge_tokens + 2 * 128 <= config.max_positions
+    # page-locked memory is taken from all other programs, so half of the free memory is left to them
+    hosted = int(free_host_bytes() * HOST_SHARE) // network.block_bytes - SPARE_BLOCKS
+    sizes = replace(sizes, huge_tokens=max(0, min(sizes.huge_tokens, 64 * hosted)))
+    is_huge = 0 < sizes.huge_tokens <= config.max_positions - 2 * 128
     options = EngineOptions(kv_blocks=16, max_running=most + 1, max_waiting=2048)
     if machine.is_gpu:
         room = network.room_bytes(batch_tokens=options.batch_tokens, rows=most)
         options = replace(options, kv_blocks=int(room * sizes.kv_share) // network.block_bytes)
     if is_huge:
-        options = replace(options, host_bytes=(blocks_for(sizes.huge_tokens) + 8) * network.block_bytes)
+        options = replace(options, host_bytes=(blocks_for(sizes.huge_tokens) + SPARE_BLOCKS) * network.block_bytes)
     clients = Clients(Engine(Model(name, network), options))
     rng = np.random.default_rng(1)
     if machine.is_gpu:

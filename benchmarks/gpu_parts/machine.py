@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -37,6 +38,20 @@ class Machine:
         product_s = seconds(lambda: a @ b, device)
         name = torch.cuda.get_device_name(device) if is_gpu else "Triton's interpreter"
         return cls(device, dtype, name, 2 * source.nbytes / copy_s / 1e9, 2 * size**3 / product_s / 1e12)
+
+
+def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Host memory that can be allocated without swapping, limited by the container's."""
+    (available,) = (
+        int(line.split()[1]) for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable")
+    )
+    free = available * 1024
+    try:
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):
+        # there is no cgroup, or its limit is "max"
+        return free
+    return min(free, limit - used)
 
 
 def synchronize(device: torch.device) -> None:

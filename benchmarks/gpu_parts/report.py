@@ -107,15 +107,25 @@ class Report:
             return
         left_s = self.deadline_s - time.monotonic()
         if left_s < needs_s:
-            self.skipped.append(name)
-            print(f"SKIPPED  {name}: not enough time is left", flush=True)
-            self.save()
+            self.skip(name, "not enough time is left")
             return
         self.tried.append(name)
         self.save()
         print(f"         {name} ... ({left_s:.0f} s left)", flush=True)
         with self.survive(name), limited(min(left_s, limit_s or max(LEAST_LIMIT_S, 10 * needs_s))):
             measure()
+
+    def skip(self, name: str, why: str) -> None:
+        self.skipped.append(f"{name}: {why}")
+        print(f"SKIPPED  {self.skipped[-1]}", flush=True)
+        self.save()
+
+    def fits(self, name: str, blocks: int, room: int | None) -> bool:
+        """Whether `blocks` KV blocks fit into `room` (None: any number does); records what is skipped if not."""
+        if room is None or blocks <= room:
+            return True
+        self.skip(name, f"it needs {blocks} KV blocks, and {max(0, room)} fit beside the weights")
+        return False
 
     def save(self) -> None:
         """Write all present figures to the file."""
@@ -155,7 +165,7 @@ class Report:
         for error in self.errors:
             print(f"error in {error['name']}: {error['error']}")
         for name in self.skipped:
-            print(f"skipped for lack of time: {name}")
+            print(f"skipped: {name}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_parts.drive import a_network, some_weights
+from benchmarks.gpu_parts.drive import blocks_in_room, some_weights, with_memory
 from benchmarks.gpu_parts.machine import Machine, replayed, seconds, synchronize
 from benchmarks.gpu_parts.models import (
     Sizes,
@@ -21,6 +21,7 @@ from benchmarks.gpu_parts.models import (
 )
 from benchmarks.gpu_parts.report import Report
 from shards.exec.drawing import Drawing
+from shards.gpu.network import GpuNetwork
 from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
@@ -81,9 +82,20 @@ def decode_model(report: Report, machine: Machine, sizes: Sizes, name: str, conf
     """Whole steps, one ahead of the host: the best case of an engine."""
     weights = some_weights(machine, config)
     itemsize = machine.dtype.itemsize
-    fitting = [(batch, context) for batch, context in sizes.decode if context < config.max_positions]
-    most = max(batch * -(-(context + sizes.steps) // 64) for batch, context in fitting)
-    network = a_network(config, weights, blocks=most)
+    network = GpuNetwork.of(config, weights)
+    most_rows = max(batch for batch, _ in sizes.decode)
+    room = blocks_in_room(machine, network, batch_tokens=most_rows, rows=most_rows)
+    blocks = {
+        (batch, context): batch * -(-(context + sizes.steps) // 64)
+        for batch, context in sizes.decode
+        if context < config.max_positions
+    }
+    fitting = [
+        size for size in blocks if report.fits(f"decode step, {name}, {size[0]} x {size[1]}", blocks[size], room)
+    ]
+    if not fitting:
+        return
+    with_memory(network, max(blocks[size] for size in fitting))
     for batch, context in fitting:
 
         def measure(batch: int = batch, context: int = context) -> None:
@@ -156,9 +168,14 @@ def prefill_attention(report: Report, machine: Machine, sizes: Sizes, name: str,
 
 def prefill_model(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
     """A whole prompt, chunk by chunk, with no other work."""
-    fitting = [tokens for tokens in sizes.prefill_contexts if tokens <= config.max_positions]
+    network = GpuNetwork.of(config, some_weights(machine, config))
+    room = blocks_in_room(machine, network, batch_tokens=sizes.chunk_tokens, rows=1)
+    known = [tokens for tokens in sizes.prefill_contexts if tokens <= config.max_positions]
+    fitting = [tokens for tokens in known if report.fits(f"prompt, {name}, {tokens}", -(-tokens // 64), room)]
+    if not fitting:
+        return
     blocks = -(-max(fitting) // 64)
-    network = a_network(config, some_weights(machine, config), blocks=blocks)
+    with_memory(network, blocks)
     for tokens in fitting:
         flops = prefill_flops(config, tokens)
         floor_s = flops / machine.matmul_tflops / 1e12

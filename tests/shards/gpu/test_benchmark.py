@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu_parts.machine import free_host_bytes
 from benchmarks.gpu_parts.report import Poisoned, Report, limited
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -68,6 +69,27 @@ def a_report(file: Path, **changes: object) -> Report:
 
 def fail() -> None:
     raise ValueError("no")
+
+
+def test_a_size_that_does_not_fit_beside_the_weights_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    report = a_report(tmp_path / "gpu.json")
+    assert report.fits("decode step, 64 x 1024", 1088, room=7000)
+    assert report.fits("decode step, 64 x 1024", 1088, room=None)
+    assert not report.fits("decode step, 64 x 8192", 8256, room=7000)
+    why = "it needs 8256 KV blocks, and 7000 fit beside the weights"
+    assert json.loads((tmp_path / "gpu.json").read_text())["skipped"] == [f"decode step, 64 x 8192: {why}"]
+
+
+def test_host_memory_for_page_locked_blocks_is_what_is_free_in_the_container(tmp_path: Path) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal:       64000 kB\nMemAvailable:   48000 kB\n")
+    assert free_host_bytes(meminfo, cgroup) == 48_000 * 1024
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text("max\n")
+    (cgroup / "memory.current").write_text("1000000\n")
+    assert free_host_bytes(meminfo, cgroup) == 48_000 * 1024
+    (cgroup / "memory.max").write_text("5000000\n")
+    assert free_host_bytes(meminfo, cgroup) == 4_000_000
 
 
 def test_what_was_measured_is_in_the_file_at_once_and_a_later_run_goes_on_after_it(tmp_path: Path) -> None:
