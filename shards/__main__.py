@@ -282,6 +282,7 @@ def shard(
     loaded = load_model(model, served_name, dtype, kv_dtype, device, supervised=supervised)
 
     from shards.announce import Announcement, Announcer, reachable_address
+    from shards.collector import spare_what_stays
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
     from shards.warmup import warm_up
@@ -313,6 +314,7 @@ def shard(
         warm_up(engine)
 
     def on_listening(address: str) -> None:
+        spare_what_stays()
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
 
     routers = register or ()

@@ -23,7 +23,6 @@ from router.operate.telemetry.logs import LogOptions, log_to
 from router.start.address import Address
 from router.start.app import Router
 from router.start.build import Parts
-from router.start.collector import spare_what_stays
 from router.start.commands.local_shards import LocalShards, ShardCommand
 from router.start.commands.overrides import USUAL_ADMIN
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
@@ -33,6 +32,7 @@ from router.start.descriptors import raise_descriptor_limit
 from router.start.preflight import require_startable
 from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
+from shards.collector import spare_what_stays
 
 
 class Files(NamedTuple):

@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector for a router process."""
+"""Settings of Python's garbage collector for the process of a shard or a router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def spare_what_stays() -> None:
     """Exempt all present objects from garbage collection, and collect new ones less often. Call it after the start.
 
     Code and parts are a few hundred thousand objects that live as long as the process, and each full collection scans
-    them: 130 ms, during which nothing else runs. Calls leave hardly any cycles behind. Objects made from now on are
+    them: 130 ms, during which nothing else runs. Requests leave hardly any cycles behind. Objects made from now on are
     collected as usual.
     """
     gc.collect()

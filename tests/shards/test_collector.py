@@ -1,4 +1,4 @@
-"""The collector leaves alone what a router is made of, and still finds what calls leave behind."""
+"""The collector leaves alone what a process is made of, and still finds what requests leave behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.start.collector import NEW_OBJECTS, spare_what_stays
+from shards.collector import NEW_OBJECTS, spare_what_stays
 
 
 class Loop:
