@@ -84,8 +84,10 @@ def check_attention(
         expected = paged_prefill_reference(chunk, kv, **shared)
         actual = paged_prefill(chunk, kv, **shared)
         report.check(f"paged_prefill, {name}, window {window}", distance(actual, expected), tolerance)
-        masked = gather_prefill(chunk, kv, new_tokens=new, context_tokens=contexts, **shared)
-        report.check(f"gather_prefill, {name}, window {window}", distance(masked, expected), 2 * tolerance)
+    lists: dict[str, Any] = {"new_tokens": new, "context_tokens": contexts}
+    whole: dict[str, Any] = {"tables": tables, "plan": prefill, "scales": scales}
+    dense = gather_prefill(chunk, kv, **lists, **whole)
+    report.check(f"gather_prefill, {name}", distance(dense, paged_prefill_reference(chunk, kv, **whole)), 2 * tolerance)
 
     by: dict[str, Any] = {"tokens": contexts[-1], "dtype": machine.dtype, "scales": scales}
     gathered = distance(gather_pages(kv, tables[-1], **by), gather_pages_reference(kv, tables[-1], **by))

@@ -18,7 +18,7 @@ from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged
 
 _NEW_TOKENS = 2048
 _PAGES = 64
-"""Gives more pairs of positions than a mask is made for, so that both calls and their merging are tried."""
+"""A chunk behind as long an old context, so that both calls and their merging are tried."""
 
 _TIMED_KV_HEADS, _TIMED_PAGES = 8, 256
 """A chunk behind 14,000 tokens: about a millisecond on a large GPU, long enough to hide the launches."""

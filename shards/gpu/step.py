@@ -28,7 +28,6 @@ from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
 from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
 from shards.kernels.cache import BLOCK_TOKENS
-from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
@@ -47,7 +46,7 @@ class StepOptions:
     rows: int = 1024
     graph_rows: int = 256
     graphs: bool = True
-    dense_from_pairs: int = MOST_MASKED_PAIRS
+    dense_from_pairs: int = 2048 * 2048
 
 
 class Steps:

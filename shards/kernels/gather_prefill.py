@@ -13,10 +13,7 @@ import torch
 
 from shards.kernels.gather_pages import gather_pages
 from shards.kernels.launch import Gpu, gpu_of
-from shards.kernels.paged_prefill import PrefillPlan, require_prefill, visible
-
-# A mask has a byte for each pair of positions: up to this many, one call with a mask beats two calls and a merge.
-MOST_MASKED_PAIRS = 1 << 22
+from shards.kernels.paged_prefill import PrefillPlan, require_prefill
 
 Dense = Literal["flash", "cudnn"]
 
@@ -29,15 +26,15 @@ def gather_prefill(
     plan: PrefillPlan,
     new_tokens: list[int],
     context_tokens: list[int],
-    window: int | None = None,
     scales: torch.Tensor | None = None,
     dense: Dense = "flash",
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """The result of `paged_prefill_reference`, rounded once per part. Raises ValueError for other shapes.
+    """The result of `paged_prefill_reference` without a window, rounded once per part. Raises ValueError for other
+    shapes.
 
-    new_tokens and context_tokens are the plan's, on the host. With a window, or with few enough pairs of positions, one
-    call uses a mask; else the old context and the causal chunk are two calls to `dense`, float32 only on the CPU.
+    new_tokens and context_tokens are the plan's, on the host. The old context and the causal chunk are two calls to
+    `dense`, float32 only on the CPU. Neither needs a mask, which would have a byte for each pair of positions.
     """
     gpu = gpu or gpu_of(query.device)
     require_prefill(query, kv, tables, plan)
@@ -47,20 +44,8 @@ def gather_prefill(
         rows = slice(start, start := start + new)
         key, value = gather_pages(kv, tables[sequence], tokens=context, dtype=query.dtype, scales=scales, gpu=gpu)
         chunk = query[rows].transpose(0, 1)
-        if window is not None or new * context <= MOST_MASKED_PAIRS:
-            out[rows] = _masked(chunk, key, value, window).transpose(0, 1)
-        else:
-            out[rows] = _merged(chunk, key, value, dense).transpose(0, 1)
+        out[rows] = _merged(chunk, key, value, dense).transpose(0, 1)
     return out
-
-
-def _masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[heads, new, dim]; the mask is repeated for each head of a group, since the group is packed as rows."""
-    heads, new, dim = query.shape
-    mask = visible(new, key.shape[1], window=window, device=query.device).repeat(heads // key.shape[0], 1)
-    packed = query.reshape(key.shape[0], -1, dim)
-    out = torch.nn.functional.scaled_dot_product_attention(packed[None], key[None], value[None], attn_mask=mask)
-    return out.view(heads, new, dim)
 
 
 def _merged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: Dense) -> torch.Tensor:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from shards.kernels import gather_prefill as dense
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged_prefill_reference, plan_prefill
@@ -17,7 +17,7 @@ def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None
     return paged_prefill(query, cache.kv, tables=cache.tables, plan=plan, window=window, scales=cache.scales)
 
 
-def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None = None) -> torch.Tensor:
+def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan) -> torch.Tensor:
     return gather_prefill(
         query,
         cache.kv,
@@ -25,7 +25,6 @@ def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | N
         plan=plan,
         new_tokens=plan.first_queries.diff().tolist(),
         context_tokens=plan.context_tokens.tolist(),
-        window=window,
         scales=cache.scales,
     )
 
@@ -34,23 +33,27 @@ def a_tile(query: torch.Tensor, group: int) -> Tile:
     return Tile.of(gpu_of(query.device), group=group, dim=query.shape[2], dtype=query.dtype)
 
 
-@pytest.fixture(params=["paged", "masked", "merged"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
-    if request.param == "merged":
-        monkeypatch.setattr(dense, "MOST_MASKED_PAIRS", 0)
-    return paged if request.param == "paged" else gathered
+@pytest.fixture(params=[paged, gathered], ids=lambda way: way.__name__)
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
+    return chosen
 
 
 CASES = [
     (3, 3, 32, [1, 63, 64], [1, 63, 130], None),
     (8, 2, 48, [65, 2], [65, 64], None),
     (5, 1, 64, [40], [200], None),
+]
+WINDOWED = [
     (8, 2, 32, [70, 1], [150, 64], 66),
     (4, 1, 128, [3], [65], 1),
 ]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "new", "contexts", "window"), CASES)
+@pytest.mark.parametrize(
+    ("way", "heads", "kv_heads", "dim", "new", "contexts", "window"),
+    [*((paged, *case) for case in CASES + WINDOWED), *((gathered, *case) for case in CASES)],
+)
 def test_each_token_attends_to_what_came_before(
     device: torch.device,
     dtype: torch.dtype,
@@ -68,7 +71,7 @@ def test_each_token_attends_to_what_came_before(
     query = torch.randn(sum(new), heads, dim, device=device).to(dtype)
     plan = plan_prefill(new, contexts, tile=a_tile(query, heads // kv_heads), device=device)
     expected = paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window)
-    close(way(query, cache, plan, window), expected)
+    close(way(query, cache, plan, **({} if window is None else {"window": window})), expected)
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -80,6 +83,24 @@ def test_each_token_attends_to_what_is_kept(
     plan = plan_prefill([70], [130], tile=a_tile(query, 2), device=device)
     shared = {"tables": cache.tables, "plan": plan, "scales": cache.scales}
     close(way(query, cache, plan), paged_prefill_reference(query, cache.kv, **shared))
+
+
+def test_dense_attention_needs_no_mask_for_any_chunk(device: torch.device, a_cache: Callable[..., Any]) -> None:
+    """A mask of a chunk of 2048 tokens has 4 MiB, and was made in every layer."""
+    called: list[Any] = []
+
+    class Listening(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    cache = a_cache([70], kv_heads=1, dim=32, stored=dtype)
+    query = torch.randn(40, 2, 32, device=device).to(dtype)
+    with Listening():
+        gathered(query, cache, plan_prefill([40], [70], tile=a_tile(query, 2), device=device))
+    assert called
+    assert torch.nn.functional.scaled_dot_product_attention not in called
 
 
 def test_a_result_does_not_depend_on_how_a_prompt_is_cut(
