@@ -48,7 +48,7 @@ sys.path.insert(0, str(ROOT))
 
 from policies.sla.parse import parse
 from router.start.app import Router
-from router.start.collector import spare_what_stays
+from shards.collector import spare_what_stays
 from tests.engines.programs import ENGINES, free_ports
 
 MODEL, EVENTS, EVERY_S = "m", 33, 0.01

@@ -74,7 +74,8 @@ class Explanation:
     for the full backend `awaits` if there is one, although others may have room. `prefill` says which other backend
     computes the prompt, if any, and `fetch` what the chosen one fetches of its KV instead of computing it. If
     `prompt_tokens` is an estimate, the interval `likely_prompt_tokens` holds nine of ten such prompts. `documents` are
-    the ids of its documents in the order of the prompt. `facts` are the other facts that a rule of the file tests, by
+    the ids of its documents in the order of the prompt. `shares` are those of the rule's pools, if it has any; then
+    `pools` has the one for this request. `facts` are the other facts that a rule of the file tests, by
     name.
     """
 
@@ -108,6 +109,7 @@ class Explanation:
     prefill: PrefillLeg | None = None
     fetch: Fetch | None = None
     documents: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
@@ -135,7 +137,8 @@ def explain(
         rank=ruling.rank,
         targets=dict(_targets(ruling.service_class)),
         on_miss=tuple(map(str, config.on_miss.get(ruling.service_class.name, ()))),
-        pools=ruling.pools,
+        pools=request.pools,
+        shares=dict(split.shares) if (split := config.rules[ruling.rule - 1].split) else {},
         policy=ruling.policy,
         weights=weights,
         counted=tuple(name for name in weights if all(each.scores.get(name) is not None for each in candidates)),

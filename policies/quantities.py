@@ -104,6 +104,15 @@ def read_share(text: str) -> float:
     return number
 
 
+@_scalar({"type": ["number", "string"], "minimum": 0, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})
+def read_part(text: str) -> float:
+    """A part in proportion to others: 95, 5%. 0 is none."""
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be a part in proportion to the others, like 95 or 5%, not {quoted(text)}")
+    return float(match[1].replace("_", ""))
+
+
 @_scalar({"enum": [*QUANTILES]})
 def read_quantile(text: str) -> float:
     """A quantile by name: p50, p90, p95 or p99."""

@@ -11,6 +11,7 @@ import msgspec
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import ServiceClass, Tenant
+from policies.split import Split
 from policies.suggest import did_you_mean
 
 
@@ -214,12 +215,14 @@ def stated(facts: Facts, given: Mapping[str, object]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests that match `when` get this class, these pools (None: any) and this policy."""
+    """Requests that match `when` get this class, these pools (None: any) and this policy. With a `split`, each request
+    goes to one of the pools."""
 
     service_class: str
     when: When = When()
     pools: tuple[str, ...] | None = None
     policy: str = "default"
+    split: Split | None = None
 
 
 class Ruling(msgspec.Struct, frozen=True):

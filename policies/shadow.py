@@ -54,7 +54,8 @@ def differences(
         theirs = classify(replace(facts, tenant=tenant), shadow)
     except ExpectedError as refusal:
         return (Difference("refused", ruling.service_class.name, refusal.code),)
-    return (*_ruled(ruling, theirs), *_placed(_under(request, theirs), decision, shadow.policies[theirs.policy], view))
+    asked = _under(request, ruling, theirs)
+    return (*_ruled(ruling, theirs), *_placed(asked, decision, shadow.policies[theirs.policy], view))
 
 
 def _ruled(ours: Ruling, theirs: Ruling) -> Iterator[Difference]:
@@ -79,13 +80,14 @@ def _placed(request: Request, decision: Decision, policy: Policy, view: ClusterV
     yield Difference("backend", mine or "none", other or "none")
 
 
-def _under(request: Request, ruling: Ruling) -> Request:
+def _under(request: Request, ours: Ruling, ruling: Ruling) -> Request:
     given = ruling.service_class
     return replace(
         request,
         service_class=given.name,
         rank=ruling.rank,
-        pools=ruling.pools,
+        # of the same pools it has the same share
+        pools=request.pools if ours.pools == ruling.pools else ruling.pools,
         policy=ruling.policy,
         preemptible=given.preemptible,
         prefill_slice_tokens=given.prefill_slice_tokens,

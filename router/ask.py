@@ -95,6 +95,8 @@ class Ask(msgspec.Struct, frozen=True):
     needs: frozenset[Capability] = frozenset()
     priority: str | None = None
     session: str | None = None
+    user: str | None = None
+    """The client's name for its user."""
     deadline_s: float | None = None
     avoiding: frozenset[str] = frozenset()
     yields: bool = False

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.nouns import Tenant
-from policies.quantities import read_range
+from policies.quantities import read_part, read_range, read_yes
 from policies.rules import FACTS, Fact, Rule, When, may_use
-from policies.shapes import TEXT, Key, Many, Named, Shape, Table
+from policies.shapes import TEXT, Either, Key, Many, Named, Shape, Table
 from policies.sla.fields import Field, Section
 from policies.sla.reach import Reach, TooManyRulesError
+from policies.split import Split
 
 _FORMS: Mapping[str, Shape] = {"text": Many(TEXT), "number": Many(read_range), "named": Named(Many(TEXT), free=True)}
 
@@ -20,7 +21,12 @@ RULE = Table(
     {
         "when": Key(WHEN, "the condition: every key in it must match, of a list any entry; default always"),
         "class": Key(TEXT, "the service class", required=True),
-        "pools": Key(Many(TEXT), "pools where it may run: names, or any; default any"),
+        "pools": Key(
+            Either((Many(TEXT), Named(read_part, free=True))),
+            "pools where it may run: names, or any; default any. With shares, {stable: 95, canary: 5}, each request "
+            "runs in one of them",
+        ),
+        "rollback": Key(read_yes, "whether a pool with a smaller share loses it if it does worse; default true"),
         "policy": Key(TEXT, "the policy that chooses a backend; default `default`"),
     }
 )
@@ -55,11 +61,13 @@ def _read_rule(field: Field, names: Names) -> Rule | None:
     section = field.section(RULE)
     given, policy, chosen = section.get("class"), section.get("policy"), None
     when = _read_when(section.section("when"), names)
-    pools = _read_pools(section.get("pools"), names)
+    pools, split = _read_pools(section.get("pools"), names, rolls_back=section.read("rollback", True))
+    if split is None and (alone := section.get("rollback")) is not None:
+        alone.complain("needs pools with shares (write pools: {stable: 95, canary: 5}, or drop it)")
     if policy:
         chosen = policy.one_of(names.policies, what="policy")
     service_class = given.one_of(names.classes, what="class") if given else None
-    return Rule(service_class, when, pools, chosen or "default") if service_class else None
+    return Rule(service_class, when, pools, chosen or "default", split) if service_class else None
 
 
 def _read_when(section: Section, names: Names) -> When:
@@ -97,10 +105,26 @@ def _refuse_repeated_headers(field: Field) -> None:
         seen.add(name.lower())
 
 
-def _read_pools(field: Field | None, names: Names) -> tuple[str, ...] | None:
+def _read_pools(field: Field | None, names: Names, *, rolls_back: bool) -> tuple[tuple[str, ...] | None, Split | None]:
+    """The pools, and how they share the requests."""
     if field is None or field.node.value == "any":
-        return None
-    return field.some_of(names.pools, what="pool")
+        return None, None
+    if not isinstance(field.node.value, dict):
+        return field.some_of(names.pools, what="pool"), None
+    parts: dict[str, float] = {}
+    for pool, entry in field.entries().items():
+        if pool not in names.pools:
+            entry.complain_of_name(pool, names.pools, what="pool")
+        elif (part := entry.read(read_part)) is not None:
+            parts[pool] = part
+    whole = sum(parts.values())
+    if not field.is_sound():
+        return tuple(parts), None
+    if whole == 0:
+        field.complain("no pool has a share (write {stable: 95, canary: 5})")
+        return None, None
+    shares = tuple((pool, part / whole) for pool, part in parts.items() if part)
+    return tuple(pool for pool, _ in shares), Split(shares, rolls_back=rolls_back) if len(shares) > 1 else None
 
 
 def _check_reach(field: Field, entries: Sequence[Field], rules: Sequence[Rule], names: Names) -> None:

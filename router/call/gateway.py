@@ -20,6 +20,7 @@ from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.observer import Observer
 from router.call.prefill import FirstLegs
+from router.call.splits import Splits
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
@@ -66,6 +67,7 @@ class Gateway:
     poison: PoisonRequests
     hedges: HedgeBudget
     first_legs: FirstLegs
+    splits: Splits
     shadow: Config | None = None
     replicas: Replicas | None = None
 

@@ -72,6 +72,7 @@ from router.call.prepare import (
 )
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
+from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
@@ -339,6 +340,10 @@ class _Call(msgspec.Struct, frozen=True):
         if isinstance(failure, BackendFailed | Overloaded):
             _log.warning("request %s: %s", bid.request.id, failure)
             gateway.beliefs.failed(placed.chosen.name)
+            if isinstance(failure, BackendFailed):
+                self._note_split(placed, has_failed=True)
+            # the other pools of a split may take over
+            bid.request = replace(bid.request, pools=self.ruling.pools)
         if not bid.may_retry(placed, failure, gateway.clock()):
             raise failure
         if not has_other:
@@ -410,6 +415,8 @@ class _Call(msgspec.Struct, frozen=True):
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         bid.ended(flight, placed.chosen)
+        if flight.answered and placed.chosen.name not in bid.failed:
+            self._note_split(placed)
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
         if flight.answered or drawn_tokens:
             # a caller that left gets no usage from the backend
@@ -535,6 +542,25 @@ class _Call(msgspec.Struct, frozen=True):
         clock = self.gateway.clock
         return Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, clock, on_won)
 
+    def _pools(self, model: ServedModel) -> tuple[str, ...] | None:
+        """Those that the rule allows; of a split, the one for this session, user or call, if that serves the model."""
+        rule = self.config.rules[self.ruling.rule - 1]
+        if rule.split is None:
+            return self.ruling.pools
+        key = f"{self.facts.tenant.name} {self.ask.session or self.ask.user or self.caller.id}"
+        pool = self.gateway.splits.pool_of(rule, key)
+        return (pool,) if self.gateway.cluster.serves(pool, model.name) else self.ruling.pools
+
+    def _note_split(self, placed: Placed, *, has_failed: bool = False) -> None:
+        """Count how the request of `placed` ended, if its rule has a split."""
+        rule = self.config.rules[self.ruling.rule - 1]
+        if rule.split is None:
+            return
+        flight, service_class = placed.flight, self.ruling.service_class
+        is_late = not has_failed and has_missed(flight, placed.bid.arrived_at, service_class)
+        how: How = "failed" if has_failed else "missed" if is_late else "kept"
+        self.gateway.splits.ended(rule, placed.chosen.pool, how, service_class)
+
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name
         needs, sampling = wishes(ask, tokens)
@@ -552,7 +578,7 @@ class _Call(msgspec.Struct, frozen=True):
             rank=ruling.rank,
             priority=ask.priority,
             block_keys=tokens.keys,
-            pools=ruling.pools,
+            pools=self._pools(model),
             policy=ruling.policy,
             session=ask.session,
             deadline_s=ask.deadline_s,

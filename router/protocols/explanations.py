@@ -175,7 +175,9 @@ def _rule_lines(explanation: Explanation) -> Iterator[str]:
         yield f"targets   {', '.join(targets)}"
     if explanation.on_miss:
         yield f"on miss   {', then '.join(explanation.on_miss)}"
-    yield f"pools     {'any' if explanation.pools is None else ', '.join(explanation.pools)}"
+    shares = ", ".join(f"{pool} {share:.4g}" for pool, share in explanation.shares.items())
+    shared = f" (shares: {shares})" if shares else ""
+    yield f"pools     {'any' if explanation.pools is None else ', '.join(explanation.pools)}{shared}"
     yield f"policy    {explanation.policy}"
 
 

@@ -23,6 +23,7 @@ from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
 from router.call.prefill import FirstLegs
+from router.call.splits import Splits
 from router.call.tracing import Tracing
 from router.call.warming import GatewayWarmer
 from router.fleet.beliefs import Beliefs
@@ -122,7 +123,9 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         poison=PoisonRequests(),
         hedges=HedgeBudget(),
         first_legs=FirstLegs(cluster, base.clock),
+        splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )
+    gateway.splits.follow(config.rules)
     board = Board(
         base.clock,
         lambda: in_force().prices,

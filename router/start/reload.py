@@ -105,6 +105,7 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
     if config.pools != gateway.config.pools:
         _change_pools(gateway, config)
     gateway.config = config
+    gateway.splits.follow(config.rules)
     gateway.bodies.resize(gateway.config.server.memory_bytes)
     operations.telemetry.config(after.config.version)
     # requests in the queue may be admitted under the new limits

@@ -403,6 +403,10 @@ class Cluster:
             ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
         return ready
 
+    def serves(self, pool: str, model: str) -> bool:
+        """Has `pool` a backend that is well and serves `model`?"""
+        return any(member.backend.pool == pool and member.may_serve(model) for member in self._members.values())
+
     def is_ill(self, name: str) -> bool:
         """Is `name` there, and ill or still on trial?"""
         return name in self._members and not self._members[name].health.is_well

@@ -12,6 +12,7 @@ from policies.errors import InvalidRequest
 from policies.nouns import Outcome
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
+from router.call.splits import Standing
 from router.operate.admin.clearing import clear_cache, named_tenant
 from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, read_json
@@ -53,10 +54,18 @@ def add_operating(routes: Routes, operations: Operations) -> None:
         headers["Content-Type"] = "text/csv; charset=utf-8"
         return Response(200, _as_csv(list(_usage(board))).encode(), headers)
 
+    async def splits(_: Request) -> Response:
+        return json_reply({"splits": [_shown_standing(each) for each in gateway.splits.standings()]})
+
+    async def restore(_: Request) -> Response:
+        return json_reply({"restored": gateway.splits.restore()})
+
     # the name of a rank has a slash
     routes.add("PATCH", "/admin/backends/{name:path}", change_backend)
     routes.add("DELETE", "/admin/tenants/{tenant}/cache", clear)
     routes.add("GET", "/admin/prefixes", prefixes)
+    routes.add("GET", "/admin/splits", splits)
+    routes.add("POST", "/admin/splits/restore", restore)
     routes.add("GET", "/admin/usage", usage)
     routes.add("GET", "/admin/usage.csv", usage_csv)
 
@@ -82,6 +91,13 @@ def _read_change(wanted: Any) -> tuple[bool | None, float | None]:
         hint = "to stop its traffic, drain the backend"
         raise InvalidRequest(f"weight must be a number above 0 and at most {_MOST_WEIGHT:g}", hint=hint, param="weight")
     return draining, weight
+
+
+def _shown_standing(standing: Standing) -> dict[str, Any]:
+    tally = standing.tally
+    counts = {"requests": tally.ended, "failed": tally.failed, "missed": tally.missed}
+    lost = {} if standing.lost is None else {"lost_because": standing.lost}
+    return {"rule": standing.rule, "pool": standing.pool, "share": standing.share, **counts, **lost}
 
 
 def _usage(board: Board) -> Iterator[dict[str, Any]]:

@@ -142,6 +142,22 @@ class PrefixRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitRow:
+    """One pool of a rule with shares: the `share` in force, and how the requests of the last minutes ended there.
+
+    `lost_because` says why it lost its share; empty if it has it.
+    """
+
+    rule: int
+    pool: str
+    share: float
+    requests: int
+    failed: int
+    missed: int
+    lost_because: str
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionRow:
     """One row of the stream: a decision, or a call that was rejected before one. `at` is Unix time.
 
@@ -220,3 +236,4 @@ class Snapshot:
     decisions: tuple[DecisionRow, ...]
     prefixes: tuple[PrefixRow, ...] = ()
     all_prefixes: int = 0
+    splits: tuple[SplitRow, ...] = ()

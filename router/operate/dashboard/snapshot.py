@@ -12,6 +12,7 @@ from policies.nouns import BackendView, Request, ServiceClass, Tenant
 from policies.prefix.parity import ParityReport, Trust
 from policies.quota.budget import Descriptor, meters
 from router.call.gateway import Gateway
+from router.call.splits import Standing
 from router.fleet.prompt_keys import PromptKeys
 from router.operate.dashboard.board import Row, Totals
 from router.operate.dashboard.nouns import (
@@ -24,6 +25,7 @@ from router.operate.dashboard.nouns import (
     PrefixRow,
     ScoreRow,
     Snapshot,
+    SplitRow,
     TargetMeasure,
     TenantRow,
 )
@@ -72,6 +74,7 @@ async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
         decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
         prefixes=tuple(_prefix_row(prefix, unix) for prefix in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
         all_prefixes=len(prefixes),
+        splits=tuple(map(_split_row, gateway.splits.standings())),
     )
 
 
@@ -266,6 +269,12 @@ def _state(view: BackendView, trouble: Trouble | None) -> str:
 def _urgency(prefix: Prefix) -> tuple[bool, float]:
     """Sort key: prefixes with a problem first, then the newest."""
     return (prefix.state == "ready" and not prefix.trouble, -prefix.created_at)
+
+
+def _split_row(standing: Standing) -> SplitRow:
+    tally = standing.tally
+    counts = (tally.ended, tally.failed, tally.missed)
+    return SplitRow(standing.rule, standing.pool, standing.share, *counts, standing.lost or "")
 
 
 def _prefix_row(prefix: Prefix, unix: float) -> PrefixRow:

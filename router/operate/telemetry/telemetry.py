@@ -96,6 +96,9 @@ class Telemetry:
             "Predicted misses of a target, by the step of on_miss tried",
             ("service_class", "step"),
         )
+        self._splits = made.counter(
+            "split_requests", "Requests of rules with shares, by how they ended at a pool", ("rule", "pool", "how")
+        )
         self._shadow = made.counter(
             "shadow_differences", "Decisions by how the shadow file's decision differs, or none", ("what",)
         )
@@ -200,6 +203,10 @@ class Telemetry:
     def undecided(self, count: int) -> None:
         """`count` lines of the decision log were dropped. Safe from any thread."""
         self._events["decision_log_dropped"].inc(count)
+
+    def split(self, rule: int, pool: str, how: str) -> None:
+        """A request of rule number `rule`, which has shares, ended so at `pool`: kept, missed or failed."""
+        self._splits[str(rule), pool, how].inc()
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count how the shadow file's decision for `request` differs."""

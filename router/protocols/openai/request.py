@@ -214,6 +214,7 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
         "include_usage": bool(options and options.include_usage),
         "priority": headers.get("x-pointsman-priority") or None,
         "session": headers.get("x-pointsman-session") or None,
+        "user": fields.user or None,
         "explain": headers.get("x-pointsman-explain") == "1",
         "metadata": _texts_in(fields.metadata) if fields.metadata else {},
         "headers": headers,

@@ -83,7 +83,7 @@ def kinds() -> Iterator[Mutation]:
     yield Mutation("saas", "weight: 2 ", "weight:   ", "must be text, not empty")
     yield Mutation("saas", "limits: {requests_per_minute: 120,", "limits: 7\n    x: {a: 120,", "must be a mapping")
     yield Mutation(
-        "mixed-fleet", "[vllm, own], policy: spread", "{vllm: own}, policy: spread", "must be text, not a mapping"
+        "mixed-fleet", "[vllm, own], policy: spread", "{vllm: own}, policy: spread", "must be a part in proportion"
     )
     yield Mutation("one-tenant", "anonymous: true", "anonymous: yes please", "must be true or false")
     yield Mutation("saas", "cost: {", "cost: [1, 2, 3]\nx: {", "must be a mapping")

@@ -1,4 +1,5 @@
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -420,3 +421,50 @@ def test_an_operators_port_for_others_needs_keys_before_it_is_started(admin: str
 @pytest.mark.parametrize("admin", ["127.0.0.1:8082", "localhost:8082", "[::1]:8082"])
 def test_an_operators_port_for_this_machine_alone_needs_none(admin: str) -> None:
     assert parse(f"server: {{admin: '{admin}'}}").server.admin == admin
+
+
+SHARED = """
+classes: {chat: {}}
+pools: {a: {kind: fake, at: "x:1"}, b: {kind: fake, at: "y:1"}}
+rules: [{class: chat, pools: %s}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("pools", "shares"),
+    [
+        ("{a: 95, b: 5}", (("a", 0.95), ("b", 0.05))),
+        ("{a: 95%, b: 5%}", (("a", 0.95), ("b", 0.05))),
+        ("{a: 3, b: 1}", (("a", 0.75), ("b", 0.25))),
+    ],
+)
+def test_pools_of_a_rule_may_have_shares(pools: str, shares: tuple[tuple[str, float], ...]) -> None:
+    (rule,) = parse(SHARED % pools).rules
+    assert rule.pools == ("a", "b")
+    assert rule.split is not None
+    assert (rule.split.shares, rule.split.stable, rule.split.rolls_back) == (shares, "a", True)
+
+
+def test_a_pool_without_a_part_is_not_used_and_one_alone_needs_no_share() -> None:
+    (rule,) = parse(SHARED % "{a: 0, b: 5}").rules
+    assert (rule.pools, rule.split) == (("b",), None)
+
+
+def test_the_rollback_of_shares_can_be_switched_off() -> None:
+    (rule,) = parse(SHARED % "{a: 95, b: 5}, rollback: false").rules
+    assert rule.split is not None
+    assert not rule.split.rolls_back
+
+
+@pytest.mark.parametrize(
+    ("pools", "complaint"),
+    [
+        ("{a: 95, c: 5}", "there is no pool 'c'"),
+        ("{a: 0, b: 0}", "no pool has a share"),
+        ("{a: many, b: 5}", "must be a part in proportion to the others, like 95 or 5%, not 'many'"),
+        ("[a, b], rollback: true", "needs pools with shares"),
+    ],
+)
+def test_a_wrong_share_is_explained(pools: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse(SHARED % pools)

@@ -5,9 +5,9 @@ import { bar, bullet, clock, count, h, row, seconds, share, strip, sync, trend }
 const MOST_LISTED = 100;
 const TREND = 90;
 const SIGNS = { well: "✓", draining: "◐", ill: "✕", unreached: "○", finished: "✓", running: "◐", retried: "✕",
-  cancelled: "○", rejected: "✕", evicted: "✕", failed: "✕", ready: "✓", warming: "◐", partial: "◐", lost: "✕" };
-const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried", "partial", "lost"]);
-const GOOD = new Set(["well", "finished", "ready"]);
+  cancelled: "○", rejected: "✕", evicted: "✕", failed: "✕", ready: "✓", "in force": "✓", "rolled back": "✕", warming: "◐", partial: "◐", lost: "✕" };
+const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried", "partial", "lost", "rolled back"]);
+const GOOD = new Set(["well", "finished", "ready", "in force"]);
 
 const body = (id) => document.querySelector(`#${id} tbody`);
 const sum = (numbers) => Object.values(numbers).reduce((total, number) => total + number, 0);
@@ -156,6 +156,16 @@ export function prefixes(now) {
     lasting(prefix.left_s),
   ];
   sync(body("prefixes"), now.prefixes, (prefix) => `${prefix.tenant}/${prefix.id}`, () => row(cells, ["", "", "", "n", "", "n"]));
+}
+
+export function splits(now) {
+  document.querySelector("#shared").hidden = !now.splits.length;
+  const cells = (split) => [
+    `rule ${split.rule}`, h("strong", {}, split.pool), [bar(split.share, { width: 120 }), ` ${share(split.share)}`],
+    count(split.requests), count(split.failed), count(split.missed),
+    split.lost_because ? [sign("rolled back"), h("small", { class: "reason" }, split.lost_because)] : sign("in force"),
+  ];
+  sync(body("splits"), now.splits, (split) => `${split.rule}/${split.pool}`, () => row(cells, ["", "", "", "n", "n", "n", ""]));
 }
 
 const searched = (row) => `${row.tenant} ${row.service_class} ${row.model} ${row.chosen} ${row.outcome} ${row.code} ${row.why} ${row.request}`.toLowerCase();

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
-from tests.router.operate.dashboard.scene import PacedBackend
-from tests.router.operate.dashboard.test_routes import an_operator
+from policies.sla.config import Config
+from policies.split import Split
+from tests.router.operate.dashboard.scene import PacedBackend, a_running_scene, a_scene
+from tests.router.operate.dashboard.test_routes import Operator, an_operator
 from tests.router.parts import ScriptedBackend
 
 
@@ -100,3 +104,46 @@ async def test_the_cache_of_a_tenant_that_is_not_there_is_not_cleared() -> None:
             "tenant",
             True,
         )
+
+
+def shared(**shares: int) -> Config:
+    """The scene with two pools that share the requests of its last rule."""
+    config = a_scene()
+    pools = {name: replace(config.pools["own"], name=name) for name in shares}
+    split = Split(tuple((name, share / 100) for name, share in shares.items()))
+    return replace(config, pools=pools, rules=(replace(config.rules[-1], pools=tuple(shares), split=split),))
+
+
+async def test_operators_see_shares_and_restore_those_that_were_lost() -> None:
+    backends = PacedBackend("own-0"), PacedBackend("new-0", pool="new")
+    async with a_running_scene(*backends, config=shared(own=60, new=40)) as router, aiohttp.ClientSession() as http:
+        operator = Operator(router, http)
+        status, reply = await operator.call("GET", "/admin/splits")
+        assert (status, reply["splits"]) == (
+            200,
+            [
+                {"rule": 1, "pool": "own", "share": 0.6, "requests": 0, "failed": 0, "missed": 0},
+                {"rule": 1, "pool": "new", "share": 0.4, "requests": 0, "failed": 0, "missed": 0},
+            ],
+        )
+        (rule,) = router.gateway.config.rules
+        for _ in range(3):
+            router.gateway.splits.ended(rule, "new", "failed", router.gateway.config.classes["interactive"])
+        _, reply = await operator.call("GET", "/admin/splits")
+        assert reply["splits"][1] == {
+            "rule": 1,
+            "pool": "new",
+            "share": 0.0,
+            "requests": 3,
+            "failed": 3,
+            "missed": 0,
+            "lost_because": "3 of 3 requests failed, and 0 of 0 at the stable pool",
+        }
+        shown = (await operator.snapshot()).splits
+        assert [(row.pool, row.share, row.requests, bool(row.lost_because)) for row in shown] == [
+            ("own", 1.0, 0, False),
+            ("new", 0.0, 3, True),
+        ]
+        assert await operator.call("POST", "/admin/splits/restore") == (200, {"restored": 1})
+        _, reply = await operator.call("GET", "/admin/splits")
+        assert reply["splits"][1]["share"] == 0.4

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from policies.rules import Rule
+from policies.split import Split
 from tests.router.operate.dashboard.browser import PROGRAM, Page, a_browser, a_page
 from tests.router.operate.dashboard.scene import PacedBackend, a_document, keep
 from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, Operator, an_operator
@@ -64,6 +66,24 @@ async def test_prefixes_that_are_kept_are_shown_with_where_they_stay(browser: st
         for prefix in operator.router.gateway.prefixes.of():
             await operator.router.gateway.prefixes.drop(prefix.tenant, prefix.id)
         await page.until("document.querySelector('#kept').hidden")
+
+
+async def test_pools_that_share_requests_are_shown_with_what_they_lost(browser: str) -> None:
+    async with a_dashboard(browser, PacedBackend("own-0"), PacedBackend("new-0", pool="new")) as (operator, page):
+        await page.until(SHOWN)
+        assert await page.run("document.querySelector('#shared').hidden")
+        gateway = operator.router.gateway
+        split = Split((("own", 0.9), ("new", 0.1)))
+        rule = Rule("interactive", pools=("own", "new"), split=split)
+        gateway.splits.follow((rule,))
+        await page.until("!document.querySelector('#shared').hidden")
+        shown = await page.text("#splits tbody")
+        assert all(word in shown for word in ("rule 1", "own", "90 %", "10 %", "✓ in force"))
+        for _ in range(3):
+            gateway.splits.ended(rule, "new", "failed", gateway.config.classes["interactive"])
+        await page.until("/rolled back/.test(document.querySelector('#splits').innerText)")
+        shown = await page.text("#splits tbody")
+        assert all(word in shown for word in ("100 %", "0 %", "✕ rolled back", "3 of 3 requests failed"))
 
 
 async def test_a_decision_is_found_and_opened_with_the_keyboard_alone(browser: str) -> None:
