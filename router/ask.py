@@ -35,6 +35,8 @@ class Chat(msgspec.Struct, frozen=True):
     parts: Mapping[int, Sequence[Mapping[str, Any]]] = msgspec.field(default_factory=dict)
     template: str | None = None
     """The client's own chat template."""
+    starts: str = ""
+    """Each text that begins with this word behind a line break may come again at another place, behind other texts."""
 
 
 class AskDocument(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -143,6 +143,17 @@ class PrefixIndex:
         if holes:
             falls += walk(self._changes(keys, masks), wanted & holes, len(keys))
         return self._matches(falls)
+
+    def holders(self, but: Collection[str] = ()) -> tuple[Callable[[int], int], int]:
+        """A lookup of the holders of a block, as bits, by its key, and the bits of all backends that are not in `but`.
+
+        Bits beyond those mean nothing. A backend has one bit, whatever the tiers are. Valid until the next change.
+        """
+        members, masks, seek, cells = self._members, self._reached(), self._table.seek, self._table.cells
+        bits, slowest = members.firsts, len(TIERS) - 1 if members.has_slower else 0
+        for name in but:
+            bits &= ~members.bits(name)
+        return lambda key: masks[cells[seek(key or 1)] & MOST_VALUE], bits << slowest
 
     def check(self) -> None:
         """Assert that table, sets and members agree, and that the bound holds."""

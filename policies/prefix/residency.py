@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,6 +111,11 @@ class _Cache:
                 low = middle
         return high
 
+    def holds(self, key: int, depth: int) -> bool:
+        """Whether the block `key`, behind `depth` others, is there more likely than not. Deep ones are not recorded."""
+        place = self.table.find(key or 1) if depth < _RUNGS.each else None
+        return place is not None and self.clock - (self.table.cells[place] >> VALUE_BITS) <= self.capacity.blocks
+
     def distances(self, rungs: Sequence[int], known: int) -> tuple[tuple[int, int], ...]:
         """(depth, blocks computed since) of some of the first `known` rungs."""
         last = _RUNGS.blocks(known) - 1
@@ -210,6 +216,14 @@ class Residency:
         """How many of the first blocks of a prompt `backend` was sent before, whether or not they are still there."""
         cache = self._caches.get(backend)
         return 0 if cache is None else _RUNGS.blocks(cache.known(_RUNGS.of(keys)))
+
+    def newest(self, most: int, *, but: Callable[[str], bool] = lambda _: False) -> list[Callable[[int, int], bool]]:
+        """Lookups of single blocks, by key and depth, at the backends that were sent prompts last, at most `most`.
+
+        Valid until the next change. Backends in `but` are left out.
+        """
+        caches = (cache for name, cache in self._caches.items() if not but(name))
+        return [cache.holds for cache in heapq.nlargest(most, caches, key=lambda cache: cache.sent_at)]
 
     def answered(self, backend: str, blocks: int) -> None:
         """Record that `backend` has drawn an answer of so many blocks, which are in its cache too."""

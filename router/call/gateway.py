@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from policies.hedging import HedgeBudget
 from policies.learning.answer_length import AnswerLengths
+from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
 from policies.poison import PoisonRequests
@@ -66,6 +67,7 @@ class Gateway:
     prefixes: Prefixes
     poison: PoisonRequests
     hedges: HedgeBudget
+    documents: DocumentUses
     first_legs: FirstLegs
     splits: Splits
     shadow: Config | None = None
@@ -105,7 +107,8 @@ class Gateway:
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
-        for part in (*parts, self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.poison, self.hedges):
+        texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents)
+        for part in (*parts, *texts, self.poison, self.hedges):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -106,7 +106,7 @@ async def serve(
                 async with within(ask.deadline_s):
                     model = find_model(ask.model, tenant, gateway)
                     account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-                    ask = await with_documents(ask, held)
+                    ask = await with_documents(ask, model, tenant, gateway, held)
                     inputs = await tokenize(ask, model, tenant, gateway)
                     pairs = zip(inputs, ask.bodies, strict=True)
                     prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]

@@ -28,7 +28,7 @@ from router.fleet.prompt_keys import NO_DOMAIN, PromptKeys
 from router.text.cuts import UncuttableError
 from router.text.estimates import estimated
 from router.text.text_tokenizer import TooManyTokensError
-from router.text.tokenize import How, Tokens
+from router.text.tokenize import How, ModelText, Tokens
 from shards.kv.keys import root_key
 
 UNKNOWN_ROOM_TOKENS = 4096
@@ -81,17 +81,8 @@ async def tokenize(
     Prompts with images are estimated too: only their engine knows how many tokens an image becomes. Raises
     InvalidRequest, Overloaded, and what the engine objects to where the client asked for the tokens.
     """
-    name = _backends_name(model, gateway.config)
-    how = How(
-        root_key(name, tenant.domain),
-        vocabulary=model.vocabulary,
-        echo=ask.echo,
-        is_sent=model.speaks_tokens,
-        shows_barred_tools=_shows_barred_tools(model, gateway.config),
-        reading=_reading(ask, model),
-        most_tokens=None if is_asked else _most_tokens(ask, model),
-    )
-    if _may_be_read(ask, model) and (text := await gateway.sources.text_of(model)) is not None:
+    how = how_read(ask, model, tenant, gateway, is_asked=is_asked)
+    if (text := await text_of_model(ask, model, gateway)) is not None:
         try:
             return await gateway.tokenizers.tokens(ask, text, how, tenant.name)
         except TooManyTokensError as error:
@@ -101,18 +92,46 @@ async def tokenize(
             if model.speaks_tokens:
                 message = "the prompt has no place where it could be cut to be tokenized"
                 raise InvalidRequest(message, hint="break it into lines or words", param=ask.subject) from None
-    if is_asked or (_may_be_asked_for(ask) and gateway.sources.asks_engine(model)):
-        readers = readers_of(model, gateway)
-        if readers and (is_asked or _needs_exact(tenant, readers, gateway)):
-            found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
-            if found is not None:
-                gateway.sources.count_at_engine(model.name)
-                return found
+    if readers := readers_for(ask, model, tenant, gateway, is_asked=is_asked):
+        found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
+        if found is not None:
+            gateway.sources.count_at_engine(model.name)
+            return found
     if model.speaks_tokens and _may_be_asked_for(ask) and not all(isinstance(one, bytes) for one in ask.inputs):
         # estimates are for servers that read text themselves
         hint = "put tokenizer.json beside the checkpoint, or name one with `tokenizer` of the pool; token ids work"
         raise InvalidRequest(f"'{model.name}' has no tokenizer, so it reads no text", hint=hint, param=ask.subject)
-    return estimated(ask, how.root, gateway.text_lengths.of(name))
+    return estimated(ask, how.root, gateway.text_lengths.of(keyed_name(model, gateway.config)))
+
+
+def how_read(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False) -> How:
+    """How the prompts of `ask` become tokens, of any number if the client asked for them."""
+    return How(
+        root_key(keyed_name(model, gateway.config), tenant.domain),
+        vocabulary=model.vocabulary,
+        echo=ask.echo,
+        is_sent=model.speaks_tokens,
+        shows_barred_tools=_shows_barred_tools(model, gateway.config),
+        reading=_reading(ask, model),
+        most_tokens=None if is_asked else _most_tokens(ask, model),
+    )
+
+
+async def text_of_model(ask: Ask, model: ServedModel, gateway: Gateway) -> ModelText | None:
+    """What tokenizes the prompts of `ask` here; None if an engine has to. Raises InvalidRequest."""
+    return await gateway.sources.text_of(model) if _may_be_read(ask, model) else None
+
+
+def readers_for(
+    ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False
+) -> dict[str, TextReader]:
+    """Backends that are asked for the tokens of `ask` where there is no tokenizer here; none if no exact number is
+    needed.
+    """
+    if not is_asked and not (_may_be_asked_for(ask) and gateway.sources.asks_engine(model)):
+        return {}
+    readers = readers_of(model, gateway)
+    return readers if readers and (is_asked or _needs_exact(tenant, readers, gateway)) else {}
 
 
 def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
@@ -183,7 +202,7 @@ def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
 def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
     """The keys that all block keys of cache `domain` come from, one for each model that is served."""
     models = gateway.cluster.models().values()
-    return frozenset(root_key(_backends_name(model, gateway.config), domain) for model in models)
+    return frozenset(root_key(keyed_name(model, gateway.config), domain) for model in models)
 
 
 class LookedUp(NamedTuple):
@@ -199,7 +218,7 @@ class LookedUp(NamedTuple):
 
 def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
     """What backends of `model` hold now of this prompt, which came in `body`."""
-    name = _backends_name(model, gateway.config)
+    name = keyed_name(model, gateway.config)
     keys = PromptKeys(
         tokens.keys,
         name,
@@ -332,7 +351,7 @@ def _beyond_context(prompt: str, ask: Ask, model: ServedModel, left: int = 0) ->
     )
 
 
-def _backends_name(model: ServedModel, config: Config) -> str:
+def keyed_name(model: ServedModel, config: Config) -> str:
     """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
     for name in sorted(model.pools):
         pool = config.pools.get(name)

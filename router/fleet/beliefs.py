@@ -8,6 +8,7 @@ from dataclasses import replace
 from backends.base import rank_name
 from policies.nouns import BackendView, Capability
 from policies.prefix.cached_hints import Hint, from_ttft, from_usage
+from policies.prefix.held_blocks import HeldBlocks
 from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
 from policies.prefix.residency import Guess, Picture, Residency
@@ -16,6 +17,9 @@ from router.fleet.belief_news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from router.fleet.cluster.flights import Flight
 from router.fleet.parity import ParityMonitor
 from router.fleet.prompt_keys import PromptKeys
+
+MOST_LEARNED = 8
+"""Most learned caches in which single blocks are looked up: 1 µs for each of them."""
 
 
 class Beliefs:
@@ -79,6 +83,20 @@ class Beliefs:
         if self._trust < 1.0:
             learnt = {name: match._replace(p_hit=match.p_hit * self._trust) for name, match in learnt.items()}
         return best(matches, learnt, self._speculation.longest(keys, now))
+
+    def held(self, model: str, *, is_exact: bool) -> HeldBlocks:
+        """Which backends hold single blocks of prompts for `model`, as its backends call it; `is_exact`: of token ids.
+
+        Prompts that were only just sent do not count. To be used at once.
+        """
+        broken = self.parity.broken(model) if is_exact else ()
+        names = {name for backend in broken for name in (backend, *self._ranks.get(backend, ()))}
+        in_index, of_index = self.index.holders(but=names)
+        learned = self._residency.newest(
+            MOST_LEARNED,
+            but=lambda name: is_exact and self._events_suffice(name, model) and not self._hides_salts(name),
+        )
+        return HeldBlocks(in_index, of_index if is_exact else 0, learned)
 
     def sent(self, backend: str, prompt: PromptKeys) -> None:
         """`prompt` goes to `backend` now: equal prompts that follow at once should go there too."""

@@ -14,6 +14,7 @@ from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.hedging import HedgeBudget
 from policies.learning.answer_length import AnswerLengths
+from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
 from policies.sla.config import Config
@@ -122,6 +123,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
         poison=PoisonRequests(),
         hedges=HedgeBudget(),
+        documents=DocumentUses(),
         first_legs=FirstLegs(cluster, base.clock),
         splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )

@@ -62,20 +62,30 @@ class Piece(NamedTuple):
     is_last: bool
 
 
-def cut(texts: Iterable[str], places: re.Pattern[str] | None, every: int = CHUNK_CHARACTERS) -> Iterator[Piece]:
+def cut(
+    texts: Iterable[str], places: re.Pattern[str] | None, every: int = CHUNK_CHARACTERS, *, starts: str = ""
+) -> Iterator[Piece]:
     """The text that `texts` are the parts of, in pieces of at least `every` characters that end at `places`.
 
-    A longer text has the same first pieces. Without `places` it stays whole. Raises UncuttableError.
+    A piece also ends where the word `starts` follows a line break, if that is a place. A longer text has the same first
+    pieces. Without `places` it stays whole. Raises UncuttableError.
     """
     rest, seen = "", 0
+    start_of = f"\n{starts}" if starts and places is not None and places.match(f"\n{starts}") else ""
     for part in _slices(texts):
         rest, start = rest + part, 0
-        while places is not None and (found := places.search(rest, max(seen, start + every - 1))):
-            yield Piece(rest[start : found.end()], is_last=False)
-            start = found.end()
+        while places is not None:
+            found = places.search(rest, max(seen, start + every - 1))
+            end = -1 if found is None else found.end()
+            if start_of and (early := rest.find(start_of, max(seen, start), len(rest) if end < 0 else end)) >= 0:
+                end = early + 1
+            if end < 0:
+                break
+            yield Piece(rest[start:end], is_last=False)
+            start = end
         rest = rest[start:]
         # a place at the end may need what follows to be one
-        seen = max(0, len(rest) - PLACE_CHARACTERS + 1)
+        seen = max(0, len(rest) - max(PLACE_CHARACTERS, len(start_of)) + 1)
         if len(rest) > MOST_PIECE_CHARACTERS:
             raise UncuttableError
     yield Piece(rest, is_last=True)

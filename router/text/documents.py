@@ -21,6 +21,9 @@ MARK = "{{documents}}"
 HEADING = "Documents:\n\n"
 """Begins the text of all documents."""
 
+START = "Document "
+"""Begins the text of each document, in a new line."""
+
 COPIES = 5
 """Copies of the documents' text that a call has at once: written, in the chat, in a body, and in the bytes of both."""
 
@@ -28,7 +31,7 @@ COPIES = 5
 def text_of(document: AskDocument) -> str:
     """`document` as it stands in a prompt, between a line break and the next document."""
     title = f": {document.title}" if document.title else ""
-    return f"Document {document.id}{title}\n{document.text}\n\n"
+    return f"{START}{document.id}{title}\n{document.text}\n\n"
 
 
 def written(ask: Ask, documents: Sequence[AskDocument] | None = None) -> Ask:
@@ -76,7 +79,8 @@ def _input(given: Input, text: str) -> Input:
     if not isinstance(given, Chat):
         return given
     parts = {at: [_part(part, text) for part in parts] for at, parts in given.parts.items()}
-    return replace(given, messages=[_message(message, text) for message in given.messages], parts=parts)
+    messages = [_message(message, text) for message in given.messages]
+    return replace(given, messages=messages, parts=parts, starts=START if text else "")
 
 
 def _body(body: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -30,12 +30,21 @@ def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
     return [_estimated(given, ask, root, length) for given in ask.inputs]
 
 
+def keyed_bytes(given: Chat) -> bytes:
+    """The text of which `given` gets its keys, where no tokenizer is known."""
+    return _keyed_text(given, _tools_in(given)).encode("utf-8", "surrogatepass")
+
+
+def _tools_in(given: Input) -> str:
+    return msgspec.json.encode(given.tools).decode() if isinstance(given, Chat) and given.tools else ""
+
+
 def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
     if isinstance(given, bytes):
         is_exact = Capability.EMBEDDINGS not in ask.needs and ask.reading.most_tokens is None
         ids, least = (given, None) if is_exact else (b"", 1)
         return Tokens(max(1, count(given)), ids, block_keys(given, root), least=least)
-    tools = msgspec.json.encode(given.tools).decode() if isinstance(given, Chat) and given.tools else ""
+    tools = _tools_in(given)
     prompt, most = _measured(given, tools), ask.reading.most_tokens
     estimate = length.estimate(prompt)
     if most is not None:

@@ -126,15 +126,16 @@ class TextTokenizer:
         return at_once(self.in_turns([text], domain))
 
     def in_turns(
-        self, texts: Iterable[str], domain: int = 0, most_tokens: int | None = None
+        self, texts: Iterable[str], domain: int = 0, most_tokens: int | None = None, *, starts: str = ""
     ) -> Generator[int, None, bytes]:
         """The ids of the text that `texts` are the parts of, without the tokens that the tokenizer would put around it.
 
         Yields after each batch the number of its characters. What was seen before is remembered for its cache `domain`
-        alone. Raises TooManyTokensError as soon as there are more than `most_tokens`, and UncuttableError.
+        alone; texts that begin with the word `starts` in a new line are, wherever they stand.
+        Raises TooManyTokensError as soon as there are more than `most_tokens`, and UncuttableError.
         """
         owner, found, total = (self._number, domain), list[bytes](), 0
-        for batch in _batches(cut(self._bounded(texts, most_tokens), self.places)):
+        for batch in _batches(cut(self._bounded(texts, most_tokens), self.places, starts=starts)):
             ids = self._known_or_encoded(batch, owner)
             found += ids
             total += sum(map(count, ids))
@@ -142,6 +143,23 @@ class TextTokenizer:
                 raise TooManyTokensError(total, is_exact=batch[-1].is_last)
             yield sum(len(piece.text) for piece in batch)
         return b"".join(found)
+
+    def apart_in_turns(
+        self, texts: Iterable[str], starts: str, domain: int = 0
+    ) -> Generator[int, None, list[bytes] | None]:
+        """The ids of each of `texts`, which ends with a line break and is followed by the word `starts` in some prompt:
+        joined, they are the ids of that prompt. None if this tokenizer has no boundary there.
+
+        Yields and remembers as `in_turns` does. Raises UncuttableError.
+        """
+        if self.places is None or not self.places.match(f"\n{starts}"):
+            return None
+        found, owner = list[bytes](), (self._number, domain)
+        for text in texts:
+            pieces = [Piece(piece.text, is_last=False) for piece in cut([text], self.places, starts=starts)]
+            found.append(b"".join(self._known_or_encoded(pieces, owner)))
+            yield len(text)
+        return found
 
     def require_room(self, characters: int, most_tokens: int | None) -> None:
         """Raise TooManyTokensError if a text of so many `characters` surely has more than `most_tokens`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,12 +94,10 @@ class ModelText:
         Raises InvalidRequest, TooManyTokensError, UncuttableError.
         """
         tool_format = self.template.tool_format
-        if isinstance(given, Chat) and given.bars_tools and not how.shows_barred_tools:
-            given = replace(given, tools=None)
-        if isinstance(given, Chat) and given.forced and how.is_sent and tool_format is None:
-            # the client asked for a call, and a model that was taught no format can be held to any
-            tool_format = HERMES
-            given = given if self.template.shows_tools else with_tools_listed(given)
+        if isinstance(given, Chat):
+            given = self._seen(given, how)
+            if self._needs_format(given, how):
+                tool_format = HERMES
         ids = yield from self._ids(given, how)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
@@ -111,6 +109,32 @@ class ModelText:
             return Tokens(count(ids), ids, keys, text)
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
         return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls)
+
+    def apart_in_turns(
+        self, given: Chat, how: How, mark: str, texts: Sequence[str]
+    ) -> Generator[int, None, list[bytes] | None]:
+        """The ids of the prompt of `given` up to `mark` with the first of `texts`, and those of each other text.
+
+        They are the ids of prompts with these texts in any order behind the first; None if this model's tokens are not
+        separate so. Raises InvalidRequest, UncuttableError.
+        """
+        prompt, found, _ = "".join(self.template.parts(self._seen(given, how))).partition(mark)
+        if not found or how.reading.adds_special:
+            return None
+        start, *others = texts
+        return (yield from self.tokenizer.apart_in_turns([prompt + start, *others], given.starts, how.root))
+
+    def _needs_format(self, given: Chat, how: How) -> bool:
+        """Whether the client asked for a call of a model that was taught no format: it can be held to any."""
+        return bool(given.forced) and how.is_sent and self.template.tool_format is None
+
+    def _seen(self, given: Chat, how: How) -> Chat:
+        """`given` with the tools that the model sees."""
+        if given.bars_tools and not how.shows_barred_tools:
+            given = replace(given, tools=None)
+        if self._needs_format(given, how) and not self.template.shows_tools:
+            given = with_tools_listed(given)
+        return given
 
     def _ids(self, given: Input, how: How) -> Generator[int, None, bytes]:
         reading, most = how.reading, how.most_tokens
@@ -124,7 +148,9 @@ class ModelText:
         ends = self.tokenizer.ends if has_ends else 0
         parts = [given] if isinstance(given, str) else self.template.parts(given)
         try:
-            ids = yield from self.tokenizer.in_turns(parts, how.root, None if most is None else most - ends)
+            starts = given.starts if isinstance(given, Chat) else ""
+            left = None if most is None else most - ends
+            ids = yield from self.tokenizer.in_turns(parts, how.root, left, starts=starts)
         except TooManyTokensError as error:
             raise TooManyTokensError(error.least + ends, is_exact=error.is_exact) from None
         if has_ends and reading.most_tokens is not None and reading.keeps_start is None:
@@ -217,6 +243,15 @@ class Tokenizers:
                 text.tokenizer.require_room(len(given), how.most_tokens)
         work = _all_of(ask, text, how)
         if sum(size_of(given, INLINE_CHARACTERS) for given in ask.inputs) <= INLINE_CHARACTERS:
+            return at_once(work)
+        return await self._turns.run(tenant, work)
+
+    async def apart(
+        self, given: Chat, text: ModelText, how: How, tenant: str, *, mark: str, texts: Sequence[str]
+    ) -> list[bytes] | None:
+        """See `ModelText.apart_in_turns`; the call is one of `tenant`. Raises InvalidRequest, UncuttableError."""
+        work = text.apart_in_turns(given, how, mark, texts)
+        if size_of(given, INLINE_CHARACTERS) + sum(map(len, texts)) <= INLINE_CHARACTERS:
             return at_once(work)
         return await self._turns.run(tenant, work)
 

@@ -60,7 +60,9 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
     for name, outcome in done.items():
         if isinstance(outcome, int):
             gateway.beliefs.cleared(name)
-    gateway.tokenizers.forget(roots_of(domain, gateway))
+    roots = roots_of(domain, gateway)
+    gateway.tokenizers.forget(roots)
+    gateway.documents.forget(roots)
     sharing = {member.name for member in (*config.tenants.values(), tenant) if member.domain == domain}
     return Cleared(
         domain,

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import json
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from policies.errors import RequestTooLarge
+from backends.base import CacheListener, Tokenized
+from policies.errors import InvalidRequest, RequestTooLarge
+from policies.nouns import Limits, Prompt, Request, Usage
+from policies.sla.config import Config
 from router.call.bodies import Bodies
 from router.call.documents import with_documents
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.call.prepare import find_model
 from router.protocols.openai.request import chat_ask
+from router.start.build import build
 from router.text.documents import HEADING, MARK
 from router.text.token_ids import unpack
-from tests.router.parts import CHAT, ScriptedBackend, a_chat, a_client, a_router, a_tokenizer
+from tests.router.callers import Listener, well
+from tests.router.parts import (
+    CHAT,
+    KEY,
+    MODEL,
+    ScriptedBackend,
+    a_chat,
+    a_client,
+    a_config,
+    a_router,
+    a_tenant,
+    a_tokenizer,
+    an_answer,
+)
 
 DOCUMENTS = [
     {"id": "fox", "text": "The fox is quick.", "title": "Foxes"},
@@ -89,8 +115,168 @@ async def test_their_tokens_are_counted() -> None:
 
 
 async def test_documents_that_take_more_memory_than_one_request_may_are_refused() -> None:
-    bodies = Bodies(2**20)
-    with bodies.held("acme") as held:
+    gateway, tenant = await a_fleet(ScriptedBackend()), a_tenant()
+    model = find_model(MODEL, tenant, gateway)
+    with Bodies(2**20).held("acme") as held:
         ask = chat_ask(a_chat(MARK, documents=[{"text": "x" * 2**20}]))
         with pytest.raises(RequestTooLarge, match="documents"):
-            await with_documents(ask, held)
+            await with_documents(ask, model, tenant, gateway, held)
+
+
+# -- an order that the client left open
+
+
+def some_documents(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Documents of 150 to 300 tokens, the same for the same seed."""
+    rng, words = random.Random(seed), ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
+    texts = (" ".join(rng.choices(words, k=rng.randrange(60, 120))) for _ in range(count))
+    return [{"id": f"d{number}", "text": text} for number, text in enumerate(texts)]
+
+
+class Caching(ScriptedBackend):
+    """Reports every block that it computed at once."""
+
+    listener: CacheListener
+
+    async def generate(self, request: Request, prompt: Prompt) -> Any:
+        async for delta in super().generate(request, prompt):
+            yield delta
+        self.listener.store(self.name, request.block_keys)
+
+
+class Reader(ScriptedBackend):
+    """Takes messages and tells how many tokens they have."""
+
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
+        return Tokenized(array("I", range(300)), None)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
+        return None
+
+
+class Learned(ScriptedBackend):
+    """Takes messages and reports no cache events, but how much of a prompt was cached."""
+
+    async def generate(self, request: Request, prompt: Prompt) -> Any:
+        known = sum(key in request.block_keys for past in self.requests for key in past.block_keys)
+        share = min(1.0, known / max(1, len(request.block_keys)))
+        cached = int(share * request.prompt_tokens)
+        self.scripts = [an_answer("ok", usage=Usage(request.prompt_tokens, 1, cached))]
+        async for delta in super().generate(request, prompt):
+            yield delta
+
+
+async def a_fleet(*backends: ScriptedBackend, config: Config | None = None) -> Gateway:
+    def make(listener: CacheListener) -> tuple[ScriptedBackend, ...]:
+        for backend in backends:
+            backend.listener = listener  # type: ignore[attr-defined]
+        return backends
+
+    gateway = build(config or a_config(), backends=make, rng=random.Random(1)).gateway
+    return await well(gateway, *(backend.name for backend in backends))
+
+
+async def asked(
+    gateway: Gateway, documents: list[dict[str, Any]], *, session: str = "", key: str = KEY, order: str = "any"
+) -> list[str]:
+    """The ids of `documents` in the order of the prompt that they are sent with."""
+    headers = {"x-pointsman-explain": "1", **({"x-pointsman-session": session} if session else {})}
+    listener = Listener(chat_ask(a_chat("Which?", documents=documents, document_order=order), headers), key=key)
+    await serve(listener, gateway)
+    return [*listener.why[0].documents]
+
+
+@pytest.mark.parametrize("kind", [Caching, Learned])
+async def test_documents_are_ordered_as_a_backend_holds_them(kind: type[ScriptedBackend]) -> None:
+    backends = [kind(f"b{number}", speaks_tokens=kind is Caching) for number in range(2)]
+    gateway = await a_fleet(*backends)
+    documents = some_documents(6)
+    first = await asked(gateway, documents[:5], order="fixed")
+    assert first == ["d0", "d1", "d2", "d3", "d4"]
+    # the other order, without one, and with a new one
+    again = [documents[place] for place in (5, 3, 1, 2, 0)]
+    assert await asked(gateway, again) == ["d0", "d1", "d2", "d3", "d5"]
+    assert await asked(gateway, again, order="fixed") == ["d5", "d3", "d1", "d2", "d0"]
+    await gateway.tokenizers.close()
+    gateway.check()
+
+
+async def test_the_router_predicts_the_hit_of_the_order_that_it_chose() -> None:
+    gateway = await a_fleet(Caching())
+    documents = some_documents(5)
+    await asked(gateway, documents)
+    chat = a_chat("And now?", documents=documents[::-1], document_order="any")
+    listener = Listener(chat_ask(chat, {"x-pointsman-explain": "1"}))
+    await serve(listener, gateway)
+    (candidate,) = listener.why[0].candidates
+    held, size = candidate.held_tokens or 0, listener.why[0].prompt_tokens
+    assert size > 500
+    assert size - held < 2 * 64
+    await gateway.tokenizers.close()
+
+
+async def test_popular_documents_come_first_where_nothing_is_held() -> None:
+    gateway = await a_fleet(ScriptedBackend(capabilities=frozenset()))
+    documents = some_documents(5)
+    for number in range(3):
+        await asked(gateway, [documents[4], documents[number]])
+    gateway.beliefs.forget("b0")
+    assert await asked(gateway, documents[2:]) == ["d4", "d2", "d3"]
+    await gateway.tokenizers.close()
+
+
+async def test_a_session_keeps_its_order_whatever_is_held() -> None:
+    gateway = await a_fleet(Caching())
+    documents = some_documents(4)
+    await asked(gateway, [documents[2], documents[1]], session="s", order="any")
+    await asked(gateway, documents[:2] * 2)
+    assert await asked(gateway, [*documents], session="s") == ["d2", "d1", "d0", "d3"]
+    assert await asked(gateway, [*documents][::-1], session="s") == ["d2", "d1", "d0", "d3"]
+    await gateway.tokenizers.close()
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.permutations(range(5)), min_size=1, max_size=4), st.permutations(range(5)))
+async def test_no_tenant_sees_from_its_order_what_another_one_has_sent(others: list[list[int]], own: list[int]) -> None:
+    documents, found = some_documents(5), []
+    for sent in ([], others):
+        config = a_config(a_tenant("acme"), a_tenant("labs", "labs-key"))
+        gateway = await a_fleet(Caching("b0"), Learned("b1", speaks_tokens=False), config=config)
+        for order in sent:
+            await asked(gateway, [documents[place] for place in order], session="s", key="labs-key")
+        found.append(await asked(gateway, [documents[place] for place in own], session="s"))
+        await gateway.tokenizers.close()
+    alone, beside = found
+    assert alone == beside == [f"d{place}" for place in own]
+
+
+async def test_tenants_that_share_their_cache_share_the_order() -> None:
+    config = a_config(a_tenant("acme", domain="both"), a_tenant("labs", "labs-key", domain="both"))
+    gateway = await a_fleet(Caching(), config=config)
+    documents = some_documents(4)
+    await asked(gateway, documents[::-1], key="labs-key")
+    assert await asked(gateway, documents) == ["d3", "d2", "d1", "d0"]
+    await gateway.tokenizers.close()
+
+
+async def test_a_prompt_that_cannot_be_read_is_refused_as_without_an_order() -> None:
+    gateway = await a_fleet(ScriptedBackend())
+    ask = chat_ask(
+        {
+            **a_chat(documents=DOCUMENTS, document_order="any"),
+            "messages": [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Which?"}],
+        }
+    )
+    with pytest.raises(InvalidRequest, match="the user begins"):
+        await serve(Listener(ask), gateway)
+
+
+async def test_where_an_engine_counts_the_tokens_popular_documents_come_first() -> None:
+    config = a_config(replace(a_tenant(), limits=Limits(tokens_per_minute=10**6)))
+    gateway = await a_fleet(Reader(speaks_tokens=False), config=config)
+    documents = some_documents(4)
+    await asked(gateway, documents[::-1])
+    # nothing can be looked up: its tokens of a document depend on the whole prompt
+    assert await asked(gateway, documents) == ["d0", "d1", "d2", "d3"]
+    await asked(gateway, [documents[3]])
+    assert await asked(gateway, documents[1:]) == ["d3", "d1", "d2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -98,3 +99,19 @@ def test_a_text_without_a_place_is_given_up_early() -> None:
     with pytest.raises(UncuttableError):
         list(cut(endless(), ALL_PLACES))
     assert MOST_PIECE_CHARACTERS < read_characters < 2 * MOST_PIECE_CHARACTERS
+
+
+def test_a_text_that_begins_with_a_certain_word_is_a_piece_of_its_own() -> None:
+    text = "Say. Document a\n\nDocument b\nlong text.\nDocument\nDocument c"
+    pieces = [piece.text for piece in cut([text], ALL_PLACES, starts="Document ")]
+    assert pieces == ["Say. Document a\n\n", "Document b\nlong text.\nDocument\n", "Document c"]
+    assert [piece.text for piece in cut(text, ALL_PLACES, starts="Document ")] == pieces
+    assert [piece.text for piece in cut([text], re.compile("(?=<)"), starts="Document ")] == [text]
+
+
+@given(written, st.integers(1, 40))
+def test_such_pieces_are_at_places_and_make_up_the_text(text: str, every: int) -> None:
+    pieces = [piece.text for piece in cut([text], ALL_PLACES, every, starts="the")]
+    assert "".join(pieces) == text
+    assert all(ALL_PLACES.search(before + after[:2], len(before) - 1) for before, after in pairwise(pieces))
+    assert all("\nthe" not in piece for piece in pieces)

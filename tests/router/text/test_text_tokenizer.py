@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.ask import Chat, Reading
 from router.text import text_tokenizer
 from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import pack, unpack
 from router.text.tokenize import How, ModelText, Tokenizers, shortened
+from router.text.turns import at_once
 from shards.kv.keys import TOKEN_BYTES
 from tests.router.parts import MODEL, a_tokenizer, some_assets
 from tests.router.text.kinds import a_kind
@@ -118,3 +121,56 @@ def test_ids_that_never_end_a_character_are_decoded_nevertheless(monkeypatch: py
     tokenizer = TextTokenizer(a_kind("qwen").to_str().encode(), ChunkCache())
     half = tokenizer.encode("\u2603")[:TOKEN_BYTES]
     assert set(tokenizer.decode(half * 1000)) == {"\ufffd"}
+
+
+DOCUMENTS = [
+    "Document a\nthe lazy dog 3,000.\n\n",
+    "Document \u4e5d: x\n\n  a.b \n\n\n",
+    "Document c\n\U0001f600\nDocument d\n",
+]
+
+
+@pytest.mark.parametrize("kind", ["tests", "qwen", "bundled", "o200k"])
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_documents_that_are_tokenized_apart_have_the_tokens_of_the_whole(kind: str, order: tuple[int, ...]) -> None:
+    tokenizer = TextTokenizer(a_kind(kind).to_str().encode(), ChunkCache())
+    start = "the fox:\n\n"
+    found = at_once(tokenizer.apart_in_turns([start, *DOCUMENTS], "Document "))
+    assert found is not None
+    first, *each = found
+    whole = at_once(tokenizer.in_turns([start, *(DOCUMENTS[place] for place in order)], starts="Document "))
+    assert first + b"".join(each[place] for place in order) == whole
+    text = start + "".join(DOCUMENTS[place] for place in order)
+    assert whole == pack(a_kind(kind).encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "llama 2", "over words"])
+def test_a_tokenizer_without_a_boundary_in_front_of_them_tokenizes_none_apart(kind: str) -> None:
+    tokenizer = TextTokenizer(a_kind(kind).to_str().encode(), ChunkCache())
+    assert at_once(tokenizer.apart_in_turns(["the fox:\n\n", *DOCUMENTS], "Document ")) is None
+
+
+def test_a_document_is_tokenized_once_wherever_it_stands() -> None:
+    cache = ChunkCache()
+    tokenizer = TextTokenizer(a_tokenizer().to_str().encode(), cache)
+    at_once(tokenizer.apart_in_turns(["the fox:\n\n", *DOCUMENTS], "Document "))
+    before = cache.bytes
+    for order in itertools.permutations(DOCUMENTS):
+        at_once(tokenizer.in_turns(["the fox:\n\n", *order, "Which?"], starts="Document "))
+    # what differs is the question, which is never kept, and the document in front of it
+    assert cache.bytes == before
+
+
+async def test_what_stands_before_the_documents_is_read_as_the_template_shows_it() -> None:
+    text = await a_text()
+    chat = Chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "@@Which?"}], starts="Document "
+    )
+    found = at_once(text.apart_in_turns(chat, How(root=1), "@@", ["Read:\n\n", *DOCUMENTS]))
+    assert found is not None
+    whole = replace(chat, messages=[chat.messages[0], {"role": "user", "content": "Read:\n\n" + "".join(DOCUMENTS)}])
+    ids = text.tokens(whole, How(root=1)).token_ids
+    assert ids.startswith(b"".join(found))
+    assert at_once(text.apart_in_turns(chat, How(root=1), "elsewhere", DOCUMENTS)) is None
+    adds = How(root=1, reading=Reading(adds_special=True))
+    assert at_once(text.apart_in_turns(chat, adds, "@@", DOCUMENTS)) is None
