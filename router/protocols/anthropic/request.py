@@ -29,6 +29,7 @@ from router.protocols.anthropic.fields import (
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond
+from router.text.documents import MARK
 
 COUNT_PATH = "/v1/messages/count_tokens"
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -63,6 +64,7 @@ _INSTEAD = {
     "continue_final_message": "end with a message of the assistant",
     "add_generation_prompt": "end with a message of the assistant",
 }
+_DOCUMENTS = frozenset({"document", "search_result"})
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k", "stream")
 
 
@@ -71,6 +73,9 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     require_known_version(headers)
     fields = converted(body, MessagesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     more = members_beyond(body, MessagesBody, idle=_IDLE, instead=_INSTEAD)
+    if "document_order" in more and "documents" not in more:
+        fields.messages, documents = _lifted(fields.messages)
+        more |= {"documents": documents} if documents else {}
     sampling_fields = {name: value for name in _COPIED if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
         sampling_fields["stop"] = fields.stop_sequences
@@ -88,6 +93,29 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         passed_headers=passed,
         sampling=sampling,
     )
+
+
+def _lifted(turns: Sequence[Turn]) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """`turns` with a mark in place of the documents and search results of plain text in the first message of the user
+    that has any, and these as `documents` of a chat; the source of a search result is its id.
+
+    Those of later messages stay where they are: a conversation that goes on begins as before.
+    """
+    for number, turn in enumerate(turns):
+        if turn.role != "user" or isinstance(turn.content, str):
+            continue
+        rest, documents = list[Block](), list[dict[str, Any]]()
+        for block in turn.content:
+            if block.type not in _DOCUMENTS or (text := _inner(block)) is None:
+                rest.append(block)
+                continue
+            if not documents:
+                rest.append(Block("text", text=MARK))
+            named = {"id": block.source} if isinstance(block.source, str) else {}
+            documents.append({"text": text, "title": block.title or "", **named})
+        if documents:
+            return [*turns[:number], Turn("user", rest), *turns[number + 1 :]], documents
+    return list(turns), []
 
 
 def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
@@ -237,12 +265,18 @@ def _media(block: Block) -> dict[str, Any] | None:
 def _text(block: Block) -> str | None:
     if block.type == "text":
         return block.text
+    inner = _inner(block)
+    return inner if inner is None or not block.title else f"{block.title}\n{inner}"
+
+
+def _inner(block: Block) -> str | None:
+    """The plain text of a document or a search result."""
     inner: str | None = None
     if block.type == "document" and isinstance(block.source, msgspec.Struct) and block.source.type == "text":
         inner = block.source.data
     elif block.type == "search_result" and isinstance(block.content, list):
         inner = "\n".join(part.text or "" for part in block.content)
-    return inner if inner is None or not block.title else f"{block.title}\n{inner}"
+    return inner
 
 
 def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Over
 from policies.nouns import Capability, Delta, Usage
 from router.ask import Chat
 from router.protocols.anthropic.request import COUNT_PATH, messages_ask
+from router.text.documents import written
 from tests.router.parts import CONTEXT_TOKENS, KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 from tests.router.protocols.openai.test_request import anything, scalars
 
@@ -180,6 +181,40 @@ def test_documents_and_search_results_of_plain_text_are_text() -> None:
     result = {"type": "search_result", "source": "s", "title": "R", "content": [{"type": "text", "text": "E"}]}
     body = an_openai_body(messages=[{"role": "user", "content": [document, result]}])
     assert body["messages"] == [{"role": "user", "content": "T\nDR\nE"}]
+
+
+def a_document(text: str) -> dict[str, Any]:
+    return {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": text}}
+
+
+RESULT = {"type": "search_result", "source": "https://s", "title": "R", "content": [{"type": "text", "text": "E"}]}
+
+
+def test_with_an_order_documents_and_search_results_are_documents_of_the_chat() -> None:
+    question = {"type": "text", "text": "Who?"}
+    first = {"role": "user", "content": [question, a_document("D"), RESULT, question]}
+    second = {"role": "user", "content": [a_document("later"), question]}
+    turns = [first, {"role": "assistant", "content": "She."}, second]
+    ask = messages_ask(a_message(messages=turns, document_order="any"), {})
+    assert ask.documents is not None
+    assert ask.documents.is_free
+    assert [(document.id[:9], document.title, document.text) for document in ask.documents.each] == [
+        (ask.documents.each[0].id[:9], "T", "D"),
+        ("https://s", "R", "E"),
+    ]
+    assert [message["content"] for message in ask.bodies[0]["messages"]] == [
+        "Who?{{documents}}Who?",
+        "She.",
+        "T\nlaterWho?",
+    ]
+    prompt = written(ask).bodies[0]["messages"][0]["content"]
+    assert prompt.startswith("Who?Documents:\n\nDocument ")
+    assert "Document https://s: R\nE\n\nWho?" in prompt
+
+
+def test_an_order_without_documents_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="`document_order` needs `documents`"):
+        messages_ask(a_message(document_order="any"), {})
 
 
 @pytest.mark.parametrize(
