@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
@@ -65,10 +65,16 @@ def file_of(prompts: VLLM, answers: Sequence[VLLM], **health: str) -> Config:
     return parse(SLA.format(key=key, answers=urls, prompts=prompts.url, model=NAME, health=json.dumps(patient)))
 
 
-def _always(request: Request, chosen: BackendView, backends: tuple[BackendView, ...]) -> PrefillLeg | None:
+def _always(
+    request: Request, chosen: BackendView, backends: tuple[BackendView, ...], avoiding: Collection[str] = ()
+) -> PrefillLeg | None:
     if chosen.prefill is None or not request.may_transfer or request.prompt_tokens < SHORT:
         return None
-    well = [backend for backend in backends if backend.pool == chosen.prefill and backend.healthy]
+    well = [
+        backend
+        for backend in backends
+        if backend.pool == chosen.prefill and backend.healthy and backend.name not in avoiding
+    ]
     return PrefillLeg(well[0].name, 0.5, 1.0) if well else None
 
 
