@@ -97,24 +97,19 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on use. None: no limit. `cost_per_day` is in the units of `Prices`."""
+    """Limits on use. None: no limit. Costs are in whole units; `currency` is that of which a unit is a millionth."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
+    cost_per_hour: int | None = None
     cost_per_day: int | None = None
+    cost_per_week: int | None = None
+    cost_per_month: int | None = None
+    currency: str | None = None
 
 
 NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Cost of a token, in the units of a tenant's budget."""
-
-    uncached: float = 1.0
-    cached: float = 0.1
-    output: float = 4.0
 
 
 USUAL_PINNED_TOKENS = 256_000

@@ -5,14 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar
 
 from policies.rules import Range
 from policies.shapes import Scalar
 from policies.timeouts import Bounds
 
-MOST_PER_TOKEN = 10**6
-"""The highest price of a token, in thousandths of a unit."""
+MOST_PER_TOKEN = 1000
+"""The highest price of a token, in units of cost."""
+
+PRICE_PARTS = 10**6
+"""Parts of a unit of cost in which the prices of tokens are counted."""
+
+CURRENCY_UNITS = 10**6
+"""Units of cost in one of a currency: a price of a token in units is that of a million tokens in the currency."""
+
+MOST_BUDGET = 4 * 10**12
+"""The largest budget in units of cost: its thousandths, and a debt beside them, stay below 2**53."""
 
 T = TypeVar("T")
 
@@ -21,6 +32,7 @@ _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _BYTES = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _NUMBER = r"[0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,18})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)", re.ASCII)
+_CURRENCY = re.compile("[A-Z]{3}")
 _SHARE = re.compile(rf"({_NUMBER})\s*(%?)", re.ASCII)
 _COMPARISON = re.compile(r"(<=|>=|<|>)\s*(.+)")
 _SPAN = re.compile(r"(.+?)\s*\.\.\s*(.+)")
@@ -83,15 +95,67 @@ def read_weight(text: str) -> float:
     return _above_zero(_scaled(text, {"": 1.0}, "a number above zero"), text)
 
 
-@_scalar(_looks({"": 1.0}, minimum=0, maximum=MOST_PER_TOKEN / 1000))
-def read_price(text: str) -> float:
-    """A number of at most three decimals, as charges are counted in thousandths; zero included."""
-    price = _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
-    if price * 1000 > MOST_PER_TOKEN:
-        raise ValueError(f"must be at most {MOST_PER_TOKEN // 1000:,}, not {quoted(text)} (make the unit larger)")
-    if abs(price * 1000 - round(price * 1000)) > 1e-6:
-        raise ValueError(f"must be in whole thousandths, not {quoted(text)} (make the unit smaller)")
-    return price
+@_scalar(_looks({"": 1.0}, minimum=0))
+def read_number(text: str) -> float:
+    """A number, zero included."""
+    return _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+
+
+@_scalar(_looks({"": 1.0}, minimum=0, maximum=MOST_PER_TOKEN))
+def read_price(text: str) -> int:
+    """A number of at most six decimals, zero included, in millionths."""
+    price = _decimal(text, {"": 1}, "a number like 1 or 0.1")
+    if price > MOST_PER_TOKEN:
+        raise ValueError(f"must be at most {MOST_PER_TOKEN:,}, not {quoted(text)} (make the unit larger)")
+    parts = price * PRICE_PARTS
+    if parts != int(parts):
+        raise ValueError(f"must be in whole millionths, not {quoted(text)} (make the unit smaller)")
+    return int(parts)
+
+
+class CostLimit(NamedTuple):
+    """A cost in whole units, and the currency in which it was written; None: in units."""
+
+    units: int
+    currency: str | None = None
+
+
+@_scalar({"type": ["integer", "string"], "pattern": rf"^\s*({_AMOUNT}|{_NUMBER}\s*[A-Z]{{3}})\s*$", "minimum": 1})
+def read_budget(text: str) -> CostLimit:
+    """A cost above zero: 50M, in units, or 12.50 USD, in a currency."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or not _CURRENCY.fullmatch(match[2]):
+        return CostLimit(_budget(read_count(text), text))
+    units = _decimal(text, {match[2]: CURRENCY_UNITS}, "a cost like 12.50 USD")
+    if units <= 0:
+        raise ValueError(f"must be above zero, not {quoted(text)}")
+    if units != int(units):
+        raise ValueError(f"must have at most six decimals, not {quoted(text)}")
+    return CostLimit(_budget(int(units), text), match[2])
+
+
+def _budget(units: int, text: str) -> int:
+    if units > MOST_BUDGET:
+        raise ValueError(f"must be at most {MOST_BUDGET // 10**12}T units of cost, not {quoted(text)}")
+    return units
+
+
+@_scalar({"type": "string", "pattern": r"^\s*[A-Z]{3}\s*$"})
+def read_currency(text: str) -> str:
+    """The code of a currency as in ISO 4217: USD."""
+    if not _CURRENCY.fullmatch(text.strip()):
+        raise ValueError(f"must be a code of three letters like USD, not {quoted(text)}")
+    return text.strip()
+
+
+@_scalar({"type": "string", "pattern": r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}\s*$"})
+def read_date(text: str) -> float:
+    """The Unix seconds at which a day begins in UTC: 2027-01-01."""
+    try:
+        found = datetime.strptime(text.strip(), "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise ValueError(f"must be a day like 2027-01-01, not {quoted(text)}") from error
+    return found.timestamp()
 
 
 @_scalar({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})
@@ -203,6 +267,17 @@ def _scaled(text: str, units: Mapping[str, float], wanted: str) -> float:
         raise ValueError(f"must be {wanted}, not {quoted(text)}")
     number = float(match[1].replace("_", "")) * units[match[2]]
     if not math.isfinite(number) or number > 2**53:
+        raise ValueError(f"is too large: {quoted(text)}")
+    return number
+
+
+def _decimal(text: str, units: Mapping[str, int], wanted: str) -> Decimal:
+    """As `_scaled`, without rounding."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise ValueError(f"must be {wanted}, not {quoted(text)}")
+    number = Decimal(match[1].replace("_", "")) * units[match[2]]
+    if number > 2**53:
         raise ValueError(f"is too large: {quoted(text)}")
     return number
 

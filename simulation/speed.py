@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policies.errors import ConfigError
-from policies.quantities import read_count, read_price, read_tokens, read_yes
+from policies.quantities import read_count, read_number, read_tokens, read_yes
 from policies.shapes import Key, Named, Table
 from policies.sla.config import Config
 from policies.sla.fields import Field, Problems, Section
@@ -114,15 +114,15 @@ _SPEEDS = {
 
 MACHINE = Table(
     {
-        **{name: Key(read_price, says) for name, (_, _, says) in _SPEEDS.items()},
+        **{name: Key(read_number, says) for name, (_, _, says) in _SPEEDS.items()},
         "kv_tokens": Key(read_tokens, "how many tokens of KV one backend holds; 896k without it"),
         "running": Key(read_count, "how many requests it runs at once; 64 without it"),
         "context_tokens": Key(read_tokens, "the longest prompt with its answer; 131072 without it"),
-        "step_budget_ms": Key(read_price, "how long a step of our shards should take; 50 without it"),
+        "step_budget_ms": Key(read_number, "how long a step of our shards should take; 50 without it"),
         "batch_tokens": Key(read_count, "tokens of prompts in one step of other engines; 8192 without it"),
-        "link_gb_s": Key(read_price, "speed of its network for KV in GB/s; without it, KV is not exchanged"),
-        "link_ms": Key(read_price, "time of each transfer of KV, beside that of its bytes; 5 without it"),
-        "token_kib": Key(read_price, "KV of one token; 128 without it, an 8B model in 16 bits"),
+        "link_gb_s": Key(read_number, "speed of its network for KV in GB/s; without it, KV is not exchanged"),
+        "link_ms": Key(read_number, "time of each transfer of KV, beside that of its bytes; 5 without it"),
+        "token_kib": Key(read_number, "KV of one token; 128 without it, an 8B model in 16 bits"),
         "tells_load": Key(read_yes, "true: it reports what it has to do; our shards always do"),
         "tells_cache": Key(read_yes, "true: it tells what its cache holds; our shards always do"),
     }

@@ -215,7 +215,10 @@ def _tenant_rows(calls: Sequence[Call], config: Config) -> tuple[TenantSummary, 
 
 
 def _spend(calls: Iterable[Call], config: Config) -> float:
-    return sum(charge_of(call.usage, config.prices).cost for call in calls) / 1000
+    return (
+        sum(charge_of(call.usage, config.prices.of(call.arrival.model or "", call.pool or "")).cost for call in calls)
+        / 1000
+    )
 
 
 def _pool_row(pool: str, run: Run) -> BackendSummary:

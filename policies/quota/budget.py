@@ -2,7 +2,7 @@
 
 A rate (requests, tokens a minute) is the continuous-state leaky bucket of ITU-T I.371, the second form of the GCRA:
 the level falls at the limit's rate, and a whole minute's limit may be taken at once. A budget (cost a day) is
-counted from midnight to midnight UTC, as a bill is.
+counted from midnight to midnight UTC, as a bill is; one of an hour, a week or a month likewise.
 
 Everything is an integer, so that it balances to the unit: time in milliseconds, the level of a rate in 1/60,000 of its
 resource (for a limit of 600 a minute the level falls by 600 each millisecond), the level of a budget in thousandths.
@@ -13,17 +13,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
 
 import msgspec
 
 from policies.errors import QuotaExceeded
-from policies.nouns import Limits, Prices, Tenant, Usage
-from policies.quantities import MOST_PER_TOKEN, rounded_seconds
+from policies.nouns import Limits, Tenant, Usage
+from policies.quantities import CURRENCY_UNITS, PRICE_PARTS, rounded_seconds
+from policies.quota.periods import Period
+from policies.quota.prices import Prices
 
 MINUTE_MS = 60_000
-DAY_MS = 86_400_000
 COST_UNIT = 1000
+_COST_PARTS = PRICE_PARTS // COST_UNIT
 
 ANSWER_TOKENS = 1024
 """Most tokens of an answer that are reserved. Clients ask for the longest possible answer and stop far sooner; a longer
@@ -35,7 +38,7 @@ MOST_TOKENS = 10**9
 
 class Charge(msgspec.Struct, frozen=True):
     """The charge of one request, never negative. `tokens` are those that are computed: uncached prompt and answer.
-    `cost` is in thousandths of the unit of `Prices`, so that sums are exact."""
+    `cost` is in thousandths of a unit of cost, so that sums are exact."""
 
     requests: int = 0
     tokens: int = 0
@@ -54,9 +57,9 @@ def charge_of(usage: Usage, prices: Prices) -> Charge:
     prompt = min(max(0, usage.prompt_tokens), MOST_TOKENS)
     cached = min(max(0, usage.cached_tokens), prompt)
     output = min(max(0, usage.completion_tokens), MOST_TOKENS)
-    for_uncached, for_cached, for_output = _per_token(prices)
-    cost = (prompt - cached) * for_uncached + cached * for_cached + output * for_output
-    return Charge(1, prompt - cached + output, cost)
+    parts = (prompt - cached) * prices.uncached + cached * prices.cached + output * prices.output
+    # rounded once for a request, half up: the sums of charges are exact from here on
+    return Charge(1, prompt - cached + output, (parts + _COST_PARTS // 2) // _COST_PARTS)
 
 
 def estimate(
@@ -68,15 +71,6 @@ def estimate(
     return charge_of(Usage(prompt_tokens, min(max_new_tokens, ANSWER_TOKENS) * choices, cached), prices)
 
 
-@lru_cache(maxsize=64)
-def _per_token(prices: Prices) -> tuple[int, int, int]:
-    """Prices of an uncached, a cached and a drawn token, in thousandths of a unit, at most MOST_PER_TOKEN."""
-    uncached, cached, output = (
-        min(MOST_PER_TOKEN, round(price * 1000)) for price in (prices.uncached, prices.cached, prices.output)
-    )
-    return uncached, cached, output
-
-
 class Resource(enum.StrEnum):
     """The resource that a limit counts."""
 
@@ -85,11 +79,8 @@ class Resource(enum.StrEnum):
     COST = "cost"
 
 
-_LIMITED = {
-    Resource.REQUESTS: "requests a minute",
-    Resource.TOKENS: "tokens a minute",
-    Resource.COST: "units of cost a day",
-}
+_CODES = {Period.DAY: 0, Period.HOUR: -1, Period.WEEK: -2, Period.MONTH: -3}
+"""What stands for a budget's rate in the scripts for Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +103,17 @@ class Descriptor:
         of_key = "" if self.key is None else f"@{self.key}"
         limits = self.limits
         counted = (
-            (Resource.REQUESTS, limits.requests_per_minute),
-            (Resource.TOKENS, limits.tokens_per_minute),
-            (Resource.COST, limits.cost_per_day),
+            (Resource.REQUESTS, None, limits.requests_per_minute),
+            (Resource.TOKENS, None, limits.tokens_per_minute),
+            (Resource.COST, Period.HOUR, limits.cost_per_hour),
+            (Resource.COST, Period.DAY, limits.cost_per_day),
+            (Resource.COST, Period.WEEK, limits.cost_per_week),
+            (Resource.COST, Period.MONTH, limits.cost_per_month),
         )
         scope = of_key + ("" if self.model is None else f":{self.model}")
         object.__setattr__(self, "scope", scope)
         object.__setattr__(self, "id", (self.tenant, scope))
-        found = tuple(Meter(self, resource, limit) for resource, limit in counted if limit is not None)
+        found = tuple(Meter(self, resource, limit, period) for resource, period, limit in counted if limit is not None)
         object.__setattr__(self, "meters", found)
 
     def __str__(self) -> str:
@@ -132,34 +126,37 @@ class Meter:
     """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost.
 
     `name` is unique among the meters of one tenant, and unchanged when the limit changes; `id` is unique among all
-    meters. `is_daily`: it is a daily budget rather than a rate. The level falls by `rate` each millisecond, 0 for a
-    budget; at the level `capacity` nothing is left. A level has a stamp, the number of whole `stamp_ms` since 1970:
-    milliseconds for a rate, days for a budget. A charge raises it by `unit` times its member named `counts`.
+    meters. `period` is that of a budget, None for a rate. The level falls by `rate` each millisecond, at most 0 for
+    a budget; at the level `capacity` nothing is left. A level has a stamp: the millisecond for a rate, the number of
+    the period for a budget. A charge raises it by `unit` times its member named `counts`.
     """
 
     descriptor: Descriptor
     resource: Resource
     limit: int
+    period: Period | None = None
     name: str = field(init=False, compare=False, repr=False)
     id: tuple[str, str] = field(init=False, compare=False, repr=False)
-    is_daily: bool = field(init=False, compare=False, repr=False)
     rate: int = field(init=False, compare=False, repr=False)
-    stamp_ms: int = field(init=False, compare=False, repr=False)
     unit: int = field(init=False, compare=False, repr=False)
     capacity: int = field(init=False, compare=False, repr=False)
     counts: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        is_daily = self.resource is Resource.COST
-        name = f"{self.resource}{self.descriptor.scope}"
+        period = self.period
+        # a budget of a day had no other beside it once, and its level goes on
+        length = "" if period in {None, Period.DAY} else f"/{period}"
+        name = f"{self.resource}{length}{self.descriptor.scope}"
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "id", (self.descriptor.tenant, name))
-        object.__setattr__(self, "is_daily", is_daily)
-        object.__setattr__(self, "rate", 0 if is_daily else self.limit)
-        object.__setattr__(self, "stamp_ms", DAY_MS if is_daily else 1)
-        object.__setattr__(self, "unit", 1 if is_daily else MINUTE_MS)
-        object.__setattr__(self, "capacity", self.limit * (COST_UNIT if is_daily else MINUTE_MS))
+        object.__setattr__(self, "rate", self.limit if period is None else _CODES[period])
+        object.__setattr__(self, "unit", MINUTE_MS if period is None else 1)
+        object.__setattr__(self, "capacity", self.limit * (MINUTE_MS if period is None else COST_UNIT))
         object.__setattr__(self, "counts", self.resource.value)
+
+    def stamp(self, now_ms: int) -> int:
+        """The stamp of a level at `now_ms`."""
+        return now_ms if self.period is None else self.period.number(now_ms)
 
     def need(self, amount: int) -> int:
         """The room that must be free for `amount` to be admitted.
@@ -167,12 +164,12 @@ class Meter:
         A rate limits speed, not size: an amount above a whole minute's limit is admitted when the meter is empty, and
         the next request waits until the debt is gone. A budget is never overdrawn knowingly.
         """
-        return amount if self.is_daily else min(amount, max(1, self.capacity))
+        return min(amount, max(1, self.capacity)) if self.period is None else amount
 
     def level(self, used: int, at: int, *, now_ms: int) -> int:
         """The level at `now_ms`, if it was `used` at the stamp `at`."""
-        if self.is_daily:
-            return 0 if now_ms // DAY_MS > at else used
+        if self.period is not None:
+            return 0 if self.period.number(now_ms) > at else used
         return max(0, used - self.limit * max(0, now_ms - at))
 
     def wait_ms(self, level: int, amount: int, *, now_ms: int) -> int | None:
@@ -180,9 +177,26 @@ class Meter:
         excess = level + self.need(amount) - self.capacity
         if excess <= 0:
             return 0
-        if not self.is_daily:
+        if self.period is None:
             return None if self.limit == 0 else -(-excess // self.limit)
-        return None if amount > self.capacity else DAY_MS - now_ms % DAY_MS
+        return None if amount > self.capacity else self.period.left_ms(now_ms)
+
+    def __str__(self) -> str:
+        if self.period is None:
+            return f"{self.limit:,} {self.resource} a minute"
+        return f"{shown_cost(self.limit * COST_UNIT, self.descriptor.limits.currency)} {_A[self.period]}"
+
+
+_A = {Period.HOUR: "an hour", Period.DAY: "a day", Period.WEEK: "a week", Period.MONTH: "a month"}
+
+
+def shown_cost(cost: int, currency: str | None) -> str:
+    """A cost in thousandths of a unit, as people read it: 12.50 USD, 1,234 units of cost."""
+    if currency is None:
+        return f"{Decimal(cost) / COST_UNIT:,f} units of cost"
+    amount = Decimal(cost) / (COST_UNIT * CURRENCY_UNITS)
+    # two decimals, and more where they are not zero
+    return f"{amount.quantize(Decimal('0.01')) if amount == round(amount, 2) else amount.normalize():,f} {currency}"
 
 
 class Allowance(msgspec.Struct, frozen=True):
@@ -230,15 +244,15 @@ class Refused(msgspec.Struct, frozen=True):
     def error(self) -> QuotaExceeded:
         """The refusal as the error that the client receives."""
         meter = self.meter
-        limit = f"{meter.limit:,} {_LIMITED[meter.resource]}"
         if self.retry_after_s is not None:
             hint = f"the same request fits in {rounded_seconds(self.retry_after_s)}"
             if self.is_local:
                 hint += ", by this router's share, since the shared store is away"
-            message = f"{meter.descriptor} has reached its limit of {limit}"
+            message = f"{meter.descriptor} has reached its limit of {meter}"
             return QuotaExceeded(message, hint=hint, retry_after_s=self.retry_after_s)
-        asked = f"it may cost {self.charge.cost / COST_UNIT:,.3f}" if meter.limit else "ask the operator"
-        return QuotaExceeded(f"{meter.descriptor} may not do this at any time: its limit is {limit}", hint=asked)
+        cost = shown_cost(self.charge.cost, meter.descriptor.limits.currency)
+        asked = f"it may cost {cost}" if meter.limit else "ask the operator"
+        return QuotaExceeded(f"{meter.descriptor} may not do this at any time: its limit is {meter}", hint=asked)
 
 
 class Settlement(enum.StrEnum):
@@ -278,8 +292,8 @@ def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int)
     tightest: dict[str, Allowance] = {}
     for meter, level in zip(metered, levels, strict=True):
         left = max(0, meter.capacity - level)
-        if meter.is_daily:
-            reset_ms = DAY_MS - now_ms % DAY_MS if level else 0
+        if meter.period is not None:
+            reset_ms = meter.period.left_ms(now_ms) if level else 0
             found = Allowance(meter.limit, left // COST_UNIT, reset_ms / 1000)
         else:
             reset_ms = -(-level // meter.limit) if meter.limit else 0
@@ -321,6 +335,10 @@ def share(descriptor: Descriptor, replicas: int) -> Descriptor:
         requests_per_minute=part(limits.requests_per_minute),
         tokens_per_minute=part(limits.tokens_per_minute),
         concurrent=limits.concurrent,
+        cost_per_hour=part(limits.cost_per_hour),
         cost_per_day=part(limits.cost_per_day),
+        cost_per_week=part(limits.cost_per_week),
+        cost_per_month=part(limits.cost_per_month),
+        currency=limits.currency,
     )
     return replace(descriptor, limits=parts)

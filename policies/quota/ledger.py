@@ -43,7 +43,7 @@ class _Bucket:
 
     def refill(self, now_ms: int) -> None:
         """Lower the level to that of now; a clock that went back changes nothing."""
-        stamp = now_ms // self.meter.stamp_ms
+        stamp = self.meter.stamp(now_ms)
         if stamp > self.at:
             if self.used:
                 self.used = self.meter.level(self.used, self.at, now_ms=now_ms)
@@ -176,7 +176,7 @@ class Ledger:
         """Handle a clock that ran ahead and was set back: entries made meanwhile count as made now. Otherwise limits
         would not refill, and nothing would be forgotten, before the clock reaches that time again."""
         for bucket in self._buckets.values():
-            bucket.at = min(bucket.at, now_ms // bucket.meter.stamp_ms)
+            bucket.at = min(bucket.at, bucket.meter.stamp(now_ms))
         for id, until in self._settled.items():  # noqa: A001
             self._settled[id] = min(until, now_ms + self._kept_ms)
         latest = self._lapses_ms(now_ms)
@@ -216,8 +216,8 @@ class Ledger:
         """Take `amounts` instead of what `hold` has reserved."""
         for (bucket, reserved, at), amount in zip(hold.parts, amounts, strict=True):
             bucket.refill(now_ms)
-            # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
-            if at >= bucket.at or not bucket.meter.is_daily:
+            # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
+            if at >= bucket.at or bucket.meter.period is None:
                 bucket.used = max(0, bucket.used + amount - reserved)
             bucket.taken += amount - reserved
             bucket.settled += amount

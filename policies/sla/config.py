@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from policies.compose import Policy
 from policies.health import HealthRules
-from policies.nouns import Prices, ServiceClass, Tenant
+from policies.nouns import ServiceClass, Tenant
 from policies.on_miss import Step
+from policies.quota.prices import PriceList
 from policies.rules import Rule
 from policies.sla.sources import SourceName
 from tls.settings import TlsSettings
@@ -137,7 +138,7 @@ class Config:
     version: str
     tenant_by_key_hash: Mapping[str, Tenant]
     anonymous: Tenant | None = None
-    prices: Prices = field(default_factory=Prices)
+    prices: PriceList = field(default_factory=PriceList)
     on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
     ageing_s: float = 30.0
     outage_s: float = 10.0

@@ -1,34 +1,97 @@
-"""The section `cost`: the cost of a token, in the units of the tenants' budgets."""
+"""The section `cost`: the cost of a token, in the units of the tenants' budgets or in a currency."""
 
 from __future__ import annotations
 
-from policies.nouns import Prices
-from policies.quantities import read_price
-from policies.shapes import Key, Table
-from policies.sla.fields import Field
+from collections.abc import Collection
+from dataclasses import replace
 
+from policies.quantities import PRICE_PARTS, read_currency, read_date, read_price
+from policies.quota.prices import PriceList, Prices, SomePrices
+from policies.shapes import Key, Named, Table
+from policies.sla.fields import Field, Section
+
+TOKENS = {
+    "uncached": Key(read_price, "a prompt token that was computed; default 1"),
+    "cached": Key(read_price, "a prompt token that came from a cache; default 0.1"),
+    "output": Key(read_price, "a token of the answer; default 4"),
+}
+SOME = Named(Table(TOKENS), free=True)
+OVERRIDES = {
+    "models": Key(SOME, "prices of one model, in place of those above"),
+    "pools": Key(SOME, "prices at one pool, in place of those above and of its model"),
+}
 COST = Table(
     {
-        "uncached": Key(read_price, "a prompt token that was computed; default 1"),
-        "cached": Key(read_price, "a prompt token that came from a cache; default 0.1"),
-        "output": Key(read_price, "a token of the answer; default 4"),
+        **TOKENS,
+        "currency": Key(
+            read_currency, "as USD: prices are those of a million tokens in it, and budgets are written as 20 USD"
+        ),
+        **OVERRIDES,
+        "from": Key(
+            Named(Table({**TOKENS, **OVERRIDES}), free=True),
+            "prices that change on a day, UTC, in place of those above",
+        ),
     }
 )
 
 
-def read_cost(field: Field | None) -> Prices:
-    """Prices, with a default for each."""
-    usual = Prices()
+def read_cost(field: Field | None, *, pools: Collection[str] = ()) -> PriceList:
+    """Prices, with a default for each; those of a day are over those of the days before it."""
+    usual = PriceList()
     if field is None:
         return usual
     section = field.section(COST)
-    prices = Prices(
-        uncached=section.read("uncached", usual.uncached),
-        cached=section.read("cached", usual.cached),
-        output=section.read("output", usual.output),
-    )
-    if not (prices.uncached or prices.cached or prices.output):
+    currency = section.read("currency", usual.currency)
+    if currency is not None and (missing := [name for name in TOKENS if name not in section]):
+        section.entries["currency"].complain(f"needs the prices of a million tokens (write {', '.join(missing)})")
+    prices = _over(section, replace(usual, currency=currency), pools)
+    if not any(prices.usual) and not prices.models and not prices.pools:
         field.complain("all prices are zero, so no budget is ever used (give at least one price)")
-    if prices.cached > prices.uncached:
-        field.find("cached").doubt(f"a cached token costs more than an uncached one ({prices.uncached:g})")
-    return prices
+    return replace(prices, later=_later(section, prices, pools))
+
+
+def _later(section: Section, prices: PriceList, pools: Collection[str]) -> tuple[tuple[float, PriceList], ...]:
+    days = []
+    for day, entry in (entries.entries() if (entries := section.get("from")) else {}).items():
+        try:
+            days.append((read_date(day), entry))
+        except ValueError as error:
+            entry.complain(str(error))
+    found = []
+    for starts, entry in sorted(days, key=lambda each: each[0]):
+        prices = _over(entry.section(Table({**TOKENS, **OVERRIDES})), prices, pools)
+        found.append((starts, prices))
+    return tuple(found)
+
+
+def _over(section: Section, below: PriceList, pools: Collection[str]) -> PriceList:
+    """`below` with what `section` gives in its place."""
+    own = _some(section)
+    usual = own.over(below.usual)
+    if "cached" in section or "uncached" in section:
+        _compare(section, usual)
+    models, of_pools = dict(below.models), dict(below.pools)
+    for entries, found in (("models", models), ("pools", of_pools)):
+        for name, entry in (given.entries() if (given := section.get(entries)) else {}).items():
+            part = entry.section(Table(TOKENS))
+            if entries == "pools" and name not in pools:
+                entry.complain_of_name(name, pools, what="pool")
+            some = _some(part)
+            if some == SomePrices():
+                entry.complain(f"has no price (write one of {', '.join(TOKENS)})")
+            before = found.get(name, SomePrices())
+            found[name] = SomePrices(*(old if new is None else new for new, old in zip(some, before, strict=True)))
+            _compare(part, found[name].over(usual))
+    return replace(below, usual=usual, models=models, pools=of_pools)
+
+
+def _some(section: Section) -> SomePrices:
+    return SomePrices(*(section.read_any(name) for name in TOKENS))
+
+
+def _compare(section: Section, prices: Prices) -> None:
+    """Doubt a price of cached tokens that is above that of uncached ones."""
+    if "cached" in section and prices.cached > prices.uncached:
+        section.entries["cached"].doubt(
+            f"a cached token costs more than an uncached one ({prices.uncached / PRICE_PARTS:g})"
+        )

@@ -110,11 +110,14 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     server = read_server(top.get("server"), queue=queue, outside=outside)
     store = read_store(top.get("store"), outside=outside)
     issues_keys = server.keys_file is not None or store.redis is not None
-    tenants, anonymous = read_tenants(top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys)
+    pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
+    prices = read_cost(top.get("cost"), pools=pools)
+    tenants, anonymous = read_tenants(
+        top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys, currency=prices.currency
+    )
     if server.keys_file is not None and store.redis is not None:
         contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"
         root.find("server", "keys_file").complain(contradiction)
-    pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
     policies = read_policies(top.get("policies"), catalogue=catalogue)
     return Config(
         classes=classes,
@@ -127,7 +130,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,
-        prices=read_cost(top.get("cost")),
+        prices=prices,
         on_miss=read_on_miss(top.get("on_miss"), classes=classes, pools=pools),
         ageing_s=queue.read("ageing", USUAL_AGEING_S),
         outage_s=queue.read("outage", USUAL_OUTAGE_S),

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
 from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Tenant
-from policies.quantities import read_count, read_tokens, read_weight, read_yes
+from policies.quantities import CURRENCY_UNITS, CostLimit, read_budget, read_count, read_tokens, read_weight, read_yes
 from policies.shapes import TEXT, Either, Key, Many, Named, Table
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import API_KEY, Outside
 
+_PERIODS = (
+    ("hour", "an hour, UTC", "2 USD, or 2M in the units of `cost`"),
+    ("day", "a day, UTC", "20 USD, or 50M in the units of `cost`"),
+    ("week", "a week from Monday, UTC", "100 USD"),
+    ("month", "a month, UTC", "400 USD"),
+)
 LIMIT_KEYS = {
     "requests_per_minute": Key(read_count, "requests that may begin in a minute"),
     "tokens_per_minute": Key(read_count, "tokens of prompts and answers in a minute: 6M"),
     "concurrent": Key(read_count, "requests that may run at once"),
-    "budget_per_day": Key(read_count, "cost in a day, in the units of `cost`: 50M"),
+    **{f"budget_per_{period}": Key(read_budget, f"cost in {a}: {like}") for period, a, like in _PERIODS},
 }
-LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key in LIMIT_KEYS}
+LIMIT_FIELDS = {key: key.replace("budget_", "cost_") for key in LIMIT_KEYS}
 
 LIMITS = Table(
     {
@@ -55,12 +63,17 @@ TENANTS = Named(TENANT)
 
 
 def read_tenants(
-    field: Field | None, *, classes: Collection[str], outside: Outside, issues_keys: bool = False
+    field: Field | None,
+    *,
+    classes: Collection[str],
+    outside: Outside,
+    issues_keys: bool = False,
+    currency: str | None = None,
 ) -> tuple[dict[str, Tenant], Tenant | None]:
     """Tenants by name, and the one of requests without a key.
 
     If the file has no tenants there is one, `local`, that needs no key. `issues_keys`: a tenant may get its first
-    key at run time.
+    key at run time. `currency` is that of budgets; None: they are in units of cost.
     """
     fields = field.named_entries() if field else {}
     if not fields:
@@ -69,16 +82,18 @@ def read_tenants(
     sections = {name: entry.section(TENANT) for name, entry in fields.items()}
     domains = _domains(sections)
     tenants = {
-        name: replace(_read_tenant(section, name, classes, outside), domain=domains[name])
+        name: replace(_read_tenant(section, name, classes, outside, currency), domain=domains[name])
         for name, section in sections.items()
     }
     _refuse_shared_keys(fields, tenants)
     return tenants, _anonymous(fields, sections, tenants, issues_keys=issues_keys)
 
 
-def _read_tenant(section: Section, name: str, classes: Collection[str], outside: Outside) -> Tenant:
+def _read_tenant(
+    section: Section, name: str, classes: Collection[str], outside: Outside, currency: str | None
+) -> Tenant:
     limits = section.section("limits")
-    keys = _read_keys(section, outside)
+    keys = _read_keys(section, outside, currency)
     tenant = Tenant(
         name,
         domain=name,
@@ -86,8 +101,8 @@ def _read_tenant(section: Section, name: str, classes: Collection[str], outside:
         weight=section.read("weight", 1.0),
         models=frozenset(section.texts("models")),
         classes=frozenset(section.some_of("classes", classes, what="class")),
-        limits=_read_limits(limits),
-        model_limits=_read_model_limits(limits),
+        limits=_read_limits(limits, currency),
+        model_limits=_read_model_limits(limits, currency),
         key_limits={digest: own for _, digest, own in keys if own is not None},
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
     )
@@ -96,26 +111,62 @@ def _read_tenant(section: Section, name: str, classes: Collection[str], outside:
     return tenant
 
 
-def _read_keys(section: Section, outside: Outside) -> list[tuple[Field, str, Limits | None]]:
+def _read_keys(section: Section, outside: Outside, currency: str | None) -> list[tuple[Field, str, Limits | None]]:
     """The place of each key, its hash, and its own limits; without keys that could not be resolved."""
     found = []
     for item in section.items("keys"):
         entry = item.section(KEY) if isinstance(item.node.value, dict) else None
         key = item if entry is None else entry.get("key")
-        limits = None if entry is None or "limits" not in entry else _read_limits(entry.section("limits"))
+        limits = None if entry is None or "limits" not in entry else _read_limits(entry.section("limits"), currency)
         if key is not None and (digest := key.read(outside.key_hash)) is not None:
             found.append((item, digest, limits))
     return found
 
 
-def _read_limits(section: Section) -> Limits:
-    return Limits(**{name: section.read_any(key) for key, name in LIMIT_FIELDS.items()})
+def read_limit(key: str, text: str, currency: str | None) -> int:
+    """The limit `key` that `text` gives, a budget in units. Raises ValueError with what is wrong."""
+    return units_of(read_budget(text), currency) if key.startswith("budget_") else read_count(text)
 
 
-def _read_model_limits(section: Section) -> dict[str, Limits]:
+def _read_limits(section: Section, currency: str | None) -> Limits:
+    """The limits here. A budget is in the `currency` of the file's prices, or in units if they have none."""
+    found: dict[str, Any] = {}
+    for key, name in LIMIT_FIELDS.items():
+        value = section.read_any(key)
+        if isinstance(value, CostLimit):
+            try:
+                value = units_of(value, currency)
+            except ValueError as error:
+                section.entries[key].complain(str(error))
+                value = None
+        found[name] = value
+    limits = Limits(**found)
+    return replace(limits, currency=currency) if limits != NO_LIMITS else limits
+
+
+def shown_limit(name: str, limits: Limits) -> str:
+    """The limit of `limits` that the field `name` has, as people read it."""
+    most = getattr(limits, name)
+    if limits.currency is None or not name.startswith("cost_"):
+        return f"{most:,}"
+    return f"{Decimal(most) / CURRENCY_UNITS:,f} {limits.currency}"
+
+
+def units_of(budget: CostLimit, currency: str | None) -> int:
+    """The units of `budget`. Raises ValueError if it was not written in `currency`, that of the file's prices."""
+    if budget.currency == currency:
+        return budget.units
+    if currency is None:
+        raise ValueError(
+            f"is in {budget.currency}, and prices are in units (write cost: {{currency: {budget.currency}}})"
+        )
+    raise ValueError(f"must be in {currency}, as the prices are (write it as 20 {currency})")
+
+
+def _read_model_limits(section: Section, currency: str | None) -> dict[str, Limits]:
     models = section.get("models")
     entries = models.entries() if models else {}
-    return {model: _read_limits(entry.section(Table(LIMIT_KEYS))) for model, entry in entries.items()}
+    return {model: _read_limits(entry.section(Table(LIMIT_KEYS)), currency) for model, entry in entries.items()}
 
 
 def _check_model_limits(section: Section, tenant: Tenant) -> None:
@@ -144,7 +195,9 @@ def _check_within(field: Field, limits: Limits, tenant: Tenant) -> None:
     for key, name in LIMIT_FIELDS.items():
         own, part = getattr(tenant.limits, name), getattr(limits, name)
         if own is not None and part is not None and part > own:
-            field.find(key).complain(f"is above the tenant's own {own:,}, which is reached first (lower it)")
+            field.find(key).complain(
+                f"is above the tenant's own {shown_limit(name, tenant.limits)}, which is reached first (lower it)"
+            )
 
 
 def _domains(sections: Mapping[str, Section]) -> dict[str, str]:

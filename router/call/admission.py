@@ -9,8 +9,9 @@ from types import TracebackType
 import msgspec
 
 from policies.errors import QuotaExceeded
-from policies.nouns import Outcome, Prices, Usage
+from policies.nouns import Outcome, Usage
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, charge_of, meters
+from policies.quota.prices import Prices
 from router.call.outcome import outcome_of
 from router.shared.store.base import QuotaStore
 
@@ -21,12 +22,11 @@ Tell = Callable[[Standing], None]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What one call asks for: the limits that bind it (its tenant's first), what to reserve, and what tokens cost."""
+    """What one call asks for: the limits that bind it (its tenant's first), and what to reserve."""
 
     id: str
     descriptors: tuple[Descriptor, ...]
     charge: Charge
-    prices: Prices
 
     @property
     def tenant(self) -> str:
@@ -99,7 +99,7 @@ class Admission:
         self.settled[outcome] += 1
         if permit.reservation is not None:
             # no store makes a call wait here, so a call that was cancelled settles like any other
-            await self.store.settle(permit.reservation, permit.charge())
+            await self.store.settle(permit.reservation, permit.charge)
 
     def _count(self, permit: Permit, change: int) -> None:
         (self._open.add if change > 0 else self._open.discard)(permit)
@@ -113,12 +113,14 @@ class Admission:
 class Permit:
     """An async context manager: entered it is open, left it is settled with the Outcome and the `usage` so far.
 
-    `reservation` is what was taken for it, None where its tenant has no limits.
+    `reservation` is what was taken for it, None where its tenant has no limits. `charge` is what it used, as its tenant
+    pays for it; a call without an answer counts as one request and no tokens.
     """
 
     def __init__(self, admission: Admission, claim: Claim, tell: Tell) -> None:
         self.claim, self._tell = claim, tell
         self.usage: Usage | None = None
+        self.charge = Charge(1)
         self.outcome: Outcome | None = None
         self.reservation: Reservation | None = None
         self._admission = admission
@@ -126,8 +128,14 @@ class Permit:
     def __repr__(self) -> str:
         return f"<Permit of {self.claim.tenant}: {self.outcome or 'open'}, {self.usage}>"
 
-    def spend(self, usage: Usage) -> None:
-        """Charge `usage` on top of what was charged before."""
+    def spend(self, usage: Usage, prices: Prices) -> int:
+        """Charge `usage` at `prices` on top of what was charged before; the cost of it, in thousandths of a unit."""
+        charge, before = charge_of(usage, prices), self.charge
+        self.charge = Charge(1, before.tokens + charge.tokens, before.cost + charge.cost)
+        self._add(usage)
+        return charge.cost
+
+    def _add(self, usage: Usage) -> None:
         if self.usage is None:
             self.usage = usage
             return
@@ -137,10 +145,6 @@ class Permit:
             before.completion_tokens + usage.completion_tokens,
             before.cached_tokens + usage.cached_tokens,
         )
-
-    def charge(self) -> Charge:
-        """What it used, as its tenant pays for it; a call without an answer counts as one request and no tokens."""
-        return charge_of(self.usage or Usage(), self.claim.prices)
 
     async def __aenter__(self) -> Permit:
         answer = await self._admission.admit(self)

@@ -18,10 +18,11 @@ from router.shared.keys.ring import KeyRing
 
 
 class Identity(NamedTuple):
-    """The tenant of a call, and the `key` that it used if that has limits of its own."""
+    """The tenant of a call, the `key` that it used if that has limits of its own, and the id of that key."""
 
     tenant: Tenant
     key: Descriptor | None = None
+    key_id: str | None = None
 
 
 def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
@@ -66,7 +67,8 @@ def on_behalf_of(name: str, config: Config) -> Tenant:
 
 
 def _identity(tenant: Tenant, digest: str, limits: Limits | None) -> Identity:
-    return Identity(tenant, None if limits is None else Descriptor(tenant.name, limits, key=id_of(digest)))
+    key_id = id_of(digest)
+    return Identity(tenant, None if limits is None else Descriptor(tenant.name, limits, key=key_id), key_id)
 
 
 def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:

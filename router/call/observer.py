@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
@@ -12,8 +12,19 @@ from router.ask import Input
 from router.call.tracing import CallTrace, PromptTrace
 
 
+class Spent(NamedTuple):
+    """What one prompt of a call used: the model and the pool that answered it, its tokens, and what its tenant pays for
+    them, in thousandths of a unit of cost."""
+
+    model: str
+    pool: str
+    usage: Usage
+    cost: int
+
+
 class Account:
-    """What is known of one call while it runs. `tenant` and the others are set as soon as they are known.
+    """What is known of one call while it runs. `tenant` and the others are set as soon as they are known: `key` is the
+    id of its API key, `user` the end user that its client names, `spent` has an entry for each answered prompt.
 
     A context manager: leaving it ends the call, and `end` gets it with what it was left by. `trace` is None where the
     call is not traced; `headers` are the trace context that goes on to backends.
@@ -29,7 +40,10 @@ class Account:
     ) -> None:
         self.id, self.started_at, self.headers, self.trace, self._end = id, started_at, headers, trace, end
         self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
+        self.key: str | None = None
+        self.user: str | None = None
         self.rule: int | None = None
+        self.spent: tuple[Spent, ...] = ()
         self.inputs: Sequence[Input] = ()
         self.usage = Usage()
         self.first_at: float | None = None

@@ -38,6 +38,7 @@ from policies.explain import explain, without_secrets
 from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
+from policies.quota.prices import PriceList
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
@@ -53,7 +54,7 @@ from router.call.gateway import Gateway
 from router.call.giving_up import until_given_up
 from router.call.hedging import Race
 from router.call.identify import Identity, identity_of, on_behalf_of
-from router.call.observer import Account, Observer
+from router.call.observer import Account, Observer, Spent
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, without_transfer
 from router.call.prepare import (
@@ -99,9 +100,10 @@ async def serve(
             with gateway.doors.entered():
                 config = gateway.config
                 known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
-                tenant, key = known or identity_of(caller.key, config, gateway.keys)
+                tenant, key, account.key = known or identity_of(caller.key, config, gateway.keys)
                 account.tenant = held.tenant = tenant.name
                 ask = await caller.read(held)
+                account.user = ask.user
                 require_allowed_urls(ask, config)
                 async with within(ask.deadline_s):
                     model = find_model(ask.model, tenant, gateway)
@@ -115,9 +117,11 @@ async def serve(
                     account.service_class, account.rule = ruling.service_class.name, ruling.rule
                     if ask.yields:
                         ruling, account.service_class = yielding(ruling, config), YIELDING
-                    claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=config.prices)
+                    prices = config.prices.at(gateway.unix_time())
+                    highest = prices.highest(model.name, ruling.pools)
+                    claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=highest)
                     async with gateway.admission.permit(claim, caller.limited) as permit:
-                        call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
+                        call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
                         await together([*map(call.answer, count(), repeat(model), prompts)])
         except (ExpectedError, CallerGone):
             raise
@@ -211,6 +215,7 @@ class _Call(msgspec.Struct, frozen=True):
     facts: Facts
     ruling: Ruling
     config: Config
+    prices: PriceList
     gateway: Gateway
     permit: Permit
     account: Account
@@ -421,10 +426,13 @@ class _Call(msgspec.Struct, frozen=True):
         if flight.answered or drawn_tokens:
             # a caller that left gets no usage from the backend
             usage = self._used(placed)
-            self.permit.spend(usage)
-            if (beside := others.permits.get(bid.request.model)) is not None:
-                beside.spend(usage)
+            model, pool = bid.request.model, placed.chosen.pool
+            prices = self.prices.of(model, pool)
+            cost = self.permit.spend(usage, prices)
+            if (beside := others.permits.get(model)) is not None:
+                beside.spend(usage, prices)
             self.account.usage = self.permit.usage or Usage()
+            self.account.spent += (Spent(model, pool, usage, cost),)
             uncached = max(1, usage.prompt_tokens - usage.cached_tokens)
             used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
@@ -496,7 +504,8 @@ class _Call(msgspec.Struct, frozen=True):
             other = self._bid(at, model, looked_up(inputs[at], self.ask.bodies[at], model, gateway), trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
-            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant)
+            highest = self.prices.highest(model.name, other.request.pools or ())
+            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant, prices=highest)
             if claim is not None:
                 await others.admit(model.name, gateway.admission.permit(claim))
             return other

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.media_urls import why_refused
-from policies.nouns import BackendView, Capability, Prices, Sampling, Tenant
+from policies.nouns import BackendView, Capability, Sampling, Tenant
 from policies.quota.budget import Charge, Descriptor, descriptors, estimate
+from policies.quota.prices import Prices
 from policies.rules import Facts
 from policies.sla.config import Config
 from policies.suggest import did_you_mean
@@ -267,7 +268,7 @@ def claim_of(
 ) -> Claim:
     """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
 
-    `key` is the one that it came with, where that has limits of its own.
+    `key` is the one that it came with, where that has limits of its own; `prices` are the highest that it may cost.
     """
     charges = [
         estimate(
@@ -282,7 +283,7 @@ def claim_of(
     whole = charges[0]
     if len(charges) > 1:
         whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    return Claim(id, descriptors(facts.tenant, facts.model, key), whole, prices)
+    return Claim(id, descriptors(facts.tenant, facts.model, key), whole)
 
 
 def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
@@ -292,7 +293,7 @@ def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
     return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
 
 
-def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | None:
+def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant, prices: Prices) -> Claim | None:
     """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
     tenant may use of that model, the same as if it had asked for it. None where nothing is limited there.
     """
@@ -304,10 +305,10 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | N
         uncached_tokens=None,
         max_new_tokens=request.max_new_tokens,
         choices=request.sampling.choices,
-        prices=claim.prices,
+        prices=prices,
     )
     limited = Descriptor(tenant.name, tenant.model_limits[model], model)
-    return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
+    return Claim(f"{request.id}:{model}", (limited,), charge)
 
 
 def learn(prompt: LookedUp, model: str, gateway: Gateway, flight: Flight, where: BackendView) -> None:

@@ -130,7 +130,6 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     gateway.splits.follow(config.rules)
     board = Board(
         base.clock,
-        lambda: in_force().prices,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
     operations = Operations(gateway, base.telemetry, board)

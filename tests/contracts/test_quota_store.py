@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Protocol
 import pytest
 
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from policies.quota.periods import DAY_MS, Period
 from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
@@ -36,6 +38,11 @@ class Stage:
         standing = await self.standing(descriptor)
         parts = (standing.requests, standing.tokens, standing.cost)
         return tuple(part.remaining for part in parts if part is not None)
+
+    def store_time(self, now_ms: int) -> int:
+        """Set the store's clock to `now_ms`, and return it."""
+        self.clock.now_s = now_ms / 1000
+        return now_ms
 
     async def standing(self, *descriptors: Descriptor) -> Standing:
         if isinstance(guarded := self.store, GuardedStore) and not guarded.is_away:
@@ -192,6 +199,25 @@ async def test_a_budget_lasts_until_midnight_utc(stage: Stage) -> None:
     assert never.retry_after_s is None
     stage.clock.pass_s(HALF_A_DAY_S)
     await stage.reserved(a_reservation("s", BUDGET, cost=10_000))
+
+
+@pytest.mark.parametrize("period", Period)
+async def test_budgets_of_a_period_last_until_its_end_in_every_store(period: Period, stage: Stage) -> None:
+    """Redis numbers periods by its own script: the same as ours, at any time."""
+    budget, dice = a_descriptor(**{f"cost_per_{period}": 10}), random.Random(period)
+    now_ms = round(stage.clock.now_s * 1000)
+    for number in range(20):
+        now_ms = stage.store_time(now_ms + dice.randrange(400 * DAY_MS))
+        begins = period.begins_ms(period.number(now_ms))
+        assert await stage.left(budget) == (10,), "the last period is over"
+        reservation = await stage.reserved(a_reservation(f"r{number}", budget, cost=10_000))
+        await stage.store.settle(reservation, Charge(cost=10_000))
+        refused = await stage.refused(a_reservation(f"s{number}", budget, cost=1))
+        assert refused.retry_after_s == period.left_ms(now_ms) / 1000
+        now_ms = stage.store_time(max(now_ms, begins + period.left_ms(begins) - 1))
+        assert await stage.left(budget) == (0,)
+        now_ms = stage.store_time(now_ms + 1)
+        assert await stage.left(budget) == (10,)
 
 
 async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_no_request_out(stage: Stage) -> None:

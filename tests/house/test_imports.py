@@ -44,7 +44,7 @@ INSIDE = {
     "policies.prefix": (),
     "policies.fairness": ("policies.nouns",),
     "policies.quota": ("policies.errors", "policies.nouns", "policies.quantities"),
-    "policies.sla": THE_DECISION,
+    "policies.sla": (*THE_DECISION, "policies.quota.prices"),
     "backends.http": ("backends.base",),
     "backends.messages": ("backends.http",),
     "backends.openai": ("backends.base", "backends.http", "backends.messages"),

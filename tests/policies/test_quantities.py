@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import quantities
-from policies.nouns import Prices, Usage
+from policies.nouns import Usage
 from policies.quota.budget import charge_of
+from policies.quota.prices import Prices
 from policies.rules import Range
 from policies.timeouts import Bounds
 
@@ -103,13 +104,13 @@ def test_a_client_that_waits_as_long_as_retry_after_has_waited_long_enough(secon
     assert float(number) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit] >= seconds * (1 - 1e-9) - 1e-6
 
 
-@pytest.mark.parametrize("text", ["0", "0.001", "2.5", "1000"])
+@pytest.mark.parametrize("text", ["0", "0.001", "0.0375", "2.5", "1000"])
 def test_a_price_is_charged_as_it_is_written(text: str) -> None:
     prices = Prices(uncached=quantities.read_price(text))
-    assert charge_of(Usage(prompt_tokens=1), prices).cost == round(float(text) * 1000)
+    assert charge_of(Usage(prompt_tokens=1_000_000), prices).cost == round(float(text) * 10**9)
 
 
-@pytest.mark.parametrize("text", ["0.0001", "1.0005", "1001", "1000.001"])
+@pytest.mark.parametrize("text", ["0.0000001", "1.0000005", "1001", "1000.001"])
 def test_a_price_that_would_be_charged_otherwise_than_it_is_written_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         quantities.read_price(text)

@@ -9,8 +9,8 @@ from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.keys import IssuedKey, id_of
 from policies.nouns import Limits, Tenant
-from policies.quantities import read_count, read_seconds
-from policies.sla.tenants import LIMIT_FIELDS
+from policies.quantities import read_seconds
+from policies.sla.tenants import LIMIT_FIELDS, read_limit, shown_limit
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.operate.dashboard.routes import json_reply, read_json
@@ -29,7 +29,7 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
 
     async def issue(request: Request, name_of_tenant: str) -> Response:
         tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("name", "expires", "limits"))
-        name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant)
+        name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant, gateway)
         made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
         return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
 
@@ -110,8 +110,9 @@ def _seconds(body: Mapping[str, Any], param: str) -> float | None:
     return seconds
 
 
-def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
+def _limits(body: Mapping[str, Any], tenant: Tenant, gateway: Gateway) -> Limits | None:
     """The new key's own limits; None without any."""
+    currency = gateway.config.prices.currency
     limits = body.get("limits") or {}
     if not isinstance(limits, Mapping):
         raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(LIMIT_FIELDS)}", param="limits")
@@ -124,20 +125,26 @@ def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
         try:
             if isinstance(wanted, bool):
                 raise ValueError("must be a whole number above zero")
-            found[LIMIT_FIELDS[key]] = most = read_count(wanted if isinstance(wanted, str) else str(wanted))
+            most = read_limit(key, wanted if isinstance(wanted, str) else str(wanted), currency)
+            found[LIMIT_FIELDS[key]] = most
             if own is not None and most > own:
-                raise ValueError(f"is above the tenant's own {own:,}, which holds first")
+                raise ValueError(
+                    f"is above the tenant's own {shown_limit(LIMIT_FIELDS[key], tenant.limits)}, which holds first"
+                )
         except ValueError as error:
             raise InvalidRequest(
                 f"limits.{key} {error}", hint="write a number like 60 or 6M", param=f"limits.{key}"
             ) from error
-    return Limits(**found) if found else None
+    return Limits(**found, currency=currency) if found else None
 
 
-def _set_limits(limits: Limits | None) -> dict[str, int]:
-    """The limits that are set, by their names in the SLA file."""
-    values = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
-    return {key: most for key, most in values.items() if most is not None}
+def _set_limits(limits: Limits | None) -> dict[str, int | str]:
+    """The limits that are set, by their names in the SLA file: numbers, or texts such as 20 USD."""
+    found: dict[str, int | str] = {}
+    for key, name in LIMIT_FIELDS.items():
+        if limits is not None and (most := getattr(limits, name)) is not None:
+            found[key] = most if limits.currency is None or not name.startswith("cost_") else shown_limit(name, limits)
+    return found
 
 
 def _new_key_body(made: NewKey, gateway: Gateway) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from policies.nouns import Decision, Outcome, Prices, Request, Usage
-from policies.quota.budget import charge_of
+from policies.nouns import Decision, Outcome, Request, Usage
 from router.call.observer import Account
 from router.operate.dashboard.window import Sketch, Window
 
@@ -108,8 +107,8 @@ class Seen:
 
 
 class Board:
-    """A telemetry listener. `clock` is the router's, `prices` gives the current token prices, and `reports_cache` tells
-    whether a backend reports how much of a prompt was cached.
+    """A telemetry listener. `clock` is the router's, and `reports_cache` tells whether a backend reports how much of a
+    prompt was cached.
 
     Names of tenants, classes and backends come from the SLA file, so a slot has a bounded number of entries: one
     for each name, and one for calls of unknown tenants.
@@ -118,10 +117,9 @@ class Board:
     def __init__(
         self,
         clock: Callable[[], float],
-        prices: Callable[[], Prices],
         reports_cache: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._clock, self._prices, self._reports_cache = clock, prices, reports_cache
+        self._clock, self._reports_cache = clock, reports_cache
         self.started_at = clock()
         self._rows: deque[Row] = deque()
         self._newest: dict[str, Row] = {}
@@ -145,7 +143,7 @@ class Board:
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """See Listener."""
         word, usage = outcome.value, account.usage
-        cost = charge_of(usage, self._prices()).cost if usage.prompt_tokens else 0
+        cost = sum([spent.cost for spent in account.spent])
         only = self._newest.get(account.id)
         rows, is_reported = self._rows_of(account) if only is None else [only], True
         for row in rows:

@@ -16,6 +16,7 @@ _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Currency = Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 
 
@@ -25,7 +26,11 @@ class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     concurrent: _Limit | None = None
+    cost_per_hour: _Limit | None = None
     cost_per_day: _Limit | None = None
+    cost_per_week: _Limit | None = None
+    cost_per_month: _Limit | None = None
+    currency: _Currency | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

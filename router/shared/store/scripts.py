@@ -19,16 +19,39 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local today = math.floor(now / 86400000)
+-- the number of the month: days since 1970 to a civil date, after H. Hinnant, "chrono-Compatible Low-Level Date
+-- Algorithms"
+local function month(day)
+  local shifted = day + 719468
+  local era = math.floor(shifted / 146097)
+  local doe = shifted - era * 146097
+  local yoe = math.floor(
+    (doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local from_march = math.floor((5 * doy + 2) / 153)
+  local year, index = yoe + era * 400, from_march + 2
+  if index > 11 then year, index = year + 1, index - 12 end
+  return (year - 1970) * 12 + index
+end
+
+-- the present stamp of a meter: milliseconds for a rate; else the number of its day (0), hour (-1), week or month
+local day = math.floor(now / 86400000)
+local function stamp(rate)
+  if rate > 0 then return now end
+  if rate == 0 then return day end
+  if rate == -1 then return math.floor(now / 3600000) end
+  if rate == -2 then return math.floor((day + 3) / 7) end
+  return month(day)
+end
 
 local function whole(number) return string.format('%.0f', number) end
 
 local function stored(used, at) return string.format('%.0f %.0f', used, at) end
 
--- the level now and its stamp, of what is stored; a rate of 0 is a budget of a day. Where the clock ran ahead and was
+-- the level now and its stamp, of what is stored; a rate of 0 or less is a budget. Where the clock ran ahead and was
 -- set right, what is stored counts as stored now, and is stored so under its `name`: or it would not drip until then.
 local function level(raw, rate, name)
-  local present = rate == 0 and today or now
+  local present = stamp(rate)
   if not raw then return 0, present end
   local used, at = string.match(raw, '^(%d+) (%d+)$')
   used, at = tonumber(used), tonumber(at)
@@ -36,14 +59,14 @@ local function level(raw, rate, name)
     at = present
     if name then redis.call('HSET', levels, name, stored(used, at)) end
   end
-  if rate == 0 then return at < today and 0 or used, math.max(at, today) end
+  if rate <= 0 then return at < present and 0 or used, math.max(at, present) end
   return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
 end
 
 -- what is to be stored if a level rises by `amount` that was taken at the stamp `taken_at`
 local function moved(raw, rate, amount, taken_at)
   local used, at = level(raw, rate)
-  -- a request belongs to the day on which it began
+  -- a request belongs to the period in which it began
   if rate > 0 or taken_at >= at then used = math.max(0, used + amount) end
   return stored(used, at)
 end
@@ -58,7 +81,7 @@ end
 
 local function save(fields) if #fields > 0 then redis.call('HSET', levels, unpack(fields)) end end
 
-local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 172800000) end end
+local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 3456000000) end end
 
 -- at most so many at once, so that no call is slow; each call makes at most one that falls due
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT', 0, 32)) do
@@ -120,7 +143,8 @@ local settled = {}
 for n, name in ipairs(names) do
   local rate, amount, part = tonumber(ARGV[3 * n + 2]), tonumber(ARGV[3 * n + 3]), parts[n]
   settled[2 * n - 1] = name
-  settled[2 * n] = part and moved(raw[n], rate, amount - part[3], part[4]) or moved(raw[n], rate, amount, now)
+  settled[2 * n] = part and moved(raw[n], rate, amount - part[3], part[4])
+    or moved(raw[n], rate, amount, stamp(rate))
 end
 save(settled)
 redis.call('HSET', held, id, '')

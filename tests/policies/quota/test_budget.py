@@ -5,9 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from policies.nouns import Limits, Prices, Tenant, Usage
+from policies.nouns import Limits, Tenant, Usage
 from policies.quota.budget import (
-    DAY_MS,
     MOST_TOKENS,
     Allowance,
     Charge,
@@ -24,11 +23,13 @@ from policies.quota.budget import (
     share,
     standing_of,
 )
+from policies.quota.periods import DAY_MS, HOUR_MS, Period
+from policies.quota.prices import Prices
 from tests.policies.builders import a_descriptor
 
 
-def a_meter(resource: Resource = Resource.TOKENS, limit: int = 60) -> Meter:
-    return Meter(a_descriptor(), resource, limit)
+def a_meter(resource: Resource = Resource.TOKENS, limit: int = 60, period: Period = Period.DAY) -> Meter:
+    return Meter(a_descriptor(), resource, limit, period if resource is Resource.COST else None)
 
 
 def test_a_request_answers_to_its_tenant_and_to_the_tenants_limits_at_its_model() -> None:
@@ -56,6 +57,48 @@ def test_a_budget_comes_back_at_midnight_utc_and_not_before() -> None:
     assert meter.level(7, 0, now_ms=DAY_MS - 1) == 7
     assert meter.level(7, 0, now_ms=DAY_MS) == 0
     assert meter.wait_ms(10_000, 1, now_ms=DAY_MS - 250) == 250
+
+
+@pytest.mark.parametrize(
+    ("period", "left_ms"),
+    [
+        (Period.HOUR, HOUR_MS - 1),
+        (Period.DAY, DAY_MS - 1),
+        (Period.WEEK, 4 * DAY_MS - 1),  # 1970 began on a Thursday
+        (Period.MONTH, 31 * DAY_MS - 1),
+    ],
+)
+def test_a_budget_is_whole_again_when_its_period_ends(period: Period, left_ms: int) -> None:
+    meter = a_meter(Resource.COST, 10, period)
+    at = meter.stamp(1)
+    assert meter.wait_ms(10_000, 1, now_ms=1) == left_ms
+    assert meter.level(10_000, at, now_ms=left_ms) == 10_000
+    assert meter.level(10_000, at, now_ms=1 + left_ms) == 0
+
+
+def test_budgets_of_all_periods_are_counted_apart_and_the_longest_wait_is_named() -> None:
+    both = a_descriptor(cost_per_hour=1, cost_per_day=2, cost_per_week=3, cost_per_month=4)
+    metered = meters([both])
+    assert [meter.name for meter in metered] == ["cost/hour", "cost", "cost/week", "cost/month"]
+    refused = refusal(metered, [1_000, 0, 3_000, 0], Charge(cost=1), now_ms=0)
+    assert refused is not None
+    assert refused.meter.period is Period.WEEK
+    assert refused.error().message == "tenant 'acme' has reached its limit of 3 units of cost a week"
+
+
+def test_a_budget_in_a_currency_is_shown_in_it() -> None:
+    dollars = Descriptor("acme", Limits(cost_per_month=12_500_000, currency="USD"))
+    refused = refusal(dollars.meters, [12_400_000_000], Charge(cost=100_000_001), now_ms=0)
+    assert refused is not None
+    assert refused.error().message == "tenant 'acme' has reached its limit of 12.50 USD a month"
+    too_much = refusal(dollars.meters, [0], Charge(cost=12_500_000_001), now_ms=0)
+    assert too_much is not None
+    assert too_much.error().hint == "it may cost 12.500000001 USD"
+
+
+def test_a_charge_is_rounded_once_and_half_up() -> None:
+    price = Prices(uncached=0, cached=0, output=500)  # half a thousandth of a unit
+    assert [charge_of(Usage(completion_tokens=count), price).cost for count in (0, 1, 2, 3)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("now_ms", [0, 1234, DAY_MS - 1])
@@ -118,7 +161,7 @@ def test_what_costs_more_than_a_day_has_is_refused_for_good() -> None:
     refused = refusal([a_meter(Resource.COST, 10)], [0], Charge(cost=12_345), now_ms=0)
     assert isinstance(refused, Refused)
     assert refused.error().retry_after_s is None
-    assert refused.error().hint == "it may cost 12.345"
+    assert refused.error().hint == "it may cost 12.345 units of cost"
 
 
 def test_where_one_stands_is_the_limit_of_which_least_is_left() -> None:
@@ -168,7 +211,7 @@ def a_tenant_with_models() -> Tenant:
     return Tenant("acme", "acme", limits=limits, model_limits={"llama": limits})
 
 
-PRICES = Prices(uncached=1.0, cached=0.1, output=4.0)
+PRICES = Prices(uncached=1_000_000, cached=100_000, output=4_000_000)
 
 
 def test_what_was_computed_counts_as_tokens_and_what_was_cached_costs_less() -> None:

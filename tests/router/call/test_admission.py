@@ -11,13 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
-from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
+from policies.nouns import Limits, Outcome, Tenant, Usage
 from policies.quota.budget import Charge, Descriptor, Standing, descriptors
+from policies.quota.prices import Prices
 from router.call.admission import Admission, Claim
 from router.shared.store.memory import MemoryStore
 from tests.router.parts import a_tenant
 
-PRICES = Prices(uncached=1.0, cached=0.0, output=2.0)
+PRICES = Prices(uncached=1_000_000, cached=0, output=2_000_000)
 
 
 def an_admission() -> tuple[Admission, MemoryStore]:
@@ -33,7 +34,7 @@ class Claims:
 
     def __call__(self, tenant: Tenant, model: str = "tiny", tokens: int = 10) -> Claim:
         charge = Charge(1, tokens, tokens * 1000)
-        return Claim(f"c{next(self._ids)}", descriptors(tenant, model), charge, PRICES)
+        return Claim(f"c{next(self._ids)}", descriptors(tenant, model), charge)
 
 
 a_claim = Claims()
@@ -79,8 +80,8 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     permit = admission.permit(a_claim(tenant, tokens=100))
     try:
         async with permit:
-            permit.spend(Usage(5, 1, 2))
-            permit.spend(Usage(5, 2, 0))
+            permit.spend(Usage(5, 1, 2), PRICES)
+            permit.spend(Usage(5, 2, 0), PRICES)
             if error is not None:
                 raise error
     except (ExpectedError, asyncio.CancelledError):
@@ -118,7 +119,7 @@ async def test_a_tenant_without_limits_never_asks_the_store() -> None:
 
     admission = Admission(Away(lambda: 0.0))
     async with admission.permit(a_claim(a_tenant())) as permit:
-        permit.spend(Usage(1, 1, 0))
+        permit.spend(Usage(1, 1, 0), PRICES)
     assert admission.is_idle()
 
 

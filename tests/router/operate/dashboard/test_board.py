@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import BackendFailed, QuotaExceeded
-from policies.nouns import Decision, Prices, Request, Usage
+from policies.nouns import Decision, Request, Usage
+from router.call.observer import Spent
 from router.operate.dashboard.board import MOST_KEYS, MOST_ROWS, Board
 from router.operate.telemetry.telemetry import Telemetry
 
@@ -26,7 +27,7 @@ class Clock:
 def a_board() -> tuple[Board, Telemetry, Clock]:
     clock = Clock()
     telemetry = Telemetry(clock)
-    board = Board(clock, lambda: Prices(uncached=1, cached=0.1, output=4))
+    board = Board(clock)
     telemetry.listen(board)
     return board, telemetry, clock
 
@@ -46,6 +47,7 @@ def answer(telemetry: Telemetry, clock: Clock, name: str = "r", backend: str = "
         clock.now += 1.0
         account.heard(clock.now)
         account.usage = Usage(100, 11, 40)
+        account.spent = (Spent("m", "own", account.usage, 108_000),)
 
 
 def test_a_decision_is_followed_to_its_end() -> None:
@@ -133,7 +135,7 @@ def test_memory_is_bounded_whatever_comes(calls: list[tuple[int, int]]) -> None:
 def test_a_backend_that_reports_no_cache_has_no_hit_rate_and_one_that_found_nothing_has_one_of_zero() -> None:
     clock = Clock()
     telemetry, reporting = Telemetry(clock), set[str]()
-    board = Board(clock, Prices, reporting.__contains__)
+    board = Board(clock, reporting.__contains__)
     telemetry.listen(board)
     answer(telemetry, clock, "r1")
     assert (board.of_backend("b0", clock.now).hit_share, board.of_tenant("acme", clock.now).hit_share) == (None, None)
