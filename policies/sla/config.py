@@ -119,6 +119,16 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageSettings:
+    """Where what tenants used is kept: `store` is a file for SQLite or the URL of a PostgreSQL, `journal` a folder for
+    what it does not have yet. Rows older than `keep_s` are deleted; None: never."""
+
+    store: str = field(repr=False)
+    journal: str
+    keep_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that the SLA file decides.
 
@@ -143,3 +153,4 @@ class Config:
     ageing_s: float = 30.0
     outage_s: float = 10.0
     store: StoreSettings = field(default_factory=StoreSettings)
+    usage: UsageSettings | None = None

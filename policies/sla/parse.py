@@ -23,6 +23,7 @@ from policies.sla.secrets import Outside
 from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server
 from policies.sla.store import STORE, read_store
 from policies.sla.tenants import TENANTS, read_tenants
+from policies.sla.usage import USAGE, read_usage
 from policies.sla.yaml_positions import read_yaml
 
 
@@ -88,6 +89,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "policies": Key(policies_shape(catalogue), "policies that choose a backend, by name"),
             "queue": Key(QUEUE, "how requests wait in the router"),
             "store": Key(STORE, "the store that several routers share; without it they share nothing"),
+            "usage": Key(USAGE, "where what tenants used is kept; without it, each router counts from its start"),
             "server": Key(SERVER, "the router's addresses and limits"),
         }
     )
@@ -127,6 +129,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         pools=pools,
         server=server,
         store=store,
+        usage=read_usage(top.get("usage"), outside=outside),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from router.call.gateway import Gateway
 from router.operate.dashboard.board import Board
 from router.operate.telemetry.telemetry import Telemetry
+from router.operate.usage.recorder import UsageRecorder
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """One router for its operators: its parts, its telemetry, and the board of its recent calls."""
+    """One router for its operators: its parts, its telemetry, the board of its recent calls, and the recorder of usage
+    if the file has a place for it."""
 
     gateway: Gateway
     telemetry: Telemetry
     board: Board
+    usage: UsageRecorder | None = None

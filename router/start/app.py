@@ -119,6 +119,9 @@ class Router:
             if (log := self.telemetry.decisions) is not None:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)
+            if (usage := self.operations.usage) is not None:
+                await asyncio.to_thread(usage.open)
+                stack.push_async_callback(asyncio.to_thread, usage.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.callback(self.gateway.bodies.close)
             stack.push_async_callback(self.gateway.sources.close)

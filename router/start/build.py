@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
@@ -38,6 +39,8 @@ from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.telemetry import Telemetry
+from router.operate.usage.database import UsageDatabase
+from router.operate.usage.recorder import UsageRecorder
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.shared.prefixes.warmer import Warmer
@@ -132,7 +135,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
-    operations = Operations(gateway, base.telemetry, board)
+    operations = Operations(gateway, base.telemetry, board, _usage(base, in_force))
     _introduce(operations, store_tls)
     return operations
 
@@ -159,6 +162,29 @@ def _base(config: Config, parts: Parts) -> _Base:
         telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)
     return _Base(config, clock, unix_time, parts.get("rng") or random.Random(), telemetry)
+
+
+def _usage(base: _Base, in_force: Callable[[], Config]) -> UsageRecorder | None:
+    """What keeps the usage of this router, with the settings that it starts with."""
+    settings = base.config.usage
+    if settings is None:
+        return None
+
+    def kind_of(pool: str) -> str:
+        # a pool that is gone may have answered before
+        spec = in_force().pools.get(pool)
+        return "" if spec is None else spec.kind
+
+    return UsageRecorder(
+        UsageDatabase(settings.store),
+        Path(settings.journal),
+        kind_of=kind_of,
+        currency=lambda: in_force().prices.currency,
+        clock=base.clock,
+        unix_time=base.unix_time,
+        on_event=base.telemetry.event,
+        keep_s=settings.keep_s,
+    )
 
 
 def _cluster(base: _Base, parts: Parts) -> Cluster:
@@ -197,6 +223,8 @@ def _introduce(operations: Operations, store_tls: Certificates | None) -> None:
     """Connect the parts that listen to each other."""
     gateway, telemetry = operations.gateway, operations.telemetry
     telemetry.listen(operations.board)
+    if operations.usage is not None:
+        telemetry.listen(operations.usage)
     gateway.beliefs.parity.listener = telemetry
     gateway.cluster.listen(telemetry.backends)
     gateway.cluster.listen(_Membership(gateway, telemetry))

@@ -438,6 +438,39 @@ def diagnose(
     run(DiagnoseOptions(logs, json=json, picture=picture, cache_tokens=size, most=requests))
 
 
+@app.command(short_help="What tenants used and what it cost.")
+def usage(
+    file: SlaFile,
+    by: Annotated[
+        str, typer.Option(metavar="NAMES", help="Sums by these: hour, day or month, and the names of columns.")
+    ] = "tenant,model",
+    since: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="From this hour, UTC (default: this month's first).")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this hour, UTC.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    format: Annotated[str, typer.Option(metavar="FORMAT", help="table, csv, json or focus.")] = "table",  # noqa: A002
+) -> None:
+    """Show the usage that the routers under FILE have kept: requests, tokens and cost. Needs no running router.
+
+    FILE says where it is, as usage: {store: usage.sqlite}. Columns are tenant, key, user, model, service_class, pool,
+    kind and currency. focus is the FinOps Foundation's FOCUS 1.0, as CSV.
+
+    \b
+    Examples:
+      pointsman usage sla.yaml
+      pointsman usage sla.yaml --by month,tenant --from 2026-01-01 --format csv
+      pointsman usage sla.yaml --tenant search --by day,user
+      pointsman usage sla.yaml --format focus --from 2026-11-01 --to 2026-12-01 > focus.csv
+    """
+    from router.start.commands.usage import FORMATS, run
+
+    if format not in FORMATS:
+        raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {format}")
+    asked = {"by": by, "from": since, "to": until, "tenant": tenant}
+    run(started_with(file).config, {name: text for name, text in asked.items() if text is not None}, format)
+
+
 @app.command(short_help="The dashboard in a terminal.")
 def top(
     admin: Annotated[

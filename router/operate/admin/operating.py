@@ -1,20 +1,15 @@
-"""The admin port's calls for a running router: drain backends, change their weights, read tenants' usage."""
+"""The admin port's calls for a running router: drain backends, change their weights, forget caches."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
 from typing import Any
 
 from http1.request import Request, Response
 from policies.errors import InvalidRequest
-from policies.nouns import Outcome
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.call.splits import Standing
 from router.operate.admin.clearing import clear_cache, named_tenant
-from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, read_json
 from router.operate.operations import Operations
 from router.protocols.http.prefixes import shown
@@ -24,8 +19,8 @@ _MOST_WEIGHT = 1000.0
 
 
 def add_operating(routes: Routes, operations: Operations) -> None:
-    """Add the calls for backends, prefixes, usage and caches to `routes`."""
-    gateway, board = operations.gateway, operations.board
+    """Add the calls for backends, prefixes, splits and caches to `routes`."""
+    gateway = operations.gateway
 
     async def change_backend(request: Request, backend: str) -> Response:
         name, wanted = _backend(backend, gateway), await read_json(request)
@@ -44,16 +39,6 @@ def add_operating(routes: Routes, operations: Operations) -> None:
     async def prefixes(_: Request) -> Response:
         return json_reply({"prefixes": [{"tenant": kept.tenant, **shown(kept, str)} for kept in gateway.prefixes.of()]})
 
-    async def usage(_: Request) -> Response:
-        up_s = gateway.clock() - board.started_at
-        since = gateway.unix_time() - up_s
-        return json_reply({"since": since, "seconds": up_s, "usage": list(_usage(board))})
-
-    async def usage_csv(_: Request) -> Response:
-        headers = {"Content-Disposition": 'attachment; filename="pointsman-usage.csv"'}
-        headers["Content-Type"] = "text/csv; charset=utf-8"
-        return Response(200, _as_csv(list(_usage(board))).encode(), headers)
-
     async def splits(_: Request) -> Response:
         return json_reply({"splits": [_shown_standing(each) for each in gateway.splits.standings()]})
 
@@ -66,8 +51,6 @@ def add_operating(routes: Routes, operations: Operations) -> None:
     routes.add("GET", "/admin/prefixes", prefixes)
     routes.add("GET", "/admin/splits", splits)
     routes.add("POST", "/admin/splits/restore", restore)
-    routes.add("GET", "/admin/usage", usage)
-    routes.add("GET", "/admin/usage.csv", usage_csv)
 
 
 def _backend(name: str, gateway: Gateway) -> str:
@@ -98,26 +81,3 @@ def _shown_standing(standing: Standing) -> dict[str, Any]:
     counts = {"requests": tally.ended, "failed": tally.failed, "missed": tally.missed}
     lost = {} if standing.lost is None else {"lost_because": standing.lost}
     return {"rule": standing.rule, "pool": standing.pool, "share": standing.share, **counts, **lost}
-
-
-def _usage(board: Board) -> Iterator[dict[str, Any]]:
-    for (tenant, model), totals in sorted(board.totals.items()):
-        yield {
-            "tenant": tenant,
-            "model": model,
-            "requests": totals.requests,
-            **{outcome.value: totals.outcomes[outcome.value] for outcome in Outcome},
-            "prompt_tokens": totals.prompt_tokens,
-            "cached_tokens": totals.cached_tokens,
-            "completion_tokens": totals.completion_tokens,
-            "cost": totals.cost / 1000,
-        }
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    names = ["tenant", "model", "requests", *(outcome.value for outcome in Outcome)]
-    sheet = io.StringIO()
-    writer = csv.DictWriter(sheet, [*names, "prompt_tokens", "cached_tokens", "completion_tokens", "cost"])
-    writer.writeheader()
-    writer.writerows(rows)
-    return sheet.getvalue()

@@ -17,6 +17,7 @@ from router.call.identify import key_in
 from router.call.pipeline import outer_edge
 from router.operate.admin.issuing import add_keys
 from router.operate.admin.operating import add_operating
+from router.operate.admin.usage import add_usage
 from router.operate.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.operate.operations import Operations
 from router.operate.telemetry.telemetry import Telemetry
@@ -50,6 +51,7 @@ class AdminEndpoints:
         add_page(routes)
         add_data(routes, operations)
         add_operating(routes, operations)
+        add_usage(routes, operations)
         add_keys(routes, gateway)
 
     def __repr__(self) -> str:

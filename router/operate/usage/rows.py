@@ -1,0 +1,61 @@
+"""A row of usage: the sums of what a tenant, with one key and user, used of one model at one pool in one hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from policies.nouns import Outcome
+
+HOUR_S = 3600
+
+OTHERS = "(others)"
+"""Stands for end users beyond MOST_ROWS."""
+
+MOST_ROWS = 100_000
+"""More rows than this are not held at a time: further end users are counted together."""
+
+MOST_USER = 128
+"""Characters of a user's name that are kept."""
+
+
+class UsageKey(NamedTuple):
+    """The row: `hour` is the Unix time at which it begins; a text is empty where there is none, such as a pool for a
+    refused request. `key` is the id of an API key, `user` the end user that a client names."""
+
+    hour: int
+    tenant: str
+    key: str
+    user: str
+    model: str
+    service_class: str
+    pool: str
+    kind: str
+    currency: str
+
+
+AMOUNTS = (*(outcome.value for outcome in Outcome), "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+"""The sums of a row: requests by how they ended, tokens, and the cost in thousandths of a unit."""
+
+PROMPT, CACHED, COMPLETION, COST = range(len(Outcome), len(AMOUNTS))
+AT_OUTCOME = {outcome: at for at, outcome in enumerate(Outcome)}
+
+Rows = dict[UsageKey, list[int]]
+
+
+def add(rows: Rows, more: Mapping[UsageKey, Iterable[int]]) -> None:
+    """Add `more` to `rows`."""
+    for key, amounts in more.items():
+        sums = row_of(rows, key)
+        for at, amount in enumerate(amounts):
+            sums[at] += amount
+
+
+def row_of(rows: Rows, key: UsageKey) -> list[int]:
+    """The sums of `key`, which begin at 0; those of OTHERS in place of its user if there are too many rows."""
+    sums = rows.get(key)
+    if sums is None:
+        if key.user not in {"", OTHERS} and len(rows) >= MOST_ROWS:
+            return row_of(rows, key._replace(user=OTHERS))
+        sums = rows[key] = [0] * len(AMOUNTS)
+    return sums

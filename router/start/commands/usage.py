@@ -1,0 +1,68 @@
+"""`pointsman usage`: the usage that the routers under a file have kept, read from its database."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from policies.errors import ConfigError
+from policies.sla.config import Config
+from router.operate.usage.database import UsageDatabase
+from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
+
+FORMATS = ("table", "csv", "json", "focus")
+
+_COLUMNS = {
+    "requests": "requests",
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "completion_tokens": "answers",
+    "cost": "cost",
+}
+
+
+def run(config: Config, asked: Mapping[str, str], format: str) -> None:  # noqa: A002 - as the option
+    """Print the usage that is `asked` for, by the names of the admin port's parameters. Raises ExpectedError."""
+    if config.usage is None:
+        raise ConfigError("this file has no place for usage", hint="write usage: {store: usage.sqlite}")
+    query = UsageQuery.read(asked, now=time.time())
+    database = UsageDatabase(config.usage.store)
+    try:
+        database.migrate()
+        if format == "focus":
+            sys.stdout.write(as_focus(database, query))
+            return
+        rows = query.answer(database)
+    except ConnectionError as error:
+        raise ConfigError(str(error), hint="is usage.store the one that the routers write?") from error
+    finally:
+        database.close()
+    if format == "json":
+        sys.stdout.write(as_json(rows).decode() + "\n")
+    elif format == "csv":
+        sys.stdout.write(as_csv(rows))
+    else:
+        # in a file or a pipe, no line is broken
+        Console(width=None if sys.stdout.isatty() else 200).print(_table(rows, query.by))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> Table | str:
+    if not rows:
+        return "No usage in that time."
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in by:
+        table.add_column(name.replace("_", " "), no_wrap=True)
+    for name in _COLUMNS.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        amounts = (f"{row[name]:,}" for name in _COLUMNS if name != "cost")
+        table.add_row(
+            *(str(row[name]) or "-" for name in by), *amounts, f"{row['cost']:,.6f} {row['currency']}".strip()
+        )
+    return table
