@@ -40,7 +40,8 @@ def id_of(sha256: str) -> str:
 class IssuedKey:
     """The stored record of a key that operators issued for `tenant`: its hash, never itself. Times are Unix seconds.
 
-    `replaced_by` is the id of the key that it was rotated to. `limits` hold in addition to those of its tenant.
+    `replaced_by` is the id of the key that it was rotated to. `limits` hold in addition to those of its tenant and
+    its `team`.
     """
 
     sha256: str
@@ -50,6 +51,7 @@ class IssuedKey:
     expires: int | None = None
     replaced_by: str | None = None
     limits: Limits | None = None
+    team: str | None = None
 
     @property
     def id(self) -> str:

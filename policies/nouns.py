@@ -117,12 +117,30 @@ USUAL_PINNED_TOKENS = 256_000
 
 
 @dataclass(frozen=True, slots=True)
+class Organization:
+    """Tenants that share `limits`, which hold in addition to those of each."""
+
+    name: str
+    limits: Limits = NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A part of a tenant, with keys of its own. Its limits hold in addition to its tenant's."""
+
+    name: str
+    limits: Limits = NO_LIMITS
+    model_limits: Mapping[str, Limits] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
     """The party that pays for requests; its data is kept apart.
 
     `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
     with equal domains share KV. `limits` are those of the whole tenant; in addition `model_limits` are those of one
-    model, and `key_limits` those of one of its keys, by its hash.
+    model, and `key_limits` those of one of its keys, by its hash. `team_by_key` is the name of a team of `teams` by the
+    hash of its key. `user_limits` hold for each end user that its clients name; `needs_user`: they must name one.
     At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
     """
 
@@ -135,6 +153,11 @@ class Tenant:
     limits: Limits = NO_LIMITS
     model_limits: Mapping[str, Limits] = field(default_factory=dict)
     key_limits: Mapping[str, Limits] = field(default_factory=dict)
+    teams: Mapping[str, Team] = field(default_factory=dict)
+    team_by_key: Mapping[str, str] = field(default_factory=dict)
+    user_limits: Limits = NO_LIMITS
+    needs_user: bool = False
+    organization: Organization | None = None
     pinned_tokens: int = USUAL_PINNED_TOKENS
 
 

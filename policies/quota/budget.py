@@ -19,7 +19,7 @@ from functools import lru_cache
 import msgspec
 
 from policies.errors import QuotaExceeded
-from policies.nouns import Limits, Tenant, Usage
+from policies.nouns import NO_LIMITS, Limits, Team, Tenant, Usage
 from policies.quantities import CURRENCY_UNITS, PRICE_PARTS, rounded_seconds
 from policies.quota.periods import Period
 from policies.quota.prices import Prices
@@ -85,22 +85,27 @@ _CODES = {Period.DAY: 0, Period.HOUR: -1, Period.WEEK: -2, Period.MONTH: -3}
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The callers that `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id.
+    """The callers that `limits` bind: a tenant, or a part of it, which is a team, one of its keys (by the key's id), an
+    end user, or those of its requests that go to one model; or, without a tenant, an organization.
 
-    `scope` is the part of a meter's name that tells the descriptors of one tenant apart; empty for the tenant itself.
-    `id` tells all descriptors apart. `meters` are the limits that are counted, in a fixed order.
+    The meters of one request have one `ledger`, so that they are taken together: that of the organization, if its
+    tenant has one. `scope` is the part of a meter's name that tells the descriptors of one tenant apart; empty for the
+    tenant itself. `id` tells all descriptors apart. `meters` are the limits that are counted, in a fixed order.
     """
 
     tenant: str
     limits: Limits
     model: str | None = None
     key: str | None = None
+    team: str | None = None
+    user: str | None = None
+    organization: str | None = None
+    ledger: str = field(init=False, compare=False, repr=False)
     scope: str = field(init=False, compare=False, repr=False)
     id: tuple[str, str] = field(init=False, compare=False, repr=False)
     meters: tuple[Meter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        of_key = "" if self.key is None else f"@{self.key}"
         limits = self.limits
         counted = (
             (Resource.REQUESTS, None, limits.requests_per_minute),
@@ -110,22 +115,32 @@ class Descriptor:
             (Resource.COST, Period.WEEK, limits.cost_per_week),
             (Resource.COST, Period.MONTH, limits.cost_per_month),
         )
-        scope = of_key + ("" if self.model is None else f":{self.model}")
+        # a user's name may have any characters, so nothing stands behind it
+        parts = (("&", self.team), ("@", self.key), (":", self.model), ("~", self.user))
+        scope = "".join([sign + name for sign, name in parts if name is not None])
+        # the name of a tenant has no space
+        ledger = self.tenant if self.organization is None else f"organization {self.organization}"
+        object.__setattr__(self, "ledger", ledger)
         object.__setattr__(self, "scope", scope)
-        object.__setattr__(self, "id", (self.tenant, scope))
+        object.__setattr__(self, "id", (self.tenant or ledger, scope))
         found = tuple(Meter(self, resource, limit, period) for resource, period, limit in counted if limit is not None)
         object.__setattr__(self, "meters", found)
 
     def __str__(self) -> str:
+        if not self.tenant:
+            return f"organization '{self.organization}'"
+        of_user = "" if self.user is None else f"user '{self.user}' of "
         of_key = "" if self.key is None else f"key {self.key} of "
-        return f"{of_key}tenant '{self.tenant}'" + ("" if self.model is None else f" at model '{self.model}'")
+        of_team = "" if self.team is None else f"team '{self.team}' of "
+        at_model = "" if self.model is None else f" at model '{self.model}'"
+        return f"{of_user}{of_key}{of_team}tenant '{self.tenant}'{at_model}"
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
     """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost.
 
-    `name` is unique among the meters of one tenant, and unchanged when the limit changes; `id` is unique among all
+    `name` is unique among the meters of one ledger, and unchanged when the limit changes; `id` is unique among all
     meters. `period` is that of a budget, None for a rate. The level falls by `rate` each millisecond, at most 0 for
     a budget; at the level `capacity` nothing is left. A level has a stamp: the millisecond for a rate, the number of
     the period for a budget. A charge raises it by `unit` times its member named `counts`.
@@ -146,9 +161,11 @@ class Meter:
         period = self.period
         # a budget of a day had no other beside it once, and its level goes on
         length = "" if period in {None, Period.DAY} else f"/{period}"
-        name = f"{self.resource}{length}{self.descriptor.scope}"
+        payer = self.descriptor
+        at = f"%{payer.tenant}" if payer.tenant and payer.tenant != payer.ledger else ""
+        name = f"{self.resource}{length}{at}{payer.scope}"
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "id", (self.descriptor.tenant, name))
+        object.__setattr__(self, "id", (payer.ledger, name))
         object.__setattr__(self, "rate", self.limit if period is None else _CODES[period])
         object.__setattr__(self, "unit", MINUTE_MS if period is None else 1)
         object.__setattr__(self, "capacity", self.limit * (MINUTE_MS if period is None else COST_UNIT))
@@ -266,18 +283,47 @@ class Settlement(enum.StrEnum):
     """It was settled before: nothing changed."""
 
 
-@lru_cache(maxsize=4096)
-def descriptor(tenant: str, limits: Limits, model: str | None = None, key: str | None = None) -> Descriptor:
-    """The Descriptor of these callers. Its meters are made once and used by all requests."""
-    return Descriptor(tenant, limits, model, key)
+_made = lru_cache(maxsize=4096)(Descriptor)
+"""Descriptors with their meters are made once and used by all requests."""
 
 
-def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
-    """The descriptors of a request of `tenant` to `model`, with that `key`; it must keep the limits of all of them."""
-    found: tuple[Descriptor, ...] = (descriptor(tenant.name, tenant.limits),)
+def descriptors(
+    tenant: Tenant, model: str, key: Descriptor | None = None, *, team: Team | None = None, user: str | None = None
+) -> tuple[Descriptor, ...]:
+    """The descriptors of a request of `tenant` to `model`, with that `key`, of that `team` and end `user`; it must keep
+    the limits of all of them. The tenant's is the first."""
+    name, above = tenant.name, _above(tenant)
+    found = [_made(name, tenant.limits, organization=above)]
+    if team is not None:
+        found.append(_made(name, team.limits, team=team.name, organization=above))
+    if tenant.model_limits or team is not None:
+        found += at_model(tenant, model, team)
+    if key is not None:
+        found.append(key)
+    if user is not None and tenant.user_limits != NO_LIMITS:
+        found.append(_made(name, tenant.user_limits, user=user, organization=above))
+    if tenant.organization is not None:
+        found.append(_made("", tenant.organization.limits, organization=above))
+    return tuple(found)
+
+
+def at_model(tenant: Tenant, model: str, team: Team | None = None) -> tuple[Descriptor, ...]:
+    """The descriptors of the requests of `tenant` and its `team` to `model`, where they have limits of their own."""
+    found: tuple[Descriptor, ...] = ()
     if model in tenant.model_limits:
-        found += (descriptor(tenant.name, tenant.model_limits[model], model),)
-    return found if key is None else (*found, key)
+        found += (_made(tenant.name, tenant.model_limits[model], model, organization=_above(tenant)),)
+    if team is not None and model in team.model_limits:
+        found += (_made(tenant.name, team.model_limits[model], model, team=team.name, organization=_above(tenant)),)
+    return found
+
+
+def of_key(tenant: Tenant, limits: Limits, key: str) -> Descriptor:
+    """The descriptor of the key of `tenant` with the id `key`, which has `limits` of its own."""
+    return _made(tenant.name, limits, key=key, organization=_above(tenant))
+
+
+def _above(tenant: Tenant) -> str | None:
+    return None if tenant.organization is None else tenant.organization.name
 
 
 def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:

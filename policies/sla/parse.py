@@ -22,7 +22,7 @@ from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
 from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server
 from policies.sla.store import STORE, read_store
-from policies.sla.tenants import TENANTS, read_tenants
+from policies.sla.tenants import ORGANIZATIONS, TENANTS, read_organizations, read_tenants
 from policies.sla.usage import USAGE, read_usage
 from policies.sla.yaml_positions import read_yaml
 
@@ -82,6 +82,7 @@ def file_table(catalogue: Catalogue) -> Table:
         {
             "classes": Key(CLASSES, "service classes by name; the first is served first"),
             "tenants": Key(TENANTS, "tenants by name, with their keys, limits and shared caches"),
+            "organizations": Key(ORGANIZATIONS, "limits that several tenants share, by the organization's name"),
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
             "pools": Key(pools_shape(catalogue.kinds), "backends of one kind that serve one model, by name"),
             "rules": Key(RULES, "class, pools and policy of a request: the first rule that matches wins"),
@@ -115,7 +116,12 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
     prices = read_cost(top.get("cost"), pools=pools)
     tenants, anonymous = read_tenants(
-        top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys, currency=prices.currency
+        top.get("tenants"),
+        classes=classes,
+        outside=outside,
+        organizations=read_organizations(top.get("organizations"), currency=prices.currency),
+        issues_keys=issues_keys,
+        currency=prices.currency,
     )
     if server.keys_file is not None and store.redis is not None:
         contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"

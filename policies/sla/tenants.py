@@ -1,13 +1,14 @@
-"""The section `tenants`: their keys, limits and shared caches."""
+"""The sections `tenants` and `organizations`: keys, limits, teams and shared caches."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
-from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Tenant
+from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Organization, Team, Tenant
 from policies.quantities import CURRENCY_UNITS, CostLimit, read_budget, read_count, read_tokens, read_weight, read_yes
 from policies.shapes import TEXT, Either, Key, Many, Named, Table
 from policies.sla.fields import Field, Section
@@ -27,11 +28,13 @@ LIMIT_KEYS = {
 }
 LIMIT_FIELDS = {key: key.replace("budget_", "cost_") for key in LIMIT_KEYS}
 
+_MODELS = Named(Table(LIMIT_KEYS), free=True)
+
 LIMITS = Table(
     {
         **LIMIT_KEYS,
         "pinned_tokens": Key(read_tokens, "tokens of pinned prefixes at a time, once for every backend; default 256k"),
-        "models": Key(Named(Table(LIMIT_KEYS), free=True), "limits for one model, in addition to the tenant's own"),
+        "models": Key(_MODELS, "limits for one model, in addition to the tenant's own"),
     }
 )
 
@@ -42,12 +45,34 @@ KEY = Table(
     }
 )
 
+KEYS = Key(
+    Many(Either((API_KEY, KEY))),
+    "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}, alone or as {key: ..., limits: ...}",
+)
+
+TEAM = Table(
+    {
+        "keys": KEYS,
+        "limits": Key(
+            Table({**LIMIT_KEYS, "models": Key(_MODELS, "limits for one model, in addition to the team's own")}),
+            "limits for this team, in addition to the tenant's own",
+        ),
+    }
+)
+
+END_USERS = Table(
+    {
+        "limits": Key(Table(LIMIT_KEYS), "limits for each end user, in addition to the tenant's own"),
+        "required": Key(read_yes, "true: requests that name no end user are refused; default false"),
+    }
+)
+
 TENANT = Table(
     {
-        "keys": Key(
-            Many(Either((API_KEY, KEY))),
-            "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}, alone or as {key: ..., limits: ...}",
-        ),
+        "keys": KEYS,
+        "teams": Key(Named(TEAM), "parts of the tenant with keys and limits of their own, by name"),
+        "end_users": Key(END_USERS, "limits for each end user that a request names with `user`"),
+        "organization": Key(TEXT, "the organization that the limits of `organizations` bind with it; default none"),
         "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; at most one tenant"),
         "weight": Key(read_weight, "share among the tenants of one class; default 1"),
         "models": Key(Many(TEXT), "models that it may use; default all"),
@@ -61,12 +86,30 @@ TENANT = Table(
 )
 TENANTS = Named(TENANT)
 
+ORGANIZATION = Table(
+    {"limits": Key(Table(LIMIT_KEYS), "limits for all its tenants together, in addition to their own")}
+)
+ORGANIZATIONS = Named(ORGANIZATION)
+
+
+def read_organizations(field: Field | None, *, currency: str | None = None) -> dict[str, Organization]:
+    """Organizations by name."""
+    fields = field.named_entries() if field else {}
+    found = {}
+    for name, entry in fields.items():
+        limits = _read_limits(entry.section(ORGANIZATION).section("limits"), currency)
+        found[name] = Organization(name, limits)
+        if limits == NO_LIMITS:
+            entry.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)} under `limits`)")
+    return found
+
 
 def read_tenants(
     field: Field | None,
     *,
     classes: Collection[str],
     outside: Outside,
+    organizations: Mapping[str, Organization] = MappingProxyType({}),
     issues_keys: bool = False,
     currency: str | None = None,
 ) -> tuple[dict[str, Tenant], Tenant | None]:
@@ -82,9 +125,14 @@ def read_tenants(
     sections = {name: entry.section(TENANT) for name, entry in fields.items()}
     domains = _domains(sections)
     tenants = {
-        name: replace(_read_tenant(section, name, classes, outside, currency), domain=domains[name])
+        name: replace(
+            _read_tenant(section, name, classes, outside, currency),
+            domain=domains[name],
+            organization=_organization(section, organizations),
+        )
         for name, section in sections.items()
     }
+    _check_organizations(sections, tenants)
     _refuse_shared_keys(fields, tenants)
     return tenants, _anonymous(fields, sections, tenants, issues_keys=issues_keys)
 
@@ -94,6 +142,16 @@ def _read_tenant(
 ) -> Tenant:
     limits = section.section("limits")
     keys = _read_keys(section, outside, currency)
+    of_teams = {}
+    teams: dict[str, Team] = {}
+    sections = {name: one.section(TEAM) for name, one in _named(section.get("teams")).items()}
+    for team, entry in sections.items():
+        own = _read_keys(entry, outside, currency)
+        keys += own
+        of_teams.update({digest: team for _, digest, _ in own})
+        bounds = entry.section("limits")
+        teams[team] = Team(team, _read_limits(bounds, currency), _read_model_limits(bounds, currency))
+    users = section.section("end_users")
     tenant = Tenant(
         name,
         domain=name,
@@ -104,11 +162,40 @@ def _read_tenant(
         limits=_read_limits(limits, currency),
         model_limits=_read_model_limits(limits, currency),
         key_limits={digest: own for _, digest, own in keys if own is not None},
+        teams=teams,
+        team_by_key=of_teams,
+        user_limits=_read_limits(users.section("limits"), currency),
+        needs_user=users.read("required", False),
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
     )
-    _check_model_limits(limits, tenant)
-    _check_key_limits(keys, tenant)
+    _check_model_limits(limits, tenant.model_limits, tenant)
+    for team, entry in sections.items():
+        bounds = entry.section("limits")
+        _check_model_limits(bounds, teams[team].model_limits, tenant)
+        _check_within(entry.get("limits"), teams[team].limits, tenant.limits, "the tenant's own")
+    _check_within(users.get("limits"), tenant.user_limits, tenant.limits, "the tenant's own")
+    _check_keys(keys, tenant)
     return tenant
+
+
+def _teams_of(section: Section) -> list[Section]:
+    return [team.section(TEAM) for team in _named(section.get("teams")).values()]
+
+
+def _named(field: Field | None) -> Mapping[str, Field]:
+    return field.named_entries() if field else {}
+
+
+def _organization(section: Section, organizations: Mapping[str, Organization]) -> Organization | None:
+    field = section.get("organization")
+    name = None if field is None else field.one_of(organizations, what="organization")
+    return None if name is None else organizations[name]
+
+
+def _check_organizations(sections: Mapping[str, Section], tenants: Mapping[str, Tenant]) -> None:
+    for name, tenant in tenants.items():
+        if tenant.organization is not None:
+            _check_within(sections[name].get("limits"), tenant.limits, tenant.organization.limits, "the organization's")
 
 
 def _read_keys(section: Section, outside: Outside, currency: str | None) -> list[tuple[Field, str, Limits | None]]:
@@ -169,35 +256,35 @@ def _read_model_limits(section: Section, currency: str | None) -> dict[str, Limi
     return {model: _read_limits(entry.section(Table(LIMIT_KEYS)), currency) for model, entry in entries.items()}
 
 
-def _check_model_limits(section: Section, tenant: Tenant) -> None:
-    for model, limits in tenant.model_limits.items():
+def _check_model_limits(section: Section, limits_by_model: Mapping[str, Limits], tenant: Tenant) -> None:
+    for model, limits in limits_by_model.items():
         field = section.entries["models"].find(model)
         if tenant.models and model not in tenant.models:
             field.complain(f"the tenant may not use this model (it may use {', '.join(sorted(tenant.models))})")
         if limits == NO_LIMITS:
             field.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
-        _check_within(field, limits, tenant)
+        _check_within(field, limits, tenant.limits, "the tenant's own")
 
 
-def _check_key_limits(keys: Sequence[tuple[Field, str, Limits | None]], tenant: Tenant) -> None:
+def _check_keys(keys: Sequence[tuple[Field, str, Limits | None]], tenant: Tenant) -> None:
     digests = [digest for _, digest, _ in keys]
     for field, digest, limits in keys:
+        if digests.count(digest) > 1 and (limits is not None or tenant.teams):
+            field.complain("the same key is here twice (remove one, so that its limits are clear)")
         if limits is None:
             continue
-        if digests.count(digest) > 1:
-            field.complain("the same key is here twice (remove one, so that its limits are clear)")
         if limits == NO_LIMITS:
             field.find("limits").complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
-        _check_within(field.find("limits"), limits, tenant)
+        _check_within(field.find("limits"), limits, tenant.limits, "the tenant's own")
 
 
-def _check_within(field: Field, limits: Limits, tenant: Tenant) -> None:
+def _check_within(field: Field | None, part: Limits, whole: Limits, of: str) -> None:
+    if field is None:
+        return
     for key, name in LIMIT_FIELDS.items():
-        own, part = getattr(tenant.limits, name), getattr(limits, name)
-        if own is not None and part is not None and part > own:
-            field.find(key).complain(
-                f"is above the tenant's own {shown_limit(name, tenant.limits)}, which is reached first (lower it)"
-            )
+        most, wanted = getattr(whole, name), getattr(part, name)
+        if most is not None and wanted is not None and wanted > most:
+            field.find(key).complain(f"is above {of} {shown_limit(name, whole)}, which is reached first (lower it)")
 
 
 def _domains(sections: Mapping[str, Section]) -> dict[str, str]:
@@ -228,7 +315,8 @@ def _anonymous(
 ) -> Tenant | None:
     open_to_all = [name for name, section in sections.items() if section.read("anonymous", False)]
     for name, field in fields.items():
-        if not issues_keys and name not in open_to_all and not sections[name].entries.get("keys"):
+        has_keys = any("keys" in one.entries for one in (sections[name], *_teams_of(sections[name])))
+        if not issues_keys and name not in open_to_all and not has_keys:
             hint = "add keys, or anonymous: true, or server.keys_file to issue them"
             field.complain(f"has no keys, so no request can belong to it ({hint})")
     for name in open_to_all[1:]:

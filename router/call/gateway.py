@@ -14,6 +14,7 @@ from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
 from policies.poison import PoisonRequests
+from policies.quota.end_users import EndUsers
 from policies.sla.config import Config
 from router.call.admission import Admission
 from router.call.bodies import Bodies
@@ -70,6 +71,7 @@ class Gateway:
     documents: DocumentUses
     first_legs: FirstLegs
     splits: Splits
+    end_users: EndUsers
     shadow: Config | None = None
     replicas: Replicas | None = None
 

@@ -11,18 +11,19 @@ from typing import NamedTuple
 
 from policies.errors import Unauthenticated, Unavailable
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
-from policies.nouns import Limits, Tenant
-from policies.quota.budget import Descriptor
+from policies.nouns import Limits, Team, Tenant
+from policies.quota.budget import Descriptor, of_key
 from policies.sla.config import Config
 from router.shared.keys.ring import KeyRing
 
 
 class Identity(NamedTuple):
-    """The tenant of a call, the `key` that it used if that has limits of its own, and the id of that key."""
+    """The tenant of a call, the `key` that it used if that has limits of its own, the id of that key, and its team."""
 
     tenant: Tenant
     key: Descriptor | None = None
     key_id: str | None = None
+    team: Team | None = None
 
 
 def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
@@ -40,9 +41,9 @@ def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
         digest = hash_of(key)
         tenant = config.tenant_by_key_hash.get(digest)
         if tenant is not None:
-            return _identity(tenant, digest, tenant.key_limits.get(digest))
+            return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
         if (found := issued.find(digest)) is not None:
-            return _identity(_owner(found, config, issued.now()), digest, found.limits)
+            return _identity(_owner(found, config, issued.now()), digest, found.limits, found.team)
     # if no tenant has keys, any key will do: some clients must send one
     if config.anonymous is not None and (not key or not _tells_apart(key, config, issued)):
         return Identity(config.anonymous)
@@ -66,9 +67,10 @@ def on_behalf_of(name: str, config: Config) -> Tenant:
     return tenant
 
 
-def _identity(tenant: Tenant, digest: str, limits: Limits | None) -> Identity:
+def _identity(tenant: Tenant, digest: str, limits: Limits | None, team: str | None) -> Identity:
     key_id = id_of(digest)
-    return Identity(tenant, None if limits is None else Descriptor(tenant.name, limits, key=key_id), key_id)
+    key = None if limits is None else of_key(tenant, limits, key_id)
+    return Identity(tenant, key, key_id, None if team is None else tenant.teams[team])
 
 
 def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:
@@ -78,7 +80,11 @@ def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:
     if key.tenant not in config.tenants:
         hint = "ask the operator for a key of another tenant"
         raise Unauthenticated(f"the tenant of the API key {key.id} is not there any more", hint=hint)
-    return config.tenants[key.tenant]
+    tenant = config.tenants[key.tenant]
+    if key.team is not None and key.team not in tenant.teams:
+        hint = "ask the operator for a key of another team"
+        raise Unauthenticated(f"the team of the API key {key.id} is not there any more", hint=hint)
+    return tenant
 
 
 def _tells_apart(key: str, config: Config, issued: KeyRing) -> bool:

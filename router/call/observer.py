@@ -24,7 +24,8 @@ class Spent(NamedTuple):
 
 class Account:
     """What is known of one call while it runs. `tenant` and the others are set as soon as they are known: `key` is the
-    id of its API key, `user` the end user that its client names, `spent` has an entry for each answered prompt.
+    id of its API key, `team` its part of the tenant, `user` the end user that its client names, `spent` has an entry
+    for each answered prompt.
 
     A context manager: leaving it ends the call, and `end` gets it with what it was left by. `trace` is None where the
     call is not traced; `headers` are the trace context that goes on to backends.
@@ -41,6 +42,7 @@ class Account:
         self.id, self.started_at, self.headers, self.trace, self._end = id, started_at, headers, trace, end
         self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
         self.key: str | None = None
+        self.team: str | None = None
         self.user: str | None = None
         self.rule: int | None = None
         self.spent: tuple[Spent, ...] = ()

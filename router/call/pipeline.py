@@ -67,6 +67,7 @@ from router.call.prepare import (
     learn,
     looked_up,
     require_allowed_urls,
+    require_user,
     room,
     tokenize,
     wishes,
@@ -100,10 +101,13 @@ async def serve(
             with gateway.doors.entered():
                 config = gateway.config
                 known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
-                tenant, key, account.key = known or identity_of(caller.key, config, gateway.keys)
+                identity = known or identity_of(caller.key, config, gateway.keys)
+                tenant, account.key = identity.tenant, identity.key_id
                 account.tenant = held.tenant = tenant.name
+                account.team = None if identity.team is None else identity.team.name
                 ask = await caller.read(held)
                 account.user = ask.user
+                require_user(ask, tenant)
                 require_allowed_urls(ask, config)
                 async with within(ask.deadline_s):
                     model = find_model(ask.model, tenant, gateway)
@@ -119,7 +123,8 @@ async def serve(
                         ruling, account.service_class = yielding(ruling, config), YIELDING
                     prices = config.prices.at(gateway.unix_time())
                     highest = prices.highest(model.name, ruling.pools)
-                    claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=highest)
+                    user = gateway.end_users.counted(tenant, ask.user)
+                    claim = claim_of(caller.id, ask, prompts, facts=facts, identity=identity, user=user, prices=highest)
                     async with gateway.admission.permit(claim, caller.limited) as permit:
                         call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
                         await together([*map(call.answer, count(), repeat(model), prompts)])

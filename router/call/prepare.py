@@ -12,7 +12,7 @@ from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.media_urls import why_refused
 from policies.nouns import BackendView, Capability, Sampling, Tenant
-from policies.quota.budget import Charge, Descriptor, descriptors, estimate
+from policies.quota.budget import Charge, at_model, descriptors, estimate
 from policies.quota.prices import Prices
 from policies.rules import Facts
 from policies.sla.config import Config
@@ -22,6 +22,7 @@ from router.call.admission import Claim
 from router.call.bid import Bid
 from router.call.disclosure import public_trouble, shown_name
 from router.call.gateway import Gateway
+from router.call.identify import Identity
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
@@ -64,6 +65,13 @@ def require_allowed_urls(ask: Ask, config: Config) -> None:
         if reason is not None:
             hint = "send the bytes in a data: URL, or have the operator allow the host in server.media_hosts"
             raise InvalidRequest(f"the URL '{url[:80]}' {reason}", hint=hint, param="messages")
+
+
+def require_user(ask: Ask, tenant: Tenant) -> None:
+    """Raise InvalidRequest if the requests of `tenant` must name their end user and this one does not."""
+    if tenant.needs_user and not ask.user:
+        hint = "send `user`, or `metadata.user_id` in Anthropic's format"
+        raise InvalidRequest(f"requests of tenant '{tenant.name}' must name their end user", hint=hint, param="user")
 
 
 def _unreached(cluster: Cluster) -> str:
@@ -150,7 +158,15 @@ def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
 
 def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> bool:
     """Does anything decide by the number of tokens, or match blocks of them?"""
-    limits = (tenant.limits, *tenant.model_limits.values(), *tenant.key_limits.values())
+    teams = tenant.teams.values()
+    limits = (
+        tenant.limits,
+        tenant.user_limits,
+        *tenant.model_limits.values(),
+        *tenant.key_limits.values(),
+        *(limits for team in teams for limits in (team.limits, *team.model_limits.values())),
+        *(() if tenant.organization is None else (tenant.organization.limits,)),
+    )
     return (
         any(rule.when.prompt_tokens or rule.when.uncached_tokens for rule in gateway.config.rules)
         or any(one.tokens_per_minute is not None or one.cost_per_day is not None for one in limits)
@@ -263,12 +279,13 @@ def claim_of(
     prompts: Sequence[LookedUp],
     *,
     facts: Facts,
-    key: Descriptor | None,
+    identity: Identity,
+    user: str | None,
     prices: Prices,
 ) -> Claim:
     """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
 
-    `key` is the one that it came with, where that has limits of its own; `prices` are the highest that it may cost.
+    `identity` is that of its caller, `user` its end user; `prices` are the highest that it may cost.
     """
     charges = [
         estimate(
@@ -283,7 +300,8 @@ def claim_of(
     whole = charges[0]
     if len(charges) > 1:
         whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    return Claim(id, descriptors(facts.tenant, facts.model, key), whole)
+    bound = descriptors(facts.tenant, facts.model, identity.key, team=identity.team, user=user)
+    return Claim(id, bound, whole)
 
 
 def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
@@ -295,9 +313,12 @@ def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
 
 def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant, prices: Prices) -> Claim | None:
     """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
-    tenant may use of that model, the same as if it had asked for it. None where nothing is limited there.
+    tenant and team may use of that model, the same as if it had asked for it. None where nothing is limited there.
     """
-    if model not in tenant.model_limits or any(one.model == model for one in claim.descriptors):
+    team = next((one.team for one in claim.descriptors if one.team is not None), None)
+    bound = at_model(tenant, model, None if team is None else tenant.teams.get(team))
+    limited = tuple(one for one in bound if one not in claim.descriptors)
+    if not limited:
         return None
     request = bid.request
     charge = estimate(
@@ -307,8 +328,7 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant, prices: Pric
         choices=request.sampling.choices,
         prices=prices,
     )
-    limited = Descriptor(tenant.name, tenant.model_limits[model], model)
-    return Claim(f"{request.id}:{model}", (limited,), charge)
+    return Claim(f"{request.id}:{model}", limited, charge)
 
 
 def learn(prompt: LookedUp, model: str, gateway: Gateway, flight: Flight, where: BackendView) -> None:

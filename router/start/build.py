@@ -18,6 +18,7 @@ from policies.learning.answer_length import AnswerLengths
 from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
+from policies.quota.end_users import EndUsers
 from policies.sla.config import Config
 from router.call.admission import Admission
 from router.call.bodies import Bodies
@@ -128,6 +129,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         hedges=HedgeBudget(),
         documents=DocumentUses(),
         first_legs=FirstLegs(cluster, base.clock),
+        end_users=EndUsers(base.unix_time),
         splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )
     gateway.splits.follow(config.rules)

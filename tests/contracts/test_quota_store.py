@@ -11,7 +11,8 @@ from typing import Protocol
 
 import pytest
 
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from policies.nouns import Limits, Organization, Tenant
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.periods import DAY_MS, Period
 from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
@@ -249,6 +250,29 @@ async def test_tenants_do_not_touch_each_other(stage: Stage) -> None:
     await stage.reserved(a_reservation("r", TENANT, tokens=6000))
     await stage.reserved(a_reservation("s", other, tokens=10))
     assert await stage.left() == (60, 0)
+
+
+async def test_tenants_of_an_organization_share_its_limit_and_keep_their_own(stage: Stage) -> None:
+    whole = Limits(requests_per_minute=3)
+    one, two = (
+        Tenant(name, name, limits=Limits(requests_per_minute=2), organization=Organization("example", whole))
+        for name in "ab"
+    )
+    await stage.reserved(a_reservation("r", *descriptors(one, "m"), requests=1))
+    await stage.reserved(a_reservation("s", *descriptors(one, "m"), requests=1))
+    assert str((await stage.refused(a_reservation("t", *descriptors(one, "m"), requests=1))).meter.descriptor) == (
+        "tenant 'a'"
+    )
+    await stage.reserved(a_reservation("u", *descriptors(two, "m"), requests=1))
+    refused = await stage.refused(a_reservation("v", *descriptors(two, "m"), requests=1))
+    assert str(refused.meter.descriptor) == "organization 'example'"
+
+
+async def test_each_end_user_has_the_limits_alone(stage: Stage) -> None:
+    tenant = Tenant("a", "a", user_limits=Limits(requests_per_minute=1, cost_per_day=1))
+    for name in ("ann", "bob", "ann:x", "~"):
+        await stage.reserved(a_reservation(f"{name}-1", *descriptors(tenant, "m", user=name), requests=1, cost=1000))
+        await stage.refused(a_reservation(f"{name}-2", *descriptors(tenant, "m", user=name), requests=1, cost=1000))
 
 
 async def test_without_limits_everything_is_let_in(stage: Stage) -> None:

@@ -28,16 +28,22 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
     """Add the calls for keys to `routes`."""
 
     async def issue(request: Request, name_of_tenant: str) -> Response:
-        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("name", "expires", "limits"))
+        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("name", "expires", "limits", "team"))
         name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant, gateway)
-        made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
+        team = _team(body, tenant)
+        made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits, team=team)
         return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
 
     async def show(_: Request, name_of_tenant: str) -> Response:
         tenant = _tenant(name_of_tenant, gateway)
         issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
         written = [
-            {"id": id_of(digest), "limits": _set_limits(tenant.key_limits.get(digest)), "from": "file"}
+            {
+                "id": id_of(digest),
+                "team": tenant.team_by_key.get(digest),
+                "limits": _set_limits(tenant.key_limits.get(digest)),
+                "from": "file",
+            }
             for digest in sorted(tenant.key_hashes)
         ]
         return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
@@ -94,6 +100,14 @@ def _name(body: Mapping[str, Any]) -> str | None:
     if not (isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= _MOST_NAME):
         raise InvalidRequest(f"name must be text of at most {_MOST_NAME} printable characters", param="name")
     return name.strip()
+
+
+def _team(body: Mapping[str, Any], tenant: Tenant) -> str | None:
+    team = body.get("team")
+    if team is None or team in tenant.teams:
+        return team
+    hint = did_you_mean(str(team), tenant.teams) or f"known: {', '.join(list(tenant.teams)[:12]) or 'none'}"
+    raise InvalidRequest(f"'{tenant.name}' has no team '{str(team)[:80]}'", hint=hint, param="team")
 
 
 def _seconds(body: Mapping[str, Any], param: str) -> float | None:
@@ -156,6 +170,7 @@ def _shown(key: IssuedKey, gateway: Gateway) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
+        "team": key.team,
         "created": key.created,
         "expires": key.expires,
         "expired": key.has_expired(gateway.keys.now()),

@@ -10,7 +10,7 @@ from heapq import nsmallest
 from policies.health import Trouble
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
 from policies.prefix.parity import ParityReport, Trust
-from policies.quota.budget import Descriptor, meters
+from policies.quota.budget import descriptors, meters
 from router.call.gateway import Gateway
 from router.call.splits import Standing
 from router.fleet.prompt_keys import PromptKeys
@@ -174,7 +174,7 @@ async def _tenant_row(tenant: Tenant, operations: Operations, now: float) -> Ten
 
 async def _budgets(tenant: Tenant, gateway: Gateway) -> dict[str, Budget]:
     """What is left of the tenant's own limits; empty without limits or while the store cannot be read."""
-    whole = (Descriptor(tenant.name, tenant.limits),)
+    whole = descriptors(tenant, "")[:1]
     if not meters(whole):
         return {}
     try:

@@ -44,10 +44,37 @@ VERSION = sql.Table("pointsman_usage_version", metadata, sql.Column("version", s
 
 
 def _first(connection: Connection) -> None:
-    metadata.create_all(connection, tables=[USAGE, WRITERS])
+    WRITERS.create(connection)
+    _without_teams().create(connection)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+def _with_teams(connection: Connection) -> None:
+    # SQLite cannot change a primary key: the table is made anew
+    old = _without_teams("pointsman_usage_1")
+    connection.execute(sql.text(f"ALTER TABLE {USAGE.name} RENAME TO {old.name}"))
+    if connection.dialect.name == "postgresql":
+        connection.execute(sql.text(f"ALTER INDEX {USAGE.name}_pkey RENAME TO {old.name}_pkey"))
+    USAGE.create(connection)
+    names = [column.name for column in old.columns]
+    rows = sql.select(*old.columns, sql.literal("", sql.Text))
+    connection.execute(USAGE.insert().from_select([*names, "team"], rows))
+    old.drop(connection)
+
+
+def _without_teams(name: str = USAGE.name) -> sql.Table:
+    texts = ("tenant", "key", "user", "model", "service_class", "pool", "kind", "currency")
+    amounts = ("finished", "cancelled", "rejected", "evicted", "failed")
+    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+    return sql.Table(
+        name,
+        sql.MetaData(),
+        sql.Column("hour", sql.BigInteger, primary_key=True, autoincrement=False),
+        *(sql.Column(each, sql.Text, primary_key=True) for each in texts),
+        *(sql.Column(each, sql.BigInteger, nullable=False) for each in (*amounts, *tokens)),
+    )
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _with_teams)
 """The changes of the schema, in order. One that has been published never changes; a newer one is added behind it."""
 
 PERIODS = {"hour": 13, "day": 10, "month": 7}

@@ -18,12 +18,15 @@ import msgspec
 from router.operate.usage.rows import AMOUNTS, Rows, UsageKey, add
 
 SUFFIX = ".usage"
-_KEYS = len(UsageKey._fields)
+
+_FIRST_NAMES = ("hour", "tenant", "key", "user", "model", "service_class", "pool", "kind", "currency")
+"""The names of a row's key in journals that do not say them."""
 
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
     writer: str
     amounts: tuple[str, ...]
+    names: tuple[str, ...] = _FIRST_NAMES
 
 
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,7 +83,7 @@ class Journal:
         file = draft.open("wb", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            head = msgspec.json.encode(_Head(self.writer, AMOUNTS)) + b"\n"
+            head = msgspec.json.encode(_Head(self.writer, AMOUNTS, UsageKey._fields)) + b"\n"
             _write(file, head + b"".join(_line(seq, rows) for seq, rows in batches))
             os.fsync(file.fileno())
             draft.replace(self.path)
@@ -127,14 +130,14 @@ def orphans(folder: Path) -> Iterator[Orphan]:
                 raise FileNotFoundError(path)
             head, *lines = file.read().split(b"\n")
             writer = msgspec.json.decode(head, type=_Head)
-            orphan = Orphan(path, file, writer.writer, _batches(lines[:-1], writer.amounts))
+            orphan = Orphan(path, file, writer.writer, _batches(lines[:-1], writer))
         except (OSError, msgspec.DecodeError):
             file.close()
             continue
         yield orphan
 
 
-def _batches(lines: list[bytes], names: tuple[str, ...]) -> list[tuple[int, Rows]]:
+def _batches(lines: list[bytes], head: _Head) -> list[tuple[int, Rows]]:
     found = []
     for line in lines:
         try:
@@ -143,8 +146,9 @@ def _batches(lines: list[bytes], names: tuple[str, ...]) -> list[tuple[int, Rows
             continue
         rows: Rows = {}
         for row in batch.rows:
-            counted = dict(zip(names, row[_KEYS:], strict=True))
-            add(rows, {UsageKey(*row[:_KEYS]): [counted.get(name, 0) for name in AMOUNTS]})
+            given = dict(zip((*head.names, *head.amounts), row, strict=True))
+            key = UsageKey(*(given.get(name, "") for name in UsageKey._fields))
+            add(rows, {key: [given.get(name, 0) for name in AMOUNTS]})
         found.append((batch.seq, rows))
     return found
 

@@ -95,7 +95,16 @@ class UsageRecorder:
         hour = int(began) // HOUR_S * HOUR_S
         user, currency = _clean(account.user or ""), self._currency() or ""
         key = UsageKey(
-            hour, account.tenant, account.key or "", user, account.model, account.service_class, "", "", currency
+            hour,
+            account.tenant,
+            account.team or "",
+            account.key or "",
+            user,
+            account.model,
+            account.service_class,
+            pool="",
+            kind="",
+            currency=currency,
         )
         with self._lock:
             if not account.spent:

@@ -124,7 +124,13 @@ def _focus_row(row: Mapping[str, Any]) -> dict[str, Any]:
     month = begins.replace(day=1, hour=0)
     next_month = (month + timedelta(days=31)).replace(day=1)
     cost, tokens = f"{row['cost']:f}", row["prompt_tokens"] + row["completion_tokens"]
-    tags = {"key": row["key"], "user": row["user"], "class": row["service_class"], "kind": row["kind"]}
+    tags = {
+        "team": row["team"],
+        "key": row["key"],
+        "user": row["user"],
+        "class": row["service_class"],
+        "kind": row["kind"],
+    }
     return {
         "AvailabilityZone": "",
         "BilledCost": cost,

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from policies.nouns import Outcome
+from policies.quota.end_users import OTHERS
 
 HOUR_S = 3600
-
-OTHERS = "(others)"
-"""Stands for end users beyond MOST_ROWS."""
 
 MOST_ROWS = 100_000
 """More rows than this are not held at a time: further end users are counted together."""
@@ -21,10 +19,12 @@ MOST_USER = 128
 
 class UsageKey(NamedTuple):
     """The row: `hour` is the Unix time at which it begins; a text is empty where there is none, such as a pool for a
-    refused request. `key` is the id of an API key, `user` the end user that a client names."""
+    refused request. `key` is the id of an API key, `team` the part of the tenant that it belongs to, `user` the end
+    user that a client names."""
 
     hour: int
     tenant: str
+    team: str
     key: str
     user: str
     model: str

@@ -43,6 +43,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     expires: _Seconds | None = None
     replaced_by: _Id | None = None
     limits: _Limits | None = None
+    team: _Name | None = None
 
 
 _ENCODER = msgspec.json.Encoder()

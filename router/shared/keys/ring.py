@@ -123,10 +123,16 @@ class KeyRing:
             self._on_event("keys_back")
 
     async def issue(
-        self, tenant: str, *, name: str | None = None, lives_s: float | None = None, limits: Limits | None = None
+        self,
+        tenant: str,
+        *,
+        name: str | None = None,
+        lives_s: float | None = None,
+        limits: Limits | None = None,
+        team: str | None = None,
     ) -> NewKey:
-        """A new key for `tenant`, valid here at once. Raises InvalidRequest, Unavailable, ConfigError."""
-        made = self._made(tenant, name, lives_s, limits)
+        """A new key for `tenant` or its `team`, valid here at once. Raises InvalidRequest, Unavailable, ConfigError."""
+        made = self._made(tenant, name, lives_s, limits, team)
         await self._change(lambda book: with_key(book, made.kept, now=self._clock()))
         _log.info("key %s of tenant %s was issued", made.kept.id, tenant)
         return made
@@ -134,14 +140,14 @@ class KeyRing:
     async def rotate(self, tenant: str, id: str, *, overlap_s: float, lives_s: float | None = None) -> NewKey:  # noqa: A002
         """A new key in place of the key `id`, which stays valid for another `overlap_s`. Raises as `issue` does.
 
-        The new key has the old one's name and limits, and its lifetime too unless `lives_s` is given.
+        The new key has the old one's name, team and limits, and its lifetime too unless `lives_s` is given.
         """
         if self._store is not None:
             await self.look()  # another router may have issued it a moment ago
         old = find_key(self._book, tenant, id)
         if lives_s is None and old.expires is not None:
             lives_s = old.expires - old.created
-        made = self._made(tenant, old.name, lives_s, old.limits)
+        made = self._made(tenant, old.name, lives_s, old.limits, old.team)
         until = math.ceil(self._clock() + overlap_s)
         await self._change(lambda book: rotated(book, id, made.kept, until=until, now=self._clock()))
         _log.info("key %s of tenant %s was rotated to %s", id, tenant, made.kept.id)
@@ -159,11 +165,13 @@ class KeyRing:
         if self._store is not None:
             await self._store.close()
 
-    def _made(self, tenant: str, name: str | None, lives_s: float | None, limits: Limits | None) -> NewKey:
+    def _made(
+        self, tenant: str, name: str | None, lives_s: float | None, limits: Limits | None, team: str | None
+    ) -> NewKey:
         # not from the router's rng, which is seeded in tests and predictable everywhere
         text, created = PREFIX + secrets.token_urlsafe(32), int(self._clock())
         expires = None if lives_s is None else created + math.ceil(lives_s)
-        return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires, limits=limits))
+        return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires, limits=limits, team=team))
 
     async def _change(self, edit: Edit) -> None:
         # the change goes on if its caller leaves: the store would have it, so it must be known here too

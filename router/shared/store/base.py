@@ -30,7 +30,7 @@ class StoreFailed(Exception):
 class QuotaStore(Protocol):
     """Reserves before a request runs, settles after; at most once each, by the reservation's id.
 
-    All descriptors of one call belong to one tenant. Every method but `close` may raise StoreFailed; then the call may
+    All descriptors of one call are in one ledger. Every method but `close` may raise StoreFailed; then the call may
     have happened or not, and repeating it with the same id is safe for `policies.quota.ledger.KEPT_S`.
     """
 

@@ -260,11 +260,11 @@ class GuardedStore:
         self._has_work.clear()
 
     async def _renew_open(self) -> None:
-        by_tenant: dict[str, list[Reservation]] = {}
+        by_ledger: dict[str, list[Reservation]] = {}
         for reservation in self._open.values():
             if not reservation.is_local:
-                by_tenant.setdefault(reservation.descriptors[0].tenant, []).append(reservation)
-        for reservations in by_tenant.values() or ([],):
+                by_ledger.setdefault(reservation.descriptors[0].ledger, []).append(reservation)
+        for reservations in by_ledger.values() or ([],):
             await self._calls.run(self._shared.renew(reservations))
         self._renew_at = _now() + self._options.renew_every_s
 

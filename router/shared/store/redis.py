@@ -151,8 +151,8 @@ class RedisStore:
         await self._redis.aclose(close_connection_pool=True)
 
     def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
-        (tenant,) = {descriptor.tenant for descriptor in descriptors}
-        return tuple(f"{self._prefix}:{{{tenant}}}:{what}" for what in ("levels", "held", "due"))
+        (ledger,) = {descriptor.ledger for descriptor in descriptors}
+        return tuple(f"{self._prefix}:{{{ledger}}}:{what}" for what in ("levels", "held", "due"))
 
     def _now(self) -> str | int:
         return "" if self._clock is None else milliseconds(self._clock())

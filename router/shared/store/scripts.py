@@ -1,6 +1,7 @@
 """The Lua scripts that Redis runs: one for each operation, so that it happens whole or not at all.
 
-One tenant's state is three keys with the tenant as hash tag, so that they share a slot of a cluster:
+The state of one ledger, that of a tenant or an organization, is three keys with its name as hash tag, so that they
+share a slot of a cluster:
 
 - KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`);
 - KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
@@ -116,6 +117,18 @@ for n, name in ipairs(names) do
     parts[n] = {name, rate, amount, at}
   end
   found[n] = used
+end
+-- users come and go: at each call that names one, a few that have nothing taken are forgotten
+local rates = {}
+for n, name in ipairs(names) do
+  local of = string.match(name, '^[%w/%%._-]*~')
+  if of then rates[of] = tonumber(ARGV[5 * n]) end
+end
+if next(rates) then
+  for _, name in ipairs(redis.call('HRANDFIELD', levels, 4)) do
+    local rate = rates[string.match(name, '^[%w/%%._-]*~') or '']
+    if rate and level(redis.call('HGET', levels, name), rate) == 0 then redis.call('HDEL', levels, name) end
+  end
 end
 if granted == 1 and record ~= '' then
   if not record then

@@ -1,4 +1,4 @@
-"""Quotas of many tenants in several stores: each tenant has one, by its name."""
+"""Quotas of many tenants in several stores: each ledger has one, by its name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from router.shared.store.base import QuotaStore
 
 
 class SpreadStore:
-    """`stores` by name; a tenant's quotas are in one of them, the same one at every router with the same names.
+    """`stores` by name; each ledger is in one of them, the same one at every router with the same names.
 
-    A store that is added takes over an even part of the tenants, and no others move. If one store fails, the
+    A store that is added takes over an even part of the ledgers, and no others move. If one store fails, the
     tenants of the others notice nothing.
     """
 
@@ -24,9 +24,9 @@ class SpreadStore:
     def __repr__(self) -> str:
         return f"<SpreadStore {', '.join(map(repr, self._stores.values()))}>"
 
-    def name_for(self, tenant: str) -> str:
-        """The name of the store with the quotas of `tenant`: the largest hash of both (rendezvous hashing)."""
-        return max(self._stores, key=lambda name: blake2b(f"{tenant}\n{name}".encode(), digest_size=8).digest())
+    def name_for(self, ledger: str) -> str:
+        """The name of the store with `ledger`: the largest hash of both (rendezvous hashing)."""
+        return max(self._stores, key=lambda name: blake2b(f"{ledger}\n{name}".encode(), digest_size=8).digest())
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore."""
@@ -59,4 +59,4 @@ class SpreadStore:
         await asyncio.gather(*(store.close() for store in self._stores.values()))
 
     def _of(self, descriptors: Sequence[Descriptor]) -> QuotaStore:
-        return self._stores[self.name_for(descriptors[0].tenant)]
+        return self._stores[self.name_for(descriptors[0].ledger)]

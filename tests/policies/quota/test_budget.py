@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from policies.nouns import Limits, Tenant, Usage
+from policies.nouns import Limits, Organization, Team, Tenant, Usage
 from policies.quota.budget import (
     MOST_TOKENS,
     Allowance,
@@ -19,6 +19,7 @@ from policies.quota.budget import (
     descriptors,
     estimate,
     meters,
+    of_key,
     refusal,
     share,
     standing_of,
@@ -200,6 +201,40 @@ def test_a_key_is_counted_apart_from_its_tenant_its_models_and_other_keys() -> N
 def test_a_router_alone_gives_a_key_its_part() -> None:
     part = share(a_key_descriptor("0a1b2c3d4e5f", 10), 4)
     assert (part.key, part.limits.requests_per_minute) == ("0a1b2c3d4e5f", 2)
+
+
+def test_all_limits_of_a_caller_hold_and_are_counted_in_the_ledger_of_its_organization() -> None:
+    most = Limits(requests_per_minute=9)
+    team = Team("search", most, {"llama": most})
+    tenant = replace(
+        a_tenant_with_models(), teams={"search": team}, user_limits=most, organization=Organization("example", most)
+    )
+    bound = descriptors(tenant, "llama", of_key(tenant, most, "0a1b2c3d4e5f"), team=team, user="ann:b~c")
+    assert [str(limit) for limit in bound] == [
+        "tenant 'acme'",
+        "team 'search' of tenant 'acme'",
+        "tenant 'acme' at model 'llama'",
+        "team 'search' of tenant 'acme' at model 'llama'",
+        "key 0a1b2c3d4e5f of tenant 'acme'",
+        "user 'ann:b~c' of tenant 'acme'",
+        "organization 'example'",
+    ]
+    assert {limit.ledger for limit in bound} == {"organization example"}
+    metered = meters(bound)
+    assert len({meter.id for meter in metered}) == len(metered) == 7
+    assert len({limit.id for limit in bound}) == 7
+
+
+def test_two_tenants_of_an_organization_have_its_meter_in_common_and_no_other() -> None:
+    most = Limits(requests_per_minute=9)
+    one, two = (Tenant(name, name, limits=most, organization=Organization("example", most)) for name in "ab")
+    ids = [{meter.id for meter in meters(descriptors(tenant, "m"))} for tenant in (one, two)]
+    assert ids[0] & ids[1] == {("organization example", "requests")}
+
+
+def test_a_user_is_counted_only_where_users_have_limits() -> None:
+    tenant = a_tenant_with_models()
+    assert descriptors(tenant, "m", user="ann") == descriptors(tenant, "m")
 
 
 def a_key_descriptor(key: str, most: int = 1) -> Descriptor:

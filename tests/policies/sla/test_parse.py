@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.errors import ConfigError
-from policies.nouns import Limits, ServiceClass
+from policies.nouns import Limits, Organization, ServiceClass, Team
 from policies.rules import Range, Rule, When
 from policies.sla.config import Config, PoolSpec, ServerSettings
 from policies.sla.parse import default_config, parse
@@ -67,6 +67,18 @@ def test_a_tenant_is_found_by_the_hash_of_its_key() -> None:
     config = parse("tenants: {acme: {keys: ['${env:KEY}']}}", environment={"KEY": "secret\n"})
     assert config.tenant_by_key_hash[hashlib.sha256(b"secret").hexdigest()].name == "acme"
     assert config.anonymous is None
+
+
+def test_a_key_of_a_team_leads_to_its_tenant_and_its_team() -> None:
+    config = parse(
+        f"tenants: {{acme: {{organization: e, end_users: {{required: true, limits: {{concurrent: 1}}}},"
+        f" teams: {{search: {{keys: '{HASH}', limits: {{concurrent: 2}}}}}}}}}}\n"
+        "organizations: {e: {limits: {concurrent: 9}}}"
+    )
+    acme = config.tenant_by_key_hash["a" * 64]
+    assert acme.teams[acme.team_by_key["a" * 64]] == Team("search", Limits(concurrent=2))
+    assert acme.organization == Organization("e", Limits(concurrent=9))
+    assert (acme.user_limits, acme.needs_user) == (Limits(concurrent=1), True)
 
 
 def test_a_key_can_come_from_a_file_as_a_hash() -> None:
@@ -200,6 +212,22 @@ MISTAKES = {
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",
     "tenants: {a: {}}": "has no keys",
+    f"tenants: {{a: {{keys: '{HASH}', organization: x}}}}": "there is no organization 'x'",
+    f"tenants: {{a: {{keys: '{HASH}', organization: exmple}}}}\n"
+    "organizations: {example: {limits: {concurrent: 1}}}": "did you mean 'example'",
+    "organizations: {example: {}}": "organizations.example: has no limit",
+    f"tenants: {{a: {{keys: '{HASH}', organization: e, limits: {{concurrent: 2}}}}}}\n"
+    "organizations: {e: {limits: {concurrent: 1}}}": "concurrent: is above the organization's 1",
+    f"tenants: {{a: {{teams: {{t: {{keys: '{HASH}', limits: {{concurrent: 2}}}}}}, limits: {{concurrent: 1}}}}}}": (
+        "tenants.a.teams.t.limits.concurrent: is above the tenant's own 1"
+    ),
+    f"tenants: {{a: {{keys: '{HASH}', teams: {{t: {{keys: '{HASH}'}}}}}}}}": "the same key is here twice",
+    f"tenants: {{a: {{teams: {{t: {{keys: '{HASH}'}}}}}}, b: {{keys: '{HASH}'}}}}": "tenants.b: has a key that 'a' has",
+    f"tenants: {{a: {{keys: '{HASH}', limits: {{concurrent: 1}}, end_users: {{limits: {{concurrent: 2}}}}}}}}": (
+        "tenants.a.end_users.limits.concurrent: is above the tenant's own 1"
+    ),
+    f"tenants: {{a: {{keys: '{HASH}', models: [m], "
+    "teams: {t: {limits: {models: {n: {concurrent: 1}}}}}}}": "the tenant may not use this model",
     "server: {keys_file: k}\nstore: {redis: 'redis://h:1'}": "server.keys_file: issued keys are stored in store.redis",
     "tenants: {a: {keys: []}}": "empty list",
     "tenants: {a: {keys: 'sha256:12'}}": "64 hexadecimal digits",

@@ -16,7 +16,7 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.keys import id_of
-from policies.nouns import Limits
+from policies.nouns import Limits, Team
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.start.app import Router
 from tests.router.parts import CHAT, KEY, MODEL, ScriptedBackend, a_chat, a_config, a_router, a_tenant, an_answer
@@ -92,10 +92,10 @@ async def test_a_list_shows_everything_but_keys(path: Path) -> None:
         status, reply = await desk.call("GET", KEYS)
         (file_hash,) = desk.router.gateway.config.tenants["acme"].key_hashes
         issued, written = reply["keys"]
-    assert (status, written) == (200, {"id": id_of(file_hash), "limits": {}, "from": "file"})
+    assert (status, written) == (200, {"id": id_of(file_hash), "team": None, "limits": {}, "from": "file"})
     assert issued["last_used"] >= made["created"]
     rest = {"name": "ci", "created": made["created"], "expires": None, "expired": False, "replaced_by": None}
-    rest["limits"] = {}
+    rest |= {"limits": {}, "team": None}
     assert issued == {"id": made["id"], "last_used": issued["last_used"], "from": "api", **rest}
     assert not {KEY, made["key"], "sha256"} & set(str(reply).split("'"))
 
@@ -226,6 +226,28 @@ async def test_a_key_keeps_its_own_limits_through_rotation_and_a_restart_and_oth
         assert second["limits"] == first["limits"]
     async with a_desk(path) as desk:
         assert [(await desk.chat(second["key"]))[0] for _ in range(2)] == [200, 429]
+
+
+async def test_a_key_of_a_team_has_its_limits_also_after_rotation_until_the_team_is_gone(path: Path) -> None:
+    async with a_desk(path) as desk:
+        gateway = desk.router.gateway
+        teams = {"search": Team("search", Limits(requests_per_minute=2))}
+        with_team = replace(gateway.config.tenants["acme"], teams=teams)
+        before, gateway.config = gateway.config, replace(gateway.config, tenants={"acme": with_team})
+        first = await desk.issue(team="search")
+        assert first["team"] == "search"
+        assert (await desk.chat(first["key"]))[0] == 200
+        _, second = await desk.call("POST", f"{KEYS}/{first['id']}/rotate", {"overlap": "1h"})
+        assert (await desk.chat(second["key"]))[0] == 200
+        status, body = await desk.chat(first["key"])
+        assert status == 429
+        assert "team 'search' of tenant 'acme' has reached its limit of 2 requests a minute" in body["error"]["message"]
+        status, body = await desk.call("POST", KEYS, {"team": "serch"})
+        assert (status, body["error"]["param"]) == (400, "team")
+        assert "did you mean 'search'?" in body["error"]["message"]
+        gateway.config = before
+        status, body = await desk.chat(second["key"])
+        assert (status, "the team of the API key" in body["error"]["message"]) == (401, True)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ NOON = 1_795_521_600
 
 
 def a_key(**fields: object) -> UsageKey:
-    usual = {"hour": NOON, "tenant": "acme", "key": "", "user": "", "model": "m", "service_class": "chat"}
+    usual = {"hour": NOON, "tenant": "acme", "team": "", "key": "", "user": "", "model": "m", "service_class": "chat"}
     return UsageKey(**{**usual, "pool": "own", "kind": "vllm", "currency": "USD", **fields})  # type: ignore[arg-type]
 
 

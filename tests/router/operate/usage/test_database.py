@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sql
 
 from policies.errors import ConfigError
-from router.operate.usage.database import MIGRATIONS, VERSION, UsageDatabase
+from router.operate.usage.database import MIGRATIONS, USAGE, VERSION, WRITERS, UsageDatabase
 from router.operate.usage.rows import AMOUNTS, HOUR_S, Rows, UsageKey, add
 from tests.router.operate.usage.parts import HAS_POSTGRES, NOON, PostgresServer, a_key, a_postgres, some_rows
 
@@ -124,6 +124,25 @@ def test_a_schema_is_made_once_and_a_newer_one_is_refused(database: UsageDatabas
     with pytest.raises(ConfigError, match="was written by a newer Pointsman") as caught:
         database.migrate()
     assert "usage.store" in (caught.value.hint or "")
+
+
+def test_rows_of_the_first_schema_go_on_without_a_team(database: UsageDatabase) -> None:
+    with database._engine.begin() as connection:
+        USAGE.drop(connection)
+        WRITERS.drop(connection)
+        connection.execute(VERSION.delete())
+        MIGRATIONS[0](connection)
+        connection.execute(VERSION.insert(), {"version": 1})
+        connection.execute(
+            sql.text(
+                "INSERT INTO pointsman_usage VALUES "
+                f"({NOON}, 'acme', '', '', 'm', 'chat', 'own', 'vllm', 'USD', 1, 0, 0, 0, 0, 100, 40, 10, 123456789)"
+            )
+        )
+    database.migrate()
+    assert rows_of(database) == shown(some_rows())
+    database.add("a", 1, some_rows() | some_rows(team="search"), now=NOON)
+    assert [(row["team"], row["finished"]) for row in database.sums(["team"])] == [("", 2), ("search", 1)]
 
 
 @NEEDS_POSTGRES

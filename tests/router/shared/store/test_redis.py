@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from policies.quota.budget import Charge, Refused, Reservation
+from policies.nouns import Limits, Tenant
+from policies.quota.budget import Charge, Refused, Reservation, descriptors
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import CONNECTIONS, RedisStore, faults
@@ -118,6 +119,24 @@ async def test_one_tenants_keys_live_in_one_slot_and_do_not_stay_for_ever(server
         keys = [key.decode() for key in admin.scan_iter()]
         assert sorted(keys) == ["pointsman:{a}:due", "pointsman:{a}:held", "pointsman:{a}:levels"]
         assert all(0 < admin.ttl(key) <= 40 * 86_400 for key in keys)
+
+
+async def test_end_users_without_use_are_forgotten(server: RedisServer) -> None:
+    clock = HandClock()
+    tenant = Tenant("a", "a", limits=Limits(cost_per_month=10**9), user_limits=Limits(requests_per_minute=1))
+    async with a_store(server.url, clock) as store:
+        for number in range(300):
+            bound = descriptors(tenant, "m", user=f"user {number}")
+            reservation = a_reservation(str(number), *bound, requests=1, cost=1)
+            assert isinstance(await store.reserve(reservation), Reservation)
+            await store.settle(reservation, Charge(1, 0, 1))
+            clock.pass_s(1)
+        with server.admin() as admin:
+            # those of the last minute are in use; what is stale beside them is found by chance
+            assert 61 <= admin.hlen("pointsman:{a}:levels") < 150
+            assert int(admin.hget("pointsman:{a}:levels", "cost/month").split()[0]) == 300
+        refused = a_reservation("late", *bound, requests=1, cost=1)
+        assert isinstance(await store.reserve(refused), Refused)
 
 
 async def test_what_is_over_is_forgotten(server: RedisServer) -> None:
