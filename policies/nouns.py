@@ -97,7 +97,10 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on use. None: no limit. Costs are in whole units; `currency` is that of which a unit is a millionth."""
+    """Limits on use. None: no limit. Costs are in whole units; `currency` is that of which a unit is a millionth.
+
+    A soft one refuses nothing: operators and clients are told when it is reached.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -107,6 +110,10 @@ class Limits:
     cost_per_week: int | None = None
     cost_per_month: int | None = None
     currency: str | None = None
+    soft_cost_per_hour: int | None = None
+    soft_cost_per_day: int | None = None
+    soft_cost_per_week: int | None = None
+    soft_cost_per_month: int | None = None
 
 
 NO_LIMITS = Limits()

@@ -17,6 +17,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from policies.errors import QuotaExceeded
 from policies.nouns import NO_LIMITS, Limits, Team, Tenant, Usage
@@ -108,12 +109,16 @@ class Descriptor:
     def __post_init__(self) -> None:
         limits = self.limits
         counted = (
-            (Resource.REQUESTS, None, limits.requests_per_minute),
-            (Resource.TOKENS, None, limits.tokens_per_minute),
-            (Resource.COST, Period.HOUR, limits.cost_per_hour),
-            (Resource.COST, Period.DAY, limits.cost_per_day),
-            (Resource.COST, Period.WEEK, limits.cost_per_week),
-            (Resource.COST, Period.MONTH, limits.cost_per_month),
+            (Resource.REQUESTS, limits.requests_per_minute, None, False),
+            (Resource.TOKENS, limits.tokens_per_minute, None, False),
+            (Resource.COST, limits.cost_per_hour, Period.HOUR, False),
+            (Resource.COST, limits.cost_per_day, Period.DAY, False),
+            (Resource.COST, limits.cost_per_week, Period.WEEK, False),
+            (Resource.COST, limits.cost_per_month, Period.MONTH, False),
+            (Resource.COST, limits.soft_cost_per_hour, Period.HOUR, True),
+            (Resource.COST, limits.soft_cost_per_day, Period.DAY, True),
+            (Resource.COST, limits.soft_cost_per_week, Period.WEEK, True),
+            (Resource.COST, limits.soft_cost_per_month, Period.MONTH, True),
         )
         # a user's name may have any characters, so nothing stands behind it
         parts = (("&", self.team), ("@", self.key), (":", self.model), ("~", self.user))
@@ -123,8 +128,18 @@ class Descriptor:
         object.__setattr__(self, "ledger", ledger)
         object.__setattr__(self, "scope", scope)
         object.__setattr__(self, "id", (self.tenant or ledger, scope))
-        found = tuple(Meter(self, resource, limit, period) for resource, period, limit in counted if limit is not None)
-        object.__setattr__(self, "meters", found)
+        found = [
+            Meter(self, resource, limit, period, is_soft)
+            for resource, limit, period, is_soft in counted
+            if limit is not None
+        ]
+        object.__setattr__(self, "meters", tuple(found))
+
+    @property
+    def kind(self) -> str:
+        """What is limited, in a word."""
+        kinds = (("user", self.user), ("key", self.key), ("model", self.model), ("team", self.team))
+        return next((kind for kind, name in kinds if name is not None), "tenant" if self.tenant else "organization")
 
     def __str__(self) -> str:
         if not self.tenant:
@@ -138,7 +153,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost.
+    """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost. A soft one
+    refuses nothing.
 
     `name` is unique among the meters of one ledger, and unchanged when the limit changes; `id` is unique among all
     meters. `period` is that of a budget, None for a rate. The level falls by `rate` each millisecond, at most 0 for
@@ -150,6 +166,7 @@ class Meter:
     resource: Resource
     limit: int
     period: Period | None = None
+    is_soft: bool = False
     name: str = field(init=False, compare=False, repr=False)
     id: tuple[str, str] = field(init=False, compare=False, repr=False)
     rate: int = field(init=False, compare=False, repr=False)
@@ -163,7 +180,7 @@ class Meter:
         length = "" if period in {None, Period.DAY} else f"/{period}"
         payer = self.descriptor
         at = f"%{payer.tenant}" if payer.tenant and payer.tenant != payer.ledger else ""
-        name = f"{self.resource}{length}{at}{payer.scope}"
+        name = f"{'soft/' if self.is_soft else ''}{self.resource}{length}{at}{payer.scope}"
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "id", (payer.ledger, name))
         object.__setattr__(self, "rate", self.limit if period is None else _CODES[period])
@@ -179,8 +196,10 @@ class Meter:
         """The room that must be free for `amount` to be admitted.
 
         A rate limits speed, not size: an amount above a whole minute's limit is admitted when the meter is empty, and
-        the next request waits until the debt is gone. A budget is never overdrawn knowingly.
+        the next request waits until the debt is gone. A budget is never overdrawn knowingly, except a soft one.
         """
+        if self.is_soft:
+            return 0
         return min(amount, max(1, self.capacity)) if self.period is None else amount
 
     def level(self, used: int, at: int, *, now_ms: int) -> int:
@@ -192,7 +211,7 @@ class Meter:
     def wait_ms(self, level: int, amount: int, *, now_ms: int) -> int | None:
         """Milliseconds until `amount` fits if nothing else is taken: 0 if it fits now, None if it never will."""
         excess = level + self.need(amount) - self.capacity
-        if excess <= 0:
+        if excess <= 0 or self.is_soft:
             return 0
         if self.period is None:
             return None if self.limit == 0 else -(-excess // self.limit)
@@ -201,7 +220,8 @@ class Meter:
     def __str__(self) -> str:
         if self.period is None:
             return f"{self.limit:,} {self.resource} a minute"
-        return f"{shown_cost(self.limit * COST_UNIT, self.descriptor.limits.currency)} {_A[self.period]}"
+        cost = shown_cost(self.limit * COST_UNIT, self.descriptor.limits.currency)
+        return f"{cost} {_A[self.period]}{' (soft)' if self.is_soft else ''}"
 
 
 _A = {Period.HOUR: "an hour", Period.DAY: "a day", Period.WEEK: "a week", Period.MONTH: "a month"}
@@ -224,12 +244,32 @@ class Allowance(msgspec.Struct, frozen=True):
     reset_s: float
 
 
+NEAR_PERCENT = 80
+"""A budget is near its end when this much of it is used."""
+
+
+class Near(msgspec.Struct, frozen=True):
+    """A budget of which NEAR_PERCENT or more is used: its `level`, and whether it was reached, by this level or by a
+    request that did not fit."""
+
+    meter: Meter
+    level: int
+    is_reached: bool
+
+    @property
+    def percent(self) -> int:
+        """The part that is used, rounded down."""
+        return self.level * 100 // self.meter.capacity
+
+
 class Standing(msgspec.Struct, frozen=True):
-    """A caller's quota: for each resource, the limit with the least left. None for a resource without a limit."""
+    """A caller's quota: for each resource, the limit with the least left. None for a resource without a limit. `near`
+    are the budgets that are near their end."""
 
     requests: Allowance | None = None
     tokens: Allowance | None = None
     cost: Allowance | None = None
+    near: tuple[Near, ...] = ()
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -336,9 +376,14 @@ def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
 def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int) -> Standing:
     """The quota of a caller with `metered` limits at these levels."""
     tightest: dict[str, Allowance] = {}
+    near: tuple[Near, ...] = ()
     for meter, level in zip(metered, levels, strict=True):
         left = max(0, meter.capacity - level)
         if meter.period is not None:
+            if level * 100 >= meter.capacity * NEAR_PERCENT and level:
+                near += (Near(meter, level, level >= meter.capacity),)
+            if meter.is_soft:
+                continue
             reset_ms = meter.period.left_ms(now_ms) if level else 0
             found = Allowance(meter.limit, left // COST_UNIT, reset_ms / 1000)
         else:
@@ -347,7 +392,7 @@ def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int)
         known = tightest.get(meter.counts)
         if known is None or (found.remaining, -found.reset_s) < (known.remaining, -known.reset_s):
             tightest[meter.counts] = found
-    return Standing(**tightest)
+    return Standing(**tightest, near=near)
 
 
 def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, now_ms: int) -> Refused | None:
@@ -361,7 +406,12 @@ def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, 
         return None
     meter, longest = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
     retry_after_s = None if longest is None else longest / 1000
-    return Refused(meter, charge, retry_after_s, standing_of(metered, levels, now_ms=now_ms), tuple(levels))
+    standing = standing_of(metered, levels, now_ms=now_ms)
+    refusing = {one.id for one, _ in binding}
+    if any(one.meter.id in refusing for one in standing.near):
+        near = tuple([replaced(one, is_reached=one.is_reached or one.meter.id in refusing) for one in standing.near])
+        standing = replaced(standing, near=near)
+    return Refused(meter, charge, retry_after_s, standing, tuple(levels))
 
 
 def granted(asked: Reservation, levels: Sequence[int], *, now_ms: int) -> Reservation:
@@ -386,5 +436,9 @@ def share(descriptor: Descriptor, replicas: int) -> Descriptor:
         cost_per_week=part(limits.cost_per_week),
         cost_per_month=part(limits.cost_per_month),
         currency=limits.currency,
+        soft_cost_per_hour=part(limits.soft_cost_per_hour),
+        soft_cost_per_day=part(limits.soft_cost_per_day),
+        soft_cost_per_week=part(limits.soft_cost_per_week),
+        soft_cost_per_month=part(limits.soft_cost_per_month),
     )
     return replace(descriptor, limits=parts)

@@ -129,6 +129,14 @@ class UsageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Where operators are told of budgets that are near their end: an http or https URL. `secret` signs."""
+
+    webhook: str = field(repr=False)
+    secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that the SLA file decides.
 
@@ -154,3 +162,4 @@ class Config:
     outage_s: float = 10.0
     store: StoreSettings = field(default_factory=StoreSettings)
     usage: UsageSettings | None = None
+    alerts: AlertSettings | None = None

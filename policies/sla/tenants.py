@@ -25,6 +25,10 @@ LIMIT_KEYS = {
     "tokens_per_minute": Key(read_count, "tokens of prompts and answers in a minute: 6M"),
     "concurrent": Key(read_count, "requests that may run at once"),
     **{f"budget_per_{period}": Key(read_budget, f"cost in {a}: {like}") for period, a, like in _PERIODS},
+    **{
+        f"soft_budget_per_{period}": Key(read_budget, f"cost in {a} that warns and refuses nothing: {like}")
+        for period, a, like in _PERIODS
+    },
 }
 LIMIT_FIELDS = {key: key.replace("budget_", "cost_") for key in LIMIT_KEYS}
 
@@ -212,7 +216,7 @@ def _read_keys(section: Section, outside: Outside, currency: str | None) -> list
 
 def read_limit(key: str, text: str, currency: str | None) -> int:
     """The limit `key` that `text` gives, a budget in units. Raises ValueError with what is wrong."""
-    return units_of(read_budget(text), currency) if key.startswith("budget_") else read_count(text)
+    return units_of(read_budget(text), currency) if "budget_" in key else read_count(text)
 
 
 def _read_limits(section: Section, currency: str | None) -> Limits:
@@ -228,13 +232,17 @@ def _read_limits(section: Section, currency: str | None) -> Limits:
                 value = None
         found[name] = value
     limits = Limits(**found)
+    for key, name in LIMIT_FIELDS.items():
+        soft, hard = found[name], found.get(name.removeprefix("soft_"))
+        if name.startswith("soft_") and soft is not None and hard is not None and soft >= hard:
+            section.entries[key].complain(f"must be below {key.removeprefix('soft_')}, which refuses what is above it")
     return replace(limits, currency=currency) if limits != NO_LIMITS else limits
 
 
 def shown_limit(name: str, limits: Limits) -> str:
     """The limit of `limits` that the field `name` has, as people read it."""
     most = getattr(limits, name)
-    if limits.currency is None or not name.startswith("cost_"):
+    if limits.currency is None or "cost_" not in name:
         return f"{most:,}"
     return f"{Decimal(most) / CURRENCY_UNITS:,f} {limits.currency}"
 
@@ -282,6 +290,8 @@ def _check_within(field: Field | None, part: Limits, whole: Limits, of: str) -> 
     if field is None:
         return
     for key, name in LIMIT_FIELDS.items():
+        if name.startswith("soft_"):
+            continue
         most, wanted = getattr(whole, name), getattr(part, name)
         if most is not None and wanted is not None and wanted > most:
             field.find(key).complain(f"is above {of} {shown_limit(name, whole)}, which is reached first (lower it)")

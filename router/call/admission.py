@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
 
 from policies.errors import QuotaExceeded
 from policies.nouns import Outcome, Usage
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, charge_of, meters
+from policies.quota.budget import Charge, Descriptor, Near, Refused, Reservation, Standing, charge_of, meters
 from policies.quota.prices import Prices
 from router.call.outcome import outcome_of
 from router.shared.store.base import QuotaStore
@@ -35,10 +35,13 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Admission:
-    """Decides which calls may run now. Holds the open permits, by descriptor; the store limits use over time."""
+    """Decides which calls may run now. Holds the open permits, by descriptor; the store limits use over time.
 
-    def __init__(self, store: QuotaStore) -> None:
-        self.store = store
+    `on_near` gets the budgets of a call that are near their end.
+    """
+
+    def __init__(self, store: QuotaStore, *, on_near: Callable[[Sequence[Near]], None] = lambda _: None) -> None:
+        self.store, self._on_near = store, on_near
         self._open: set[Permit] = set()
         self._running: dict[tuple[str, str], int] = {}
         self.settled: Counter[Outcome] = Counter()
@@ -89,6 +92,8 @@ class Admission:
         except BaseException:
             self._count(permit, -1)
             raise
+        if answer.standing.near:
+            self._on_near(answer.standing.near)
         if isinstance(answer, Refused):
             self._count(permit, -1)
         return answer

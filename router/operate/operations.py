@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.call.gateway import Gateway
+from router.operate.alerts import Alerts
 from router.operate.dashboard.board import Board
 from router.operate.telemetry.telemetry import Telemetry
 from router.operate.usage.recorder import UsageRecorder
@@ -12,10 +13,11 @@ from router.operate.usage.recorder import UsageRecorder
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """One router for its operators: its parts, its telemetry, the board of its recent calls, and the recorder of usage
-    if the file has a place for it."""
+    """One router for its operators: its parts, its telemetry, the board of its recent calls, the alerts that it sends,
+    and the recorder of usage if the file has a place for it."""
 
     gateway: Gateway
     telemetry: Telemetry
     board: Board
+    alerts: Alerts
     usage: UsageRecorder | None = None

@@ -1,12 +1,15 @@
 """Headers with what is left of a client's limits, in the format of OpenAI's API (its guide "Rate limits").
 
 `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*`, for requests and tokens; a reset is a duration as Go prints it:
-`12ms`, `1s`, `6m0s`, `23h47m36.648s`. `Retry-After` is in `router.protocols.status`.
+`12ms`, `1s`, `6m0s`, `23h47m36.648s`. `Retry-After` is in `router.protocols.status`. `x-pointsman-budget-used` is ours.
 """
 
 from __future__ import annotations
 
 from policies.quota.budget import Standing
+
+BUDGET_USED = "x-pointsman-budget-used"
+"""The header for the budget of which most is used, once 80% of it are."""
 
 
 def rate_limit_headers(standing: Standing) -> dict[str, str]:
@@ -17,6 +20,11 @@ def rate_limit_headers(standing: Standing) -> dict[str, str]:
             headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
             headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s)
+    if standing.near:
+        most = max(standing.near, key=lambda near: near.percent)
+        # the name of an end user is the client's own text
+        shown = most.meter.descriptor.kind
+        headers[BUDGET_USED] = f"{most.percent}% of {most.meter}, {shown}"
     return headers
 
 

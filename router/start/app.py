@@ -130,6 +130,8 @@ class Router:
             stack.push_async_callback(self.gateway.keys.close)
             await self.gateway.keys.start()
             self._own(stack, "API keys", self.gateway.keys.watch)
+            stack.push_async_callback(self.operations.alerts.close)
+            self._own(stack, "alerts", self.operations.alerts.run)
             # backends join the feeds as soon as the cluster reaches them
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)

@@ -36,6 +36,7 @@ from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.folding import FoldingSink
 from router.fleet.feeds.relay import Relay
 from router.fleet.pools import PoolsInForce, rules_of
+from router.operate.alerts import Alerts
 from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
@@ -47,7 +48,7 @@ from router.shared.prefixes.prefixes import Prefixes
 from router.shared.prefixes.warmer import Warmer
 from router.shared.store.base import QuotaStore
 from router.start.config_file import Contents
-from router.start.shared import key_store, quota_store, relay, replicas
+from router.start.shared import key_store, once, quota_store, relay, replicas
 from router.start.tls import pool_certificates, store_certificates
 from router.text.engine_text import EngineText
 from router.text.sources import Sources
@@ -95,6 +96,12 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     def routers() -> int:
         return 1 if gateway.replicas is None else gateway.replicas.routers
 
+    alerts = Alerts(
+        lambda: in_force().alerts,
+        unix_time=base.unix_time,
+        once=once(config.store, store_tls),
+        on_event=base.telemetry.event,
+    )
     tokenizers = Tokenizers()
     gateway = Gateway(
         config=config,
@@ -104,7 +111,9 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         tokenizers=tokenizers,
         sources=Sources(tokenizers, config.pools),
         engine_text=EngineText(tokenizers.cache, base.clock),
-        admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls)),
+        admission=Admission(
+            parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls), on_near=alerts.near
+        ),
         keys=KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event),
         observer=base.telemetry,
         doors=Doors(),
@@ -137,7 +146,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
-    operations = Operations(gateway, base.telemetry, board, _usage(base, in_force))
+    operations = Operations(gateway, base.telemetry, board, alerts, _usage(base, in_force))
     _introduce(operations, store_tls)
     return operations
 

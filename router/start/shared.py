@@ -21,6 +21,7 @@ from router.shared.store.spread import SpreadStore
 from tls.certificates import Certificates
 
 if TYPE_CHECKING:
+    from router.shared.once import Once
     from router.shared.replicas.replicas import Replicas
 
 
@@ -47,6 +48,15 @@ def quota_store(
         for url in shared.quotas or (shared.redis,)
     }
     return SpreadStore(stores) if len(stores) > 1 else next(iter(stores.values()))
+
+
+def once(shared: StoreSettings, certificates: Certificates | None = None) -> Once | None:
+    """What only one of the routers does that share a Redis; None for a router that shares nothing."""
+    if shared.redis is None:
+        return None
+    from router.shared.once import Once
+
+    return Once(shared.redis, prefix=f"{shared.namespace}:once:", certificates=certificates)
 
 
 def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Relay | None:

@@ -268,6 +268,17 @@ async def test_tenants_of_an_organization_share_its_limit_and_keep_their_own(sta
     assert str(refused.meter.descriptor) == "organization 'example'"
 
 
+async def test_a_soft_budget_counts_and_refuses_nothing(stage: Stage) -> None:
+    soft = a_descriptor(soft_cost_per_day=10)
+    for number in range(3):
+        granted = await stage.reserved(a_reservation(str(number), soft, cost=6_000))
+    if granted.is_local:
+        assert granted.standing.near == ()
+    else:
+        assert [(near.level, near.is_reached) for near in granted.standing.near] == [(18_000, True)]
+    assert granted.standing.cost is None
+
+
 async def test_each_end_user_has_the_limits_alone(stage: Stage) -> None:
     tenant = Tenant("a", "a", user_limits=Limits(requests_per_minute=1, cost_per_day=1))
     for name in ("ann", "bob", "ann:x", "~"):

@@ -141,7 +141,7 @@ def _limits(body: Mapping[str, Any], tenant: Tenant, gateway: Gateway) -> Limits
                 raise ValueError("must be a whole number above zero")
             most = read_limit(key, wanted if isinstance(wanted, str) else str(wanted), currency)
             found[LIMIT_FIELDS[key]] = most
-            if own is not None and most > own:
+            if own is not None and most > own and not key.startswith("soft_"):
                 raise ValueError(
                     f"is above the tenant's own {shown_limit(LIMIT_FIELDS[key], tenant.limits)}, which holds first"
                 )
@@ -157,7 +157,7 @@ def _set_limits(limits: Limits | None) -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for key, name in LIMIT_FIELDS.items():
         if limits is not None and (most := getattr(limits, name)) is not None:
-            found[key] = most if limits.currency is None or not name.startswith("cost_") else shown_limit(name, limits)
+            found[key] = most if limits.currency is None or "cost_" not in name else shown_limit(name, limits)
     return found
 
 

@@ -31,6 +31,10 @@ class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     cost_per_week: _Limit | None = None
     cost_per_month: _Limit | None = None
     currency: _Currency | None = None
+    soft_cost_per_hour: _Limit | None = None
+    soft_cost_per_day: _Limit | None = None
+    soft_cost_per_week: _Limit | None = None
+    soft_cost_per_month: _Limit | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

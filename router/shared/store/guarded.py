@@ -199,9 +199,11 @@ class GuardedStore:
             hint = "quotas are strict, so no request is admitted meanwhile"
             raise Overloaded("the store of quotas is away", hint=hint, retry_after_s=self._options.most_backoff_s)
         answer = self._local.reserve(self._own(asked), now=self._clock())
+        # a share that is near its end says little about the budget
+        standing = replace(answer.standing, near=())
         if isinstance(answer, Refused):
-            return replace(answer, is_local=True)
-        granted = replace(answer, descriptors=asked.descriptors, is_local=True)
+            return replace(answer, standing=standing, is_local=True)
+        granted = replace(answer, descriptors=asked.descriptors, standing=standing, is_local=True)
         self._open[asked.id] = granted
         return granted
 

@@ -98,8 +98,9 @@ class RedisStore:
         metered = meters(asked.descriptors)
         arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
         for meter, amount in zip(metered, asked.charge.amounts(metered), strict=True):
-            # what has been granted needs no room
-            capacity, need = (_MOST_LEVEL, 0) if is_granted else (meter.capacity, meter.need(amount))
+            # what has been granted needs no room, and a soft limit is no bound
+            is_open = is_granted or meter.is_soft
+            capacity, need = (_MOST_LEVEL, 0) if is_open else (meter.capacity, meter.need(amount))
             arguments += [meter.name, meter.rate, capacity, need, amount]
         with faults():
             reply = await self._reserve(self._keys(asked.descriptors), arguments)

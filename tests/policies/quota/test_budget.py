@@ -237,6 +237,29 @@ def test_a_user_is_counted_only_where_users_have_limits() -> None:
     assert descriptors(tenant, "m", user="ann") == descriptors(tenant, "m")
 
 
+def test_a_soft_budget_refuses_nothing_and_is_named_when_it_is_near_its_end() -> None:
+    bound = (a_descriptor(soft_cost_per_day=10, cost_per_day=20),)
+    hard, soft = meters(bound)
+    charge = Charge(cost=5_000)
+    assert refusal((hard, soft), [14_000, 14_000], charge, now_ms=0) is None
+    standing = standing_of((hard, soft), [9_000, 9_000], now_ms=0)
+    assert [(str(near.meter), near.percent, near.is_reached) for near in standing.near] == [
+        ("10 units of cost a day (soft)", 90, False)
+    ]
+    assert standing.cost is not None
+    assert standing.cost.limit == 20
+    refused = refusal((hard, soft), [16_000, 16_000], charge, now_ms=0)
+    assert refused is not None
+    # a budget that refuses is reached, even if a smaller request would fit
+    assert [(near.percent, near.is_reached) for near in refused.standing.near] == [(80, True), (160, True)]
+
+
+@pytest.mark.parametrize(("level", "near"), [(0, 0), (7_999, 0), (8_000, 1), (10_000, 1)])
+def test_a_budget_is_near_its_end_from_80_percent_on(level: int, near: int) -> None:
+    metered = meters([a_descriptor(cost_per_day=10, tokens_per_minute=1)])
+    assert len(standing_of(metered, [60_000, level], now_ms=0).near) == near
+
+
 def a_key_descriptor(key: str, most: int = 1) -> Descriptor:
     return Descriptor("acme", Limits(requests_per_minute=most), key=key)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.errors import ConfigError
 from policies.nouns import Limits, Organization, ServiceClass, Team
 from policies.rules import Range, Rule, When
-from policies.sla.config import Config, PoolSpec, ServerSettings
+from policies.sla.config import AlertSettings, Config, PoolSpec, ServerSettings
 from policies.sla.parse import default_config, parse
 
 HASH = "sha256:" + "a" * 64
@@ -79,6 +79,14 @@ def test_a_key_of_a_team_leads_to_its_tenant_and_its_team() -> None:
     assert acme.teams[acme.team_by_key["a" * 64]] == Team("search", Limits(concurrent=2))
     assert acme.organization == Organization("e", Limits(concurrent=9))
     assert (acme.user_limits, acme.needs_user) == (Limits(concurrent=1), True)
+
+
+def test_alerts_and_what_is_secret_in_them_is_in_no_repr() -> None:
+    config = parse(
+        "alerts: {webhook: '${env:HOOK}', secret: '${env:SIGN}'}", environment={"HOOK": "https://h/x", "SIGN": "s"}
+    )
+    assert config.alerts == AlertSettings("https://h/x", "s")
+    assert "https" not in repr(config.alerts)
 
 
 def test_a_key_can_come_from_a_file_as_a_hash() -> None:
@@ -215,6 +223,12 @@ MISTAKES = {
     f"tenants: {{a: {{keys: '{HASH}', organization: x}}}}": "there is no organization 'x'",
     f"tenants: {{a: {{keys: '{HASH}', organization: exmple}}}}\n"
     "organizations: {example: {limits: {concurrent: 1}}}": "did you mean 'example'",
+    f"tenants: {{a: {{keys: '{HASH}', limits: {{budget_per_day: 5, soft_budget_per_day: 5}}}}}}": (
+        "tenants.a.limits.soft_budget_per_day: must be below budget_per_day"
+    ),
+    "alerts: {webhook: 'ftp://a'}": "alerts.webhook: must be a URL such as",
+    "alerts: {webhook: 'https://a', secret: hush}": "a secret must not stand in the file",
+    "alerts: {}": "alerts: has no webhook",
     "organizations: {example: {}}": "organizations.example: has no limit",
     f"tenants: {{a: {{keys: '{HASH}', organization: e, limits: {{concurrent: 2}}}}}}\n"
     "organizations: {e: {limits: {concurrent: 1}}}": "concurrent: is above the organization's 1",
