@@ -62,6 +62,10 @@ class QuotaStore(Protocol):
 class SharedStore(QuotaStore, Protocol):
     """A store that a router may lose for a while, and then admits requests by itself."""
 
+    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
+        """Settle each of these, in order and in one round trip; where it fails, some of them."""
+        ...
+
     async def grant(self, reservation: Reservation) -> None:
         """Take a reservation that the router has granted by itself, into debt if necessary."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,10 @@ waits for its turn: a store slower than its requests arrive would keep each of t
 AT_ONCE = 4
 """Most reservations that ask the shared store at the same time: a burst would make it look slow. More would not be
 faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
+
+
+SETTLED_TOGETHER = 32
+"""Most settlements in one round trip. One by one, a router would settle fewer requests in a second than it admits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +247,10 @@ class GuardedStore:
                 if self.is_away or _now() >= self._renew_at:
                     await self._renew_open()
                 await self._pay()
-                await self._report_granted()
+                if self.is_away:
+                    await self._come_back()
             except StoreFailed as failure:
                 self._lost(failure.fault)
-                continue
-            if self.is_away:
-                self.is_away = False
-                self._on_event("quota_store_back")
 
     async def _until_needed(self) -> None:
         """Wait for a settlement or the time to renew; while the store is away, for the time of the next attempt."""
@@ -270,26 +272,57 @@ class GuardedStore:
             await self._calls.run(self._shared.renew(reservations))
         self._renew_at = _now() + self._options.renew_every_s
 
-    async def _report_granted(self) -> None:
+    async def _come_back(self) -> None:
         """Have the shared store count the running requests that it has not seen, before it admits more beside them."""
-        while found := [each for each in self._open.values() if each.is_local]:
-            for reservation in found:
-                await self._calls.run(self._shared.grant(reservation))
-                if reservation.id in self._open:
-                    self._open[reservation.id] = replace(reservation, is_local=False)
+        # those that begin meanwhile are fewer than those before them; new ones wait only for the last few
+        for _ in range(2):
+            await self._report_granted()
+        turns = 0
+        try:
+            for _ in range(AT_ONCE):
+                await self._turns.acquire()
+                turns += 1
+            await self._report_granted()
+            self.is_away = False
+            self._on_event("quota_store_back")
+        finally:
+            for _ in range(turns):
+                self._turns.release()
+
+    async def _report_granted(self) -> None:
+        found = [each for each in self._open.values() if each.is_local]
+        for at in range(0, len(found), AT_ONCE):
+            await asyncio.gather(*(self._report(reservation) for reservation in found[at : at + AT_ONCE]))
+
+    async def _report(self, reservation: Reservation) -> None:
+        await self._calls.run(self._shared.grant(reservation))
+        if reservation.id in self._open:
+            self._open[reservation.id] = replace(reservation, is_local=False)
 
     async def _pay(self) -> None:
         """Send the settlements owed now, oldest first; later ones wait, so that renewing gets its turn."""
-        for _ in range(len(self._owed)):
-            owed = self._owed[0]
-            if owed.tried_at is not None and _now() - owed.tried_at > self._options.retry_for_s:
-                self._on_event("quota_settlement_dropped")
-            else:
-                owed.tried_at = owed.tried_at or _now()
-                await self._calls.run(self._shared.settle(owed.reservation, owed.charge))
-            # remove it only once it arrived; meanwhile the oldest may have been dropped
-            if self._owed and self._owed[0] is owed:
+        for _ in range(-(-len(self._owed) // SETTLED_TOGETHER)):
+            batch = self._due()
+            if not batch:
+                return
+            await self._calls.run(self._shared.settle_all([(owed.reservation, owed.charge) for owed in batch]))
+            # remove them only once they arrived; meanwhile the oldest may have been dropped
+            arrived = {id(owed) for owed in batch}
+            while self._owed and id(self._owed[0]) in arrived:
                 self._owed.popleft()
+
+    def _due(self) -> list[_Owed]:
+        """The next settlements to send. One that the shared store may have forgotten is dropped."""
+        now = _now()
+        while self._owed and (tried_at := self._owed[0].tried_at) is not None:
+            if now - tried_at <= self._options.retry_for_s:
+                break
+            self._on_event("quota_settlement_dropped")
+            self._owed.popleft()
+        batch = list(itertools.islice(self._owed, SETTLED_TOGETHER))
+        for owed in batch:
+            owed.tried_at = owed.tried_at or now
+        return batch
 
 
 def _now() -> float:

@@ -109,14 +109,21 @@ class RedisStore:
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore."""
-        arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
-        metered = meters(reservation.descriptors)
-        for meter, amount in zip(metered, charge.amounts(metered), strict=True):
-            arguments += [meter.name, meter.rate, amount]
+        await self.settle_all([(reservation, charge)])
+
+    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
+        """See SharedStore."""
         with faults():
-            reply = await self._settle(self._keys(reservation.descriptors), arguments)
-        if reply not in (0, 1, 2):
-            raise StoreFailed(Fault.NONSENSE, f"settling answers {reply!r}")
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for reservation, charge in settled:
+                    arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
+                    metered = meters(reservation.descriptors)
+                    for meter, amount in zip(metered, charge.amounts(metered), strict=True):
+                        arguments += [meter.name, meter.rate, amount]
+                    await self._settle(self._keys(reservation.descriptors), arguments, client=pipe)
+                replies = await pipe.execute()
+        if len(replies) != len(settled) or any(reply not in (0, 1, 2) for reply in replies):
+            raise StoreFailed(Fault.NONSENSE, f"settling answers {str(replies)[:80]}")
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""
