@@ -39,10 +39,10 @@ class HandClock:
 
 
 class RedisServer:
-    """A redis-server process on a unix socket."""
+    """A redis-server process on a unix socket. What is started again is empty, unless it `keeps` each write."""
 
-    def __init__(self, folder: Path) -> None:
-        self.socket, self._folder = folder / "redis.sock", folder
+    def __init__(self, folder: Path, *, keeps: bool = False) -> None:
+        self.socket, self._folder, self._keeps = folder / "redis.sock", folder, keeps
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,8 +52,10 @@ class RedisServer:
     def start(self) -> None:
         if self._process is not None:
             return
-        # nothing is saved: what is started again is empty
         command = [EXECUTABLE, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        if self._keeps:
+            # what was written survives the process, if not the machine
+            command += ["--appendonly", "yes"]
         self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:
@@ -90,9 +92,9 @@ class RedisServer:
 
 
 @contextmanager
-def a_redis() -> Iterator[RedisServer]:
+def a_redis(*, keeps: bool = False) -> Iterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
-        server = RedisServer(Path(folder))
+        server = RedisServer(Path(folder), keeps=keeps)
         server.start()
         try:
             yield server
