@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test mutants engines clients chaos pythons check protos site clean
+.PHONY: help demo up test mutants engines clients chaos pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -66,5 +66,10 @@ protos: $(VENV)/.ready-to-develop ## generate the code of proto/ again
 site: $(VENV)/.ready-to-develop   ## the pages of docs/ as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
+release:         ## wheel, source distribution, bill of materials and hashes in build/release, tried; TAG=v0.1.0 checks the version
+	@test -x $(VENV)-release/bin/pip || $(PY) -m venv $(VENV)-release
+	@$(VENV)-release/bin/python .ci/install.py build cyclonedx-bom twine
+	@$(VENV)-release/bin/python .ci/release.py $(TAG)
+
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines $(VENV)-release .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
