@@ -20,6 +20,8 @@ from shards.__main__ import app as shard_app
 ROOT = Path(__file__).parents[2]
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 README = (ROOT / "README.md").read_text()
+# the first commands that a reader meets
+COMMANDS = README + (ROOT / "docs/index.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -66,13 +68,13 @@ def test_the_architecture_says_what_each_folder_is_for(package: str) -> None:
     assert not sorted(name for name in folders if f"`{package}/{name}/`" not in text)
 
 
-def test_every_make_target_in_the_readme_exists() -> None:
+def test_every_make_target_in_the_readme_and_the_first_page_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE)) <= targets
+    assert set(re.findall(r"^make ([a-z]+)", COMMANDS, re.MULTILINE)) <= targets
 
 
-@pytest.mark.parametrize("line", re.findall(r"^pointsman (.+)$", README, re.MULTILINE))
-def test_every_pointsman_line_in_the_readme_is_understood(line: str) -> None:
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"^pointsman (.+)$", COMMANDS, re.MULTILINE))))
+def test_every_pointsman_line_in_the_readme_and_the_first_page_is_understood(line: str) -> None:
     name, *arguments = shlex.split(line, comments=True)
     if name == "shard":
         commands: dict[str, click.Command] = {"shard": typer.main.get_command(shard_app)}
