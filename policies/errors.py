@@ -67,10 +67,14 @@ class RequestTooLarge(ExpectedError):
 
 
 class Unauthenticated(ExpectedError):
-    """No key, or an unknown one."""
+    """No key or token, or one that is not valid."""
 
     code = "invalid_api_key"
     usual_hint = "send the header 'Authorization: Bearer KEY' with a key of this router"
+
+
+class NoCredential(Unauthenticated):
+    """Neither key nor token was sent."""
 
 
 class PermissionDenied(ExpectedError):
@@ -78,6 +82,10 @@ class PermissionDenied(ExpectedError):
 
     code = "permission_denied"
     usual_hint = "ask the operator for the permission"
+
+
+class Unassigned(PermissionDenied):
+    """The token is valid, and no rule gives it a tenant or a role that is needed here."""
 
 
 class UnknownModel(ExpectedError):

@@ -65,7 +65,9 @@ def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, 
     for key, name in FIXED_SERVER.items():
         if getattr(before.server, name) != getattr(after.server, name):
             yield ("server", key), "cannot change while the router runs (restart to change the address)"
-    if before.server.admin_key_hashes and not after.server.admin_key_hashes:
+    had_tokens = before.identity is not None and before.identity.gives_roles
+    has_tokens = after.identity is not None and after.identity.gives_roles
+    if (before.server.admin_key_hashes or had_tokens) and not (after.server.admin_key_hashes or has_tokens):
         # the port may be open to other machines, and then these keys are its only protection
         yield ("server", "admin_keys"), "cannot all be removed while the router runs (restart to serve without keys)"
 

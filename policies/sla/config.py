@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from policies.compose import Policy
 from policies.health import HealthRules
+from policies.identity import IdentitySettings
 from policies.nouns import ServiceClass, Tenant
 from policies.on_miss import Step
 from policies.quota.prices import PriceList
+from policies.roles import Operator
 from policies.rules import Rule
 from policies.sla.sources import SourceName
 from tls.settings import TlsSettings
@@ -68,7 +70,8 @@ class PoolSpec:
 class ServerSettings:
     """The router's listening addresses and limits. Addresses are host:port; None turns that server off.
 
-    `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
+    `admin_key_hashes` are sha256 hex digests of the operators' keys, `operators` has those with a name or a role of
+    their own. `decision_log` is a file, `-` standard output.
     `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
     `tls` has the settings of each port with TLS, by `http`, `grpc`, `admin` and `picker`.
     `media_hosts` are those that engines may fetch images and the like from; None: all but this machine.
@@ -83,6 +86,7 @@ class ServerSettings:
     admin: str | None = None
     picker: str | None = None
     admin_key_hashes: frozenset[str] = frozenset()
+    operators: Mapping[str, Operator] = field(default_factory=dict)
     keys_file: str | None = None
     max_body_bytes: int = 16 * 2**20
     memory_bytes: int = 2**30
@@ -163,3 +167,4 @@ class Config:
     store: StoreSettings = field(default_factory=StoreSettings)
     usage: UsageSettings | None = None
     alerts: AlertSettings | None = None
+    identity: IdentitySettings | None = None

@@ -15,13 +15,14 @@ from policies.sla.classes import CLASSES, read_classes
 from policies.sla.config import BUNDLED, Config
 from policies.sla.cost import COST, read_cost
 from policies.sla.fields import Field, Problems, Section
+from policies.sla.identity import IDENTITY, Assignable, read_identity
 from policies.sla.on_miss import ON_MISS, read_on_miss
 from policies.sla.policies import policies_shape, read_policies
 from policies.sla.pools import pools_shape, read_pools
 from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
-from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server
+from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server, require_guarded
 from policies.sla.store import STORE, read_store
 from policies.sla.tenants import ORGANIZATIONS, TENANTS, read_organizations, read_tenants
 from policies.sla.usage import USAGE, read_usage
@@ -84,6 +85,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "classes": Key(CLASSES, "service classes by name; the first is served first"),
             "tenants": Key(TENANTS, "tenants by name, with their keys, limits and shared caches"),
             "organizations": Key(ORGANIZATIONS, "limits that several tenants share, by the organization's name"),
+            "identity": Key(IDENTITY, "issuers of tokens, and what their tokens give; default: keys alone"),
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
             "pools": Key(pools_shape(catalogue.kinds), "backends of one kind that serve one model, by name"),
             "rules": Key(RULES, "class, pools and policy of a request: the first rule that matches wins"),
@@ -114,7 +116,8 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     queue: Section = top.section("queue")
     server = read_server(top.get("server"), queue=queue, outside=outside)
     store = read_store(top.get("store"), outside=outside)
-    issues_keys = server.keys_file is not None or store.redis is not None
+    # a tenant without a key in the file may still have clients
+    is_open = server.keys_file is not None or store.redis is not None or "identity" in top
     pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
     prices = read_cost(top.get("cost"), pools=pools)
     tenants, anonymous = read_tenants(
@@ -122,12 +125,14 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         classes=classes,
         outside=outside,
         organizations=read_organizations(top.get("organizations"), currency=prices.currency),
-        issues_keys=issues_keys,
+        issues_keys=is_open,
         currency=prices.currency,
     )
     if server.keys_file is not None and store.redis is not None:
         contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"
         root.find("server", "keys_file").complain(contradiction)
+    identity = read_identity(top.get("identity"), Assignable(tenants, classes))
+    require_guarded(top.get("server"), identity)
     policies = read_policies(top.get("policies"), catalogue=catalogue)
     return Config(
         classes=classes,
@@ -139,6 +144,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         store=store,
         usage=read_usage(top.get("usage"), outside=outside),
         alerts=read_alerts(top.get("alerts"), outside=outside),
+        identity=identity,
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from policies.identity import IdentitySettings
+from policies.keys import id_of
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
+from policies.roles import Operator, OperatorRole
 from policies.shapes import TEXT, Either, Key, Many, Scalar, Table, word
 from policies.sla.config import ServerSettings
 from policies.sla.fields import Field, Section
+from policies.sla.identity import ROLE
 from policies.sla.secrets import API_KEY, Outside
 from policies.sla.tls import SERVER_TLS, read_ports
 
@@ -84,6 +88,14 @@ STRANGERS = Table(
     }
 )
 
+ADMIN_KEY = Table(
+    {
+        "key": Key(API_KEY, "sha256: and 64 hex digits, ${env:NAME} or ${file:path}", required=True),
+        "role": Key(ROLE, "viewer, operator or owner; default owner"),
+        "name": Key(TEXT, "name of the operator in the audit log; default the key's id"),
+    }
+)
+
 SERVER = Table(
     {
         "http": Key(ADDRESS, "HTTP address; default 127.0.0.1:8080"),
@@ -98,7 +110,11 @@ SERVER = Table(
             Either((word("off"), STRANGERS)), "limits of each address for clients without a known key, or off"
         ),
         "trusted_proxies": Key(Many(NETWORK), "load balancers: their X-Forwarded-For names the client; default none"),
-        "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
+        "admin_keys": Key(
+            Many(Either((API_KEY, ADMIN_KEY))),
+            "the operators' keys, as sha256:... or ${env:NAME}, alone or as {key: ..., role: ...}; not needed on "
+            "127.0.0.1",
+        ),
         "keys_file": Key(TEXT, "file for the hashes of issued keys; store.redis replaces it"),
         "max_body": Key(read_bytes, "the largest request body; default 16MiB"),
         "memory": Key(
@@ -132,7 +148,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
     section = field.section(SERVER) if field else Section({}, SERVER.keys)
     usual = ServerSettings()
     strangers, stranger_requests = _read_strangers(section.get("strangers"), usual)
-    _require_guarded(section)
+    operators = _read_operators(section, outside)
     max_body_bytes = section.read("max_body", usual.max_body_bytes)
     return ServerSettings(
         http=section.read("http", usual.http),
@@ -143,9 +159,8 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         strangers=strangers,
         stranger_requests=stranger_requests,
         trusted_proxies=tuple(item.read(read_network) or "" for item in section.items("trusted_proxies")),
-        admin_key_hashes=frozenset(
-            digest for item in section.items("admin_keys") if (digest := item.read(outside.key_hash))
-        ),
+        admin_key_hashes=frozenset(operators),
+        operators={digest: operator for digest, operator in operators.items() if operator is not None},
         keys_file=section.read("keys_file", usual.keys_file),
         max_body_bytes=max_body_bytes,
         memory_bytes=_read_memory(section, max_body_bytes),
@@ -159,10 +174,31 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
     )
 
 
-def _require_guarded(section: Section) -> None:
-    admin = section.get("admin")
-    if admin and not str(admin.node.value).startswith(_LOOPBACK) and section.get("admin_keys") is None:
+def require_guarded(field: Field | None, identity: IdentitySettings | None) -> None:
+    """Complain if the section `server` opens the admin port to other machines and no operator has a key or a role."""
+    admin = field.find("admin") if field else None
+    if field is None or admin is None or admin.path == field.path or str(admin.node.value).startswith(_LOOPBACK):
+        return
+    has_keys = field.find("admin_keys").path != field.path
+    if not has_keys and not (identity is not None and identity.gives_roles):
         admin.complain("can be reached from other machines but has no keys (write admin_keys, or use 127.0.0.1)")
+
+
+def _read_operators(section: Section, outside: Outside) -> dict[str, Operator | None]:
+    """The operators' keys by hash, and the operators of those with a role or a name."""
+    found: dict[str, Operator | None] = {}
+    for item in section.items("admin_keys"):
+        entry = item.section(ADMIN_KEY) if isinstance(item.node.value, dict) else None
+        key = item if entry is None else entry.get("key")
+        digest = None if key is None else key.read(outside.key_hash)
+        operator = None
+        if entry is not None and digest is not None:
+            operator = Operator(entry.read("name", id_of(digest)), entry.read("role", OperatorRole.OWNER))
+        if digest is not None and digest in found and found[digest] != operator:
+            item.complain("the same key is here twice (remove one, so that its role is clear)")
+        if digest is not None:
+            found[digest] = operator
+    return found
 
 
 def _read_memory(section: Section, max_body_bytes: int) -> int:

@@ -35,7 +35,8 @@ from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
 
 if TYPE_CHECKING:
-    # a router that shares nothing runs without it, and so without redis-py
+    # a router that trusts no issuer, or shares nothing, runs without what these import
+    from router.identity.tokens import Verifier
     from router.shared.replicas.replicas import Replicas
 
 
@@ -44,7 +45,7 @@ class Gateway:
     """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
 
     `shadow` decides beside it without effect, where there is one. `replicas` are the other routers, where there may be
-    any.
+    any. `tokens` verifies those of issuers, where the file has any.
     """
 
     config: Config
@@ -74,6 +75,7 @@ class Gateway:
     end_users: EndUsers
     shadow: Config | None = None
     replicas: Replicas | None = None
+    tokens: Verifier | None = None
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"

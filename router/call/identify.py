@@ -1,4 +1,4 @@
-"""From the key of a call to its tenant."""
+"""From the key or token of a call to its tenant."""
 
 from __future__ import annotations
 
@@ -7,35 +7,49 @@ import binascii
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from policies.errors import Unauthenticated, Unavailable
+from policies.errors import NoCredential, Unassigned, Unauthenticated, Unavailable
+from policies.identity import grant_of
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
 from policies.nouns import Limits, Team, Tenant
 from policies.quota.budget import Descriptor, of_key
 from policies.sla.config import Config
+from router.identity.errors import KeysAway, UnknownKey
 from router.shared.keys.ring import KeyRing
+
+if TYPE_CHECKING:
+    # a router that trusts no issuer runs without joserfc
+    from router.call.gateway import Gateway
+    from router.identity.tokens import Verified, Verifier
 
 
 class Identity(NamedTuple):
-    """The tenant of a call, the `key` that it used if that has limits of its own, the id of that key, and its team."""
+    """The tenant of a call, the `key` that it used if that has limits of its own, the id of that key, and its team.
+
+    `user` is the end user that its token names. A token's tenant may have fewer classes and models than the file's.
+    """
 
     tenant: Tenant
     key: Descriptor | None = None
     key_id: str | None = None
     team: Team | None = None
+    user: str | None = None
 
 
-def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
+def identify(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Tenant:
     """The tenant of this key. Raises as `identity_of` does."""
-    return identity_of(key, config, issued).tenant
+    return identity_of(key, config, issued, tokens).tenant
 
 
-def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
-    """The tenant of this key, from the file or from `issued`; without a key the anonymous one, if the file has one.
+def identity_of(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Identity:
+    """The tenant of this key, from the file or from `issued`, or of this token, by the file's rules; without either the
+    anonymous one, if the file has one.
 
-    Keys are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
-    Raises Unauthenticated, and Unavailable for what may be an issued key while these cannot be looked up.
+    Both are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
+    Raises Unauthenticated; Unassigned for a token that no rule gives a tenant; Unavailable for what may be an issued
+    key, or is a token, while these cannot be verified.
     """
     if key:
         digest = hash_of(key)
@@ -44,14 +58,34 @@ def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
             return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
         if (found := issued.find(digest)) is not None:
             return _identity(_owner(found, config, issued.now()), digest, found.limits, found.team)
+        if tokens is not None and (verified := tokens.find(key, digest)) is not None:
+            return _identity_of_token(verified, config)
     # if no tenant has keys, any key will do: some clients must send one
     if config.anonymous is not None and (not key or not _tells_apart(key, config, issued)):
         return Identity(config.anonymous)
     if not key:
-        raise Unauthenticated("no API key was sent", hint="send the header 'Authorization: Bearer YOUR_KEY'")
+        raise NoCredential("no API key was sent", hint="send the header 'Authorization: Bearer YOUR_KEY'")
     if key.startswith(PREFIX) and not issued.is_known:
         raise Unavailable("API keys cannot be looked up now", hint="try again in a moment", retry_after_s=1.0)
     raise Unauthenticated("the API key is not known", hint="ask the operator for a key of this router")
+
+
+async def identified(key: str | None, config: Config, gateway: Gateway, address: str) -> Identity:
+    """The result of `identity_of`, for a client at `address`. Raises as it does, and tells the observer of refusals.
+
+    A token that is signed with an unknown key waits until its issuer's keys are fetched, if they may be.
+    """
+    try:
+        try:
+            return identity_of(key, config, gateway.keys, gateway.tokens)
+        except (UnknownKey, KeysAway) as missing:
+            if not await missing.issuer.refreshed():
+                raise
+        return identity_of(key, config, gateway.keys, gateway.tokens)
+    except (Unauthenticated, Unassigned) as refused:
+        if not isinstance(refused, NoCredential):
+            gateway.observer.refused(address, refused)
+        raise
 
 
 def on_behalf_of(name: str, config: Config) -> Tenant:
@@ -71,6 +105,39 @@ def _identity(tenant: Tenant, digest: str, limits: Limits | None, team: str | No
     key_id = id_of(digest)
     key = None if limits is None else of_key(tenant, limits, key_id)
     return Identity(tenant, key, key_id, None if team is None else tenant.teams[team])
+
+
+def _identity_of_token(verified: Verified, config: Config) -> Identity:
+    """What the rules of `config` give the token; found once for each file. Raises Unassigned."""
+    if verified.seen is None or verified.seen[0] is not config:
+        verified.seen = (config, _assigned(verified, config))
+    identity: Identity = verified.seen[1]
+    return identity
+
+
+def _assigned(verified: Verified, config: Config) -> Identity:
+    rules = () if config.identity is None else config.identity.rules
+    grant = grant_of(rules, verified.issuer, verified.claims)
+    ask = "ask the operator to add one to `identity`"
+    if grant is None:
+        raise Unassigned("no rule of this router gives the token a tenant", hint=ask)
+    tenant = config.tenants.get(grant.tenant)
+    if tenant is None:
+        raise Unassigned("the token names a tenant that is not here", hint="ask the operator to add it")
+    if grant.team is not None and grant.team not in tenant.teams:
+        raise Unassigned("the token names a team that its tenant does not have", hint="ask the operator to add it")
+    classes, models = _both(tenant.classes, grant.classes), _both(tenant.models, grant.models)
+    if classes is None or models is None:
+        raise Unassigned("the rule for the token allows nothing that its tenant may use", hint="ask the operator")
+    team = None if grant.team is None else tenant.teams[grant.team]
+    if grant.classes or grant.models:
+        tenant = replace(tenant, classes=classes, models=models)
+    return Identity(tenant, team=team, user=grant.user)
+
+
+def _both(own: frozenset[str], granted: frozenset[str]) -> frozenset[str] | None:
+    """What is in both, where an empty set means everything; None if nothing is."""
+    return own | granted if not own or not granted else own & granted or None
 
 
 def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from policies.errors import ExpectedError
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
 from router.ask import Input
@@ -98,6 +99,10 @@ class Observer(Protocol):
 
     def estimated(self, model: str, error: float) -> None:
         """A backend counted a prompt of `model`; the estimate was off by this share of the count."""
+        ...
+
+    def refused(self, address: str, error: ExpectedError) -> None:
+        """A client at `address` sent a key or token that was not accepted."""
         ...
 
     def event(self, name: str) -> None:

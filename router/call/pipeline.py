@@ -53,7 +53,7 @@ from router.call.documents import with_documents
 from router.call.gateway import Gateway
 from router.call.giving_up import until_given_up
 from router.call.hedging import Race
-from router.call.identify import Identity, identity_of, on_behalf_of
+from router.call.identify import Identity, identified, on_behalf_of
 from router.call.observer import Account, Observer, Spent
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, without_transfer
@@ -86,13 +86,18 @@ _log = logging.getLogger("pointsman.pipeline")
 
 
 async def serve(
-    caller: Caller, gateway: Gateway, carrier: Carrier | None = None, *, tenant_name: str | None = None
+    caller: Caller,
+    gateway: Gateway,
+    carrier: Carrier | None = None,
+    *,
+    tenant_name: str | None = None,
+    address: str = "",
 ) -> None:
     """Answer one call: identify, read, tokenize, classify, admit, choose, stream, settle. Reads in the order it runs.
 
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
-    goes to the backends. `tenant_name` is the call's tenant, where that is known already.
+    goes to the backends. `tenant_name` is the call's tenant, where that is known already. `address` is the client's.
     """
     carrier = carrier or Ourselves()
     account_of, held_by = gateway.observer.account(caller.id, caller.trace), gateway.bodies.held()
@@ -101,11 +106,14 @@ async def serve(
             with gateway.doors.entered():
                 config = gateway.config
                 known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
-                identity = known or identity_of(caller.key, config, gateway.keys)
+                identity = known or await identified(caller.key, config, gateway, address)
                 tenant, account.key = identity.tenant, identity.key_id
                 account.tenant = held.tenant = tenant.name
                 account.team = None if identity.team is None else identity.team.name
                 ask = await caller.read(held)
+                if identity.user is not None:
+                    # what the issuer says counts, not what the client says
+                    ask = replace(ask, user=identity.user)
                 account.user = ask.user
                 require_user(ask, tenant)
                 require_allowed_urls(ask, config)

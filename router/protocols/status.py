@@ -20,6 +20,8 @@ class Status:
     grpc: grpc.StatusCode
 
 
+_REALM = 'Bearer realm="pointsman"'
+
 STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.InvalidRequest: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     errors.ConfigError: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
@@ -60,3 +62,17 @@ def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
 def retry_after(error: errors.ExpectedError) -> str | None:
     """The value of `Retry-After` in whole seconds (RFC 9110, 10.2.3), rounded up; None if a retry makes no sense."""
     return None if error.retry_after_s is None else str(max(1, math.ceil(error.retry_after_s)))
+
+
+def challenge(error: errors.ExpectedError) -> str | None:
+    """The value of `WWW-Authenticate` (RFC 6750, section 3); None for errors that no other key or token mends."""
+    if isinstance(error, errors.NoCredential):
+        return _REALM
+    kinds = {errors.Unauthenticated: "invalid_token", errors.Unassigned: "insufficient_scope"}
+    code = next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
+    return None if code is None else f'{_REALM}, error="{code}", error_description="{_quotable(error.message)}"'
+
+
+def _quotable(text: str) -> str:
+    """`text` with the characters alone that section 3 allows."""
+    return "".join(c if " " <= c <= "~" and c not in '"\\' else "'" for c in text)

@@ -130,6 +130,7 @@ class Router:
             stack.push_async_callback(self.gateway.keys.close)
             await self.gateway.keys.start()
             self._own(stack, "API keys", self.gateway.keys.watch)
+            self._own(stack, "issuers", self._fetch_signing_keys)
             stack.push_async_callback(self.operations.alerts.close)
             self._own(stack, "alerts", self.operations.alerts.run)
             # backends join the feeds as soon as the cluster reaches them
@@ -181,6 +182,13 @@ class Router:
                     await gateway.cluster.health_changed()
             except TimeoutError:
                 await gateway.sources.refresh()
+
+    async def _fetch_signing_keys(self) -> None:
+        """Have the keys of the issuers that the file trusts."""
+        # a changed file may trust the first one
+        while self.gateway.tokens is None:  # noqa: ASYNC110 - once a second costs less than an event in three files
+            await asyncio.sleep(1.0)
+        await self.gateway.tokens.issuers.run()
 
     async def _weigh_feeds(self) -> None:
         """Pass each feed's confidence on to the index and to telemetry."""

@@ -48,6 +48,7 @@ from router.shared.prefixes.prefixes import Prefixes
 from router.shared.prefixes.warmer import Warmer
 from router.shared.store.base import QuotaStore
 from router.start.config_file import Contents
+from router.start.identity import trust_issuers
 from router.start.shared import key_store, once, quota_store, relay, replicas
 from router.start.tls import pool_certificates, store_certificates
 from router.text.engine_text import EngineText
@@ -142,6 +143,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )
     gateway.splits.follow(config.rules)
+    trust_issuers(config, gateway, base.telemetry)()
     board = Board(
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),

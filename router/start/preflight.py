@@ -11,6 +11,7 @@ from pathlib import Path
 from policies.errors import ConfigError
 from policies.sla.config import BUNDLED, Config
 from policies.sla.server import OPEN
+from router.call.operators import asks_for_keys
 from router.start.address import Address, cannot_listen
 
 
@@ -33,7 +34,7 @@ def require_startable(config: Config, *, shares_ports: bool = False) -> None:
 
 def require_guarded(admin: Address, config: Config) -> None:
     """Raise ConfigError if the admin port is open to other machines without keys."""
-    if not admin.is_loopback and not config.server.admin_key_hashes:
+    if not admin.is_loopback and not asks_for_keys(config):
         hint = "set server.admin_keys, or listen on 127.0.0.1"
         raise ConfigError(f"the admin port {admin} is open to other machines and has no keys", hint=hint)
 

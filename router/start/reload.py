@@ -13,6 +13,7 @@ from policies.sla.config import Config
 from router.call.gateway import Gateway
 from router.operate.operations import Operations
 from router.start.config_file import Contents
+from router.start.identity import trust_issuers
 from router.start.tls import pool_certificates
 
 _log = logging.getLogger("pointsman.config")
@@ -102,9 +103,11 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
     gateway = operations.gateway
     config = carried_over(gateway.config, after.config)
+    trust = trust_issuers(config, gateway, operations.telemetry)
     if config.pools != gateway.config.pools:
         _change_pools(gateway, config)
     gateway.config = config
+    trust()
     gateway.splits.follow(config.rules)
     gateway.bodies.resize(gateway.config.server.memory_bytes)
     operations.telemetry.config(after.config.version)

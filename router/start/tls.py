@@ -50,6 +50,19 @@ def pool_certificates(config: Config) -> Mapping[str, Certificates]:
         }
 
 
+def issuer_certificates(config: Config) -> Mapping[str, Certificates]:
+    """The certificates for the connections to each issuer with a section `tls`, by its name. Raises ConfigError for
+    files that cannot be used.
+    """
+    issuers = {} if config.identity is None else config.identity.issuers
+    with _as_config_errors():
+        return {
+            issuer.name: Certificates(issuer.tls, is_server=False, what=f"issuer {issuer.name}", alpn=HTTP_ALPN)
+            for issuer in issuers.values()
+            if issuer.tls is not None
+        }
+
+
 def store_certificates(config: Config) -> Certificates | None:
     """The certificates for the store; None if redis-py's own defaults are to be used. Raises ConfigError for files that
     cannot be used.
@@ -63,8 +76,10 @@ def store_certificates(config: Config) -> Certificates | None:
 def ports_in_clear(config: Config) -> tuple[str, ...]:
     """The ports that take keys without TLS and that other machines can reach, as `name host:port` each."""
     server = config.server
-    has_keys = bool(config.tenant_by_key_hash) or server.keys_file is not None or config.store.redis is not None
-    takes_keys = {"http": has_keys, "grpc": has_keys, "admin": bool(server.admin_key_hashes)}
+    has_tokens = config.identity is not None
+    is_open = server.keys_file is not None or config.store.redis is not None or has_tokens
+    has_keys = bool(config.tenant_by_key_hash) or is_open
+    takes_keys = {"http": has_keys, "grpc": has_keys, "admin": bool(server.admin_key_hashes) or has_tokens}
     listening = ((port, getattr(server, port)) for port, takes in takes_keys.items() if takes)
     return tuple(
         f"{port} {address}"

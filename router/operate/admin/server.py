@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 
 from http1.errors import ClientGone, HttpError
 from http1.request import Reply, Request, Response
-from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied, Unauthenticated
-from policies.keys import hash_of
+from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied
+from policies.roles import Operator
 from router.call.caller import CallerGone
-from router.call.gateway import Gateway
 from router.call.identify import key_in
+from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, require_role
 from router.call.pipeline import outer_edge
+from router.operate.admin.calls import call_of
 from router.operate.admin.issuing import add_keys
 from router.operate.admin.operating import add_operating
 from router.operate.admin.usage import add_usage
@@ -22,10 +23,13 @@ from router.operate.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.operate.operations import Operations
 from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.http.routes import Routes
-from router.protocols.status import openai_error, retry_after, status_of
+from router.protocols.status import challenge, openai_error, retry_after, status_of
 
 Reload = Callable[[], Awaitable[str | None]]
 """Reads the SLA file now. Returns None if it took effect, or the reason why it was rejected."""
+
+ROLE_HEADER = "X-Operator-Role"
+"""Names the operator's role in each answer, so that the page offers only what it may do."""
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _HINT = f"GET {PAGE} has the dashboard; docs/operating.md lists the calls"
@@ -35,7 +39,7 @@ _log = logging.getLogger("pointsman.http")
 
 class AdminEndpoints:
     """Answers the operators of one router: `answer` is the handler of an HttpServer, `refuse` renders the reply to
-    bytes that are not a valid request. Other calls may be added to `routes`; they need an admin key too.
+    bytes that are not a valid request. Other calls may be added to `routes`; `calls.py` has the role that each needs.
 
     `reload` is None if the router runs without a file.
     """
@@ -61,23 +65,37 @@ class AdminEndpoints:
         """Answer `request`; errors have OpenAI's shape. Raises ClientGone."""
         try:
             with outer_edge(self._gateway.observer):
-                _require_rights(request, self._gateway)
-                by_method = self.routes.at(request.path)
-                method = "GET" if request.method == "HEAD" else request.method
-                handler = None if by_method is None else by_method.get(method)
-                if handler is not None:
-                    return await handler(request)
-                is_known = by_method is not None
-                problem = "Method Not Allowed" if is_known else "Not Found"
-                what = InvalidRequest(f"{problem}: {request.method} {request.path[:200]}", hint=_HINT)
-                return json_reply(openai_error(what), 405 if is_known else 404)
+                return await self._answered(request)
         except ExpectedError as error:
-            after = retry_after(error)
-            return json_reply(
-                openai_error(error), status_of(error).http, {} if after is None else {"Retry-After": after}
-            )
+            return _refusal(error)
         except CallerGone as error:
             raise ClientGone("the client has gone") from error
+
+    async def _answered(self, request: Request) -> Reply:
+        path, by_method = self.routes.find(request.path) or (request.path, {})
+        method = "GET" if request.method == "HEAD" else request.method
+        call, handler = call_of(method, path), by_method.get(method)
+        if call.role is None and handler is not None and asks_for_keys(self._gateway.config):
+            return await handler(request)
+        operator = await self._operator(request)
+        if handler is None:
+            problem = "Method Not Allowed" if by_method else "Not Found"
+            what = InvalidRequest(f"{problem}: {request.method} {request.path[:200]}", hint=_HINT)
+            return json_reply(openai_error(what), 405 if by_method else 404)
+        if (role := call.role_for(request)) is not None:
+            require_role(operator, role)
+        return await handler(request)
+
+    async def _operator(self, request: Request) -> Operator:
+        """The operator that sent `request`. Raises Unauthenticated, Unassigned, PermissionDenied."""
+        if asks_for_keys(self._gateway.config):
+            operator = await operator_of(key_in(request.headers), self._gateway)
+        else:
+            _require_this_machine(request)
+            operator = THIS_MACHINE
+        request.is_known = True
+        request.answer_headers[ROLE_HEADER] = str(operator.role)
+        return operator
 
     def refuse(self, error: HttpError) -> Response:
         """The reply to bytes that are not a valid request."""
@@ -129,20 +147,10 @@ async def _to_page(_: Request) -> Response:
     return Response(302, headers={"Location": PAGE})
 
 
-def _require_rights(request: Request, gateway: Gateway) -> None:
-    hashes = gateway.config.server.admin_key_hashes
-    if not hashes:
-        _require_this_machine(request)
-    elif _is_page(request):
-        return
-    elif hash_of(key_in(request.headers) or "") not in hashes:
-        raise Unauthenticated("this needs an admin key", hint="send the header 'Authorization: Bearer ADMIN_KEY'")
-    request.is_known = True
-
-
-def _is_page(request: Request) -> bool:
-    is_below = request.path in ("/", PAGE) or request.path.startswith(f"{PAGE}/")
-    return request.method in ("GET", "HEAD") and is_below
+def _refusal(error: ExpectedError) -> Response:
+    optional = {"Retry-After": retry_after(error), "WWW-Authenticate": challenge(error)}
+    headers = {name: value for name, value in optional.items() if value is not None}
+    return json_reply(openai_error(error), status_of(error).http, headers)
 
 
 def _require_this_machine(request: Request) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from policies.errors import ExpectedError
 from policies.nouns import BackendView, Decision, Outcome, Request
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from policies.shadow import Difference
@@ -189,6 +190,9 @@ class Telemetry:
     def queued(self, request: Request, seconds: float) -> None:
         """`request` was placed after `seconds` in the router."""
         self._queue_s[request.tenant, request.service_class].observe(seconds)
+
+    def refused(self, address: str, error: ExpectedError) -> None:
+        """See Observer."""
 
     def estimated(self, model: str, error: float) -> None:
         """A backend counted the tokens of a prompt of `model`; the estimate was off by this share of the count."""

@@ -12,16 +12,16 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from policies.errors import ExpectedError, Unauthenticated
+from policies.errors import ExpectedError, Unassigned, Unauthenticated
 from policies.explain import Explanation
-from policies.nouns import Delta, Usage
+from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.bodies import Held
 from router.call.body_cost import PROTOBUF
 from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
-from router.call.identify import identify, key_in
+from router.call.identify import identified, identify, key_in
 from router.call.pipeline import outer_edge, serve
 from router.call.tracing import w3c_headers
 from router.protocols.answer import Answer, usage_sum
@@ -124,20 +124,21 @@ class Inference:
     async def generate(self, raw: bytes, context: Context) -> None:
         """Stream an answer."""
         async with self._edge(context):
-            await serve(_Streaming(raw, context, self._gateway), self._gateway)
+            caller = _Streaming(raw, context, self._gateway)
+            await serve(caller, self._gateway, address=address_of_peer(context.peer()))
 
     async def complete(self, raw: bytes, context: Context) -> Message | None:
         """Answer whole."""
         async with self._edge(context):
             caller = _Collecting(raw, context, self._gateway)
-            await serve(caller, self._gateway)
+            await serve(caller, self._gateway, address=address_of_peer(context.peer()))
             return caller.reply()
         return None
 
     async def count_tokens(self, raw: bytes, context: Context) -> Message | None:
         """Count the tokens of a prompt, chat template included."""
         async with self._edge(context):
-            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+            tenant = await self._tenant(context)
             with self._gateway.bodies.held(tenant.name) as held:
                 message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
                 ask = await held.run(once(lambda: counted_ask(message)))
@@ -147,7 +148,7 @@ class Inference:
     async def list_models(self, raw: bytes, context: Context) -> Message | None:
         """The models that the client may use."""
         async with self._edge(context):
-            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+            tenant = await self._tenant(context)
             read_message(raw, pb.ListModelsRequest())
             models = self._gateway.models_for(tenant).values()
             listed = [
@@ -159,9 +160,15 @@ class Inference:
             return pb.ListModelsReply(models=listed)
         return None
 
+    async def _tenant(self, context: Context) -> Tenant:
+        address = address_of_peer(context.peer())
+        key = key_in(_metadata(context))
+        return (await identified(key, self._gateway.config, self._gateway, address)).tenant
+
     def _is_known(self, context: Context) -> bool:
+        gateway = self._gateway
         try:
-            identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+            identify(key_in(_metadata(context)), gateway.config, gateway.keys, gateway.tokens)
         except ExpectedError:
             return False
         return True
@@ -179,7 +186,7 @@ class Inference:
                     raise self._strangers.refusal(address)
                 yield
         except ExpectedError as error:
-            if most is not None and isinstance(error, Unauthenticated):
+            if most is not None and isinstance(error, Unauthenticated | Unassigned):
                 self._strangers.count(address, most)
             why = tuple(context.trailing_metadata() or ())
             await abort(context, status_of(error).grpc, error.public_message, (*why, *_trailing(error)))

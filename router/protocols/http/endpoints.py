@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from backends.messages.answer import MESSAGES_PATH
 from http1.errors import ClientGone, HttpError
 from http1.request import Handler, Reply, Request, Response, Stream
-from policies.errors import ExpectedError, InvalidRequest, Unauthenticated, UnknownModel
+from policies.errors import ExpectedError, InvalidRequest, NoCredential, Unauthenticated, UnknownModel
 from policies.explain import Explanation
-from policies.keys import hash_of
 from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
 from policies.sla.server import OPEN
@@ -24,7 +23,8 @@ from router.call.bodies import Held
 from router.call.caller import CallerGone, Placement
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
-from router.call.identify import identify, key_in
+from router.call.identify import identified, identify, key_in
+from router.call.operators import operator_of
 from router.call.pipeline import outer_edge, serve
 from router.call.tracing import w3c_headers
 from router.fleet.cluster.served_model import ServedModel
@@ -45,7 +45,7 @@ from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.reading import decode
-from router.protocols.status import retry_after
+from router.protocols.status import challenge, retry_after
 from router.protocols.strangers import REST_S, Strangers, address_of
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class HttpEndpoints:
         gateway, path, address = self._gateway, request.path, None
         server = gateway.config.server
         if (most := server.stranger_requests) is not None and path not in _HEALTH:
-            address = address_of(request, server.trusted_proxies) if server.trusted_proxies else request.address
+            address = self._address(request)
             if self._strangers.is_over(address, most) and not self._is_known(request):
                 return self._turned_away(request, address)
         if not gateway.doors.open:
@@ -133,8 +133,9 @@ class HttpEndpoints:
         return failure_response(openai_failure(what, error.status), what, headers={})
 
     def _is_known(self, request: Request) -> bool:
+        gateway = self._gateway
         try:
-            self._tenant(request)
+            identify(key_in(request.headers), gateway.config, gateway.keys, gateway.tokens)
         except ExpectedError:
             return False
         return True
@@ -165,7 +166,7 @@ class HttpEndpoints:
         async def answer(http: Request) -> Reply:
             caller = HttpCaller(http, gateway, dialect)
             try:
-                await serve(caller, gateway)
+                await serve(caller, gateway, address=self._address(http))
                 return await caller.finish()
             except ExpectedError as error:
                 return await caller.fail(error)
@@ -173,33 +174,38 @@ class HttpEndpoints:
         return answer
 
     async def _count_tokens(self, request: Request) -> Response:
-        tenant = self._tenant(request)
+        tenant = await self._tenant(request)
         with self._gateway.bodies.held(tenant.name) as held:
             ask = await self._read(request, held, lambda body: counted_messages(body, request.headers.lowered))
             return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
 
-    def _tenant(self, request: Request) -> Tenant:
-        tenant = identify(key_in(request.headers), self._gateway.config, self._gateway.keys)
+    async def _tenant(self, request: Request) -> Tenant:
+        gateway = self._gateway
+        identity = await identified(key_in(request.headers), gateway.config, gateway, self._address(request))
         request.is_known = True
-        return tenant
+        return identity.tenant
+
+    def _address(self, request: Request) -> str:
+        """The client's address, also behind trusted proxies."""
+        return address_of(request, self._gateway.config.server.trusted_proxies)
 
     async def _read(self, http: Request, held: Held, parse: Callable[[dict[str, Any]], T]) -> T:
         raw = await read_body(http, self._gateway.config.server.max_body_bytes, held)
         return await held.parse(raw, lambda body: parse(decode(body)))
 
     async def _models(self, request: Request) -> Response:
-        models = self._allowed_models(request).values()
+        models = (await self._allowed_models(request)).values()
         return json_response(model_list(models, is_anthropic=_speaks_anthropic(request)))
 
     async def _model(self, request: Request, name: str) -> Response:
-        model = self._allowed_models(request).get(name)
+        model = (await self._allowed_models(request)).get(name)
         if model is None:
             hint = "GET /v1/models lists the models"
             raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
         return json_response(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
 
-    def _allowed_models(self, request: Request) -> dict[str, ServedModel]:
-        return self._gateway.models_for(self._tenant(request))
+    async def _allowed_models(self, request: Request) -> dict[str, ServedModel]:
+        return self._gateway.models_for(await self._tenant(request))
 
     async def _healthz(self, _: Request) -> Response:
         return json_response({"status": "ok"})
@@ -215,11 +221,18 @@ class HttpEndpoints:
             report["replicas"] = gateway.replicas.state
         return json_response(report, status=200 if ready else 503)
 
-    async def _show_metrics(self, request: Request) -> Response:
-        server = self._gateway.config.server
-        if server.metrics != OPEN and hash_of(key_in(request.headers) or "") not in server.admin_key_hashes:
+    async def _require_viewer(self, request: Request) -> None:
+        """Raise Unauthenticated or PermissionDenied unless an operator of any role sent `request`."""
+        try:
+            await operator_of(key_in(request.headers), self._gateway)
+        except Unauthenticated as error:
             hint = "they name tenants and backends: send an admin key, or ask at server.admin or server.metrics"
-            raise Unauthenticated("metrics need an admin key here", hint=hint)
+            kind = NoCredential if isinstance(error, NoCredential) else Unauthenticated
+            raise kind("metrics need an admin key here", hint=hint) from error
+
+    async def _show_metrics(self, request: Request) -> Response:
+        if self._gateway.config.server.metrics != OPEN:
+            await self._require_viewer(request)
         request.is_known = True
         # in a thread: 55 ms for 600 series
         body, content_type = await asyncio.to_thread(self._metrics, request.headers.get("accept", ""))
@@ -398,10 +411,12 @@ class HttpCaller:
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:
-    """`failure` as a reply, with `Retry-After` if `error` has a time."""
+    """`failure` as a reply, with `Retry-After` if `error` has a time, and what a 401 asks for."""
     all_headers = {**_JSON, **headers}
     if (after := retry_after(error)) is not None:
         all_headers["Retry-After"] = after
+    if (asked := challenge(error)) is not None:
+        all_headers["WWW-Authenticate"] = asked
     return Response(failure.status, failure.body, all_headers)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ PREFIXES_PATH = "/v1/prefixes"
 USUAL_TTL_S = 600.0
 MOST_TTL_S = 7 * 86400.0
 
-Identify = Callable[[Request], Tenant]
+Identify = Callable[[Request], Awaitable[Tenant]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 _OF_ANSWERS = (
@@ -97,25 +97,25 @@ def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Rea
     """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def create(http: Request) -> Response:
-        tenant = identify(http)
+        tenant = await identify(http)
         with gateway.bodies.held(tenant.name) as held:
             ask, shards, ttl_s, waits = await read(http, held, lambda body: wish_of(body, http.headers.lowered))
             prefix = await gateway.prefixes.keep(ask, tenant, shards=shards, ttl_s=ttl_s, waits=waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 
     async def show_all(http: Request) -> Response:
-        tenant = identify(http)
+        tenant = await identify(http)
         await gateway.prefixes.caught_up()
         found = gateway.prefixes.of(tenant.name)
         return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the prefix's id
-        tenant = identify(http)
+        tenant = await identify(http)
         await gateway.prefixes.caught_up()
         return _reply(shown(gateway.prefixes.get(tenant.name, id)))
 
     async def delete(http: Request, id: str) -> Response:  # noqa: A002
-        prefix = await gateway.prefixes.drop(identify(http).name, id)
+        prefix = await gateway.prefixes.drop((await identify(http)).name, id)
         return _reply({"id": prefix.id, "object": "prefix", "deleted": True})
 
     routes.add("POST", PREFIXES_PATH, create)

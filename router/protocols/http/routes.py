@@ -24,7 +24,7 @@ class Routes:
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Handler]] = {}
-        self._patterns: dict[re.Pattern[str], dict[str, Callable[..., Awaitable[Reply]]]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Callable[..., Awaitable[Reply]]]]] = {}
 
     def __repr__(self) -> str:
         return f"<Routes {', '.join(self)}>"
@@ -36,7 +36,7 @@ class Routes:
     def add(self, method: str, path: str, handler: Callable[..., Awaitable[Reply]]) -> None:
         """Have `handler` answer `method` at `path`."""
         if "{" in path:
-            self._patterns.setdefault(_pattern(path), {})[method] = handler
+            self._patterns.setdefault(path, (_pattern(path), {}))[1][method] = handler
         else:
             self._exact.setdefault(path, {})[method] = handler
 
@@ -47,13 +47,26 @@ class Routes:
         meant = nearest(path.removeprefix(_ROOT), names, cutoff=_LEAST_LIKENESS)
         return None if meant is None else names[meant]
 
+    def every(self) -> Iterator[tuple[str, str]]:
+        """Method and path of every handler, the path as it was added."""
+        for path, by_method in self._exact.items():
+            yield from ((method, path) for method in by_method)
+        for path, (_, handlers) in self._patterns.items():
+            yield from ((method, path) for method in handlers)
+
     def at(self, path: str) -> Mapping[str, Handler] | None:
         """The handlers of `path` by method; None if there is no such path."""
+        found = self.find(path)
+        return None if found is None else found[1]
+
+    def find(self, path: str) -> tuple[str, Mapping[str, Handler]] | None:
+        """`path` as it was added, and its handlers by method; None if there is no such path."""
         if (found := self._exact.get(path)) is not None:
-            return found
-        for pattern, by_method in self._patterns.items():
+            return path, found
+        for added, (pattern, by_method) in self._patterns.items():
             if (match := pattern.fullmatch(path)) is not None:
-                return {method: partial(_called, handler, match.groups()) for method, handler in by_method.items()}
+                bound = {method: partial(_called, handler, match.groups()) for method, handler in by_method.items()}
+                return added, bound
         return None
 
 

@@ -5,7 +5,7 @@ Source: vLLM documentation, "OpenAI-Compatible Server", "Tokenizer API".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -32,7 +32,7 @@ from router.text.turns import once
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
 
-Identify = Callable[[Request], Tenant]
+Identify = Callable[[Request], Awaitable[Tenant]]
 
 _HINTS = {
     "prompt": "send one text as `prompt`, or `messages`",
@@ -72,7 +72,7 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
     """Add both calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def tokens_of(http: Request) -> Response:
-        tenant = identify(http)
+        tenant = await identify(http)
         with gateway.bodies.held(tenant.name) as held:
             body, fields = await read(http, held, lambda body: (body, _fields(body, TokenizeBody)))
             model = _model(fields.model, tenant, gateway)
@@ -84,7 +84,7 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
             return Response(200, await held.run(_reply(ids, model.context_tokens, texts)), _JSON)
 
     async def text_of(http: Request) -> Response:
-        tenant = identify(http)
+        tenant = await identify(http)
         with gateway.bodies.held(tenant.name) as held:
             fields = await read(http, held, lambda body: _fields(body, DetokenizeBody))
             model = _model(fields.model, tenant, gateway)

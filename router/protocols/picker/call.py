@@ -21,7 +21,7 @@ from router.call.bid import Placed
 from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
-from router.call.identify import identify, key_in
+from router.call.identify import identified, key_in
 from router.call.tracing import w3c_headers
 from router.protocols.dialect import Dialect
 from router.protocols.dialects import DIALECTS
@@ -34,7 +34,7 @@ from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, 
 from router.protocols.picker.phases import Head, Phases, ResponseHead
 from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.reading import decode
-from router.protocols.status import retry_after
+from router.protocols.status import challenge, retry_after
 
 T = TypeVar("T")
 
@@ -110,6 +110,11 @@ class PickedCall:
         return self._phases.is_sent and not self._is_moving
 
     @property
+    def address(self) -> str:
+        """The last address that the gateway has put into X-Forwarded-For; "" if it sends none."""
+        return self._headers.get("x-forwarded-for", "").rpartition(",")[2].strip()[:64]
+
+    @property
     def way(self) -> Hashable:
         """The endpoints that it may use."""
         return (self._path, self._reach.subset, self._took)
@@ -154,7 +159,8 @@ class PickedCall:
 
     async def tell_models(self) -> None:
         """Answer with the models that the client may use. Raises Unauthenticated."""
-        models = self._gateway.models_for(identify(self.key, self._gateway.config, self._gateway.keys)).values()
+        identity = await identified(self.key, self._gateway.config, self._gateway, self.address)
+        models = self._gateway.models_for(identity.tenant).values()
         body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
         await self._phases.say(immediate(200, body, {}, details="models"))
 
@@ -167,6 +173,8 @@ class PickedCall:
         headers = {"x-request-id": self.id, **self._phases.adds}
         if (after := retry_after(error)) is not None:
             headers["retry-after"] = after
+        if (asked := challenge(error)) is not None:
+            headers["www-authenticate"] = asked
         await self._phases.say(immediate(status, failure.body, headers, details=error.code))
         return True
 

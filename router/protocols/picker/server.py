@@ -136,7 +136,7 @@ class _Conversation:
             if call.asks_for_models:
                 await call.tell_models()
                 return True
-            await serve(call, self._gateway, call)
+            await serve(call, self._gateway, call, address=call.address)
         except ExpectedError as error:
             return await call.fail(error)
         finally:
