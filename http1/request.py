@@ -84,7 +84,8 @@ class Request:
     `target` is what its first line names; `path` is that without its query and decoded, "/v1/models/a b" for
     "/v1/models/a%20b?x=1", and `query` is as it came. Headers in `answer_headers` are added to its answer, whichever
     that is; `hang_up` closes the connection after it, or nothing is read from it for `rest_s` seconds. `address` is the
-    client's, an IPv6 network of 64 bits being one address; a handler that knows the client sets `is_known`.
+    client's, an IPv6 network of 64 bits being one address; a handler that knows the client sets `is_known`. `noted` is
+    what handlers want a record of the request to have.
     """
 
     __slots__ = (
@@ -100,6 +101,7 @@ class Request:
         "is_known",
         "keeps_alive",
         "method",
+        "noted",
         "path",
         "rest_s",
         "stream",
@@ -129,6 +131,7 @@ class Request:
         self.stream: Stream | None = None
         self.hang_up = self.is_http_10 = self.is_known = self.waits_for_continue = False
         self.rest_s = 0.0
+        self.noted: dict[str, object] | None = None
         self.keeps_alive = True
 
     def __repr__(self) -> str:

@@ -35,6 +35,7 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
         *_server_changes(before, after),
         *_store_changes(before, after),
         *_usage_changes(before, after),
+        *_audit_changes(before, after),
     ):
         problems.add(_line_of(root, path), ".".join(path), sentence)
     return problems.lines()
@@ -44,7 +45,14 @@ def carried_over(running: Config, after: Config) -> Config:
     """`after` with the settings of `running` that are fixed: local shards with their real addresses, and servers."""
     fixed = {name: getattr(running.server, name) for name in FIXED_SERVER.values()}
     pools = {name: running.pools[name] if pool.local else pool for name, pool in after.pools.items()}
-    return replace(after, pools=pools, server=replace(after.server, **fixed), store=running.store, usage=running.usage)
+    return replace(
+        after,
+        pools=pools,
+        server=replace(after.server, **fixed),
+        store=running.store,
+        usage=running.usage,
+        audit=running.audit,
+    )
 
 
 def _pool_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -80,6 +88,11 @@ def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, .
 def _usage_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if before.usage != after.usage:
         yield ("usage",), "cannot change while the router runs (restart to keep usage elsewhere)"
+
+
+def _audit_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    if before.audit != after.audit:
+        yield ("audit",), "cannot change while the router runs (restart to keep the audit log elsewhere)"
 
 
 def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:

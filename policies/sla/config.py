@@ -141,6 +141,17 @@ class AlertSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """Where the audit log is: `file`, and as many older ones, of `file_bytes` each, that there are `files`. `secret`
+    keys its seals."""
+
+    file: str
+    secret: str | None = field(default=None, repr=False)
+    file_bytes: int = 64 << 20
+    files: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that the SLA file decides.
 
@@ -168,3 +179,4 @@ class Config:
     usage: UsageSettings | None = None
     alerts: AlertSettings | None = None
     identity: IdentitySettings | None = None
+    audit: AuditSettings | None = None

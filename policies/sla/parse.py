@@ -11,6 +11,7 @@ from policies.catalogue import Catalogue, builtin_catalogue
 from policies.errors import ConfigError
 from policies.shapes import Key, Table
 from policies.sla.alerts import ALERTS, read_alerts
+from policies.sla.audit import AUDIT, read_audit
 from policies.sla.classes import CLASSES, read_classes
 from policies.sla.config import BUNDLED, Config
 from policies.sla.cost import COST, read_cost
@@ -95,6 +96,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "store": Key(STORE, "the store that several routers share; without it they share nothing"),
             "usage": Key(USAGE, "where what tenants used is kept; without it, each router counts from its start"),
             "alerts": Key(ALERTS, "where operators are told of budgets that are near their end; default nowhere"),
+            "audit": Key(AUDIT, "where it is recorded what operators do, and refused logins; default nowhere"),
             "server": Key(SERVER, "the router's addresses and limits"),
         }
     )
@@ -145,6 +147,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         usage=read_usage(top.get("usage"), outside=outside),
         alerts=read_alerts(top.get("alerts"), outside=outside),
         identity=identity,
+        audit=read_audit(top.get("audit"), outside=outside),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from router.call.gateway import Gateway
 from router.operate.alerts import Alerts
+from router.operate.audit.log import AuditLog
 from router.operate.dashboard.board import Board
 from router.operate.telemetry.telemetry import Telemetry
 from router.operate.usage.recorder import UsageRecorder
@@ -14,10 +15,11 @@ from router.operate.usage.recorder import UsageRecorder
 @dataclass(frozen=True, slots=True)
 class Operations:
     """One router for its operators: its parts, its telemetry, the board of its recent calls, the alerts that it sends,
-    and the recorder of usage if the file has a place for it."""
+    and the recorder of usage and the audit log if the file has places for them."""
 
     gateway: Gateway
     telemetry: Telemetry
     board: Board
     alerts: Alerts
     usage: UsageRecorder | None = None
+    audit: AuditLog | None = None

@@ -116,6 +116,9 @@ class Router:
 
     async def __aenter__(self) -> Router:
         async with AsyncExitStack() as stack:
+            if (audit := self.operations.audit) is not None:
+                await asyncio.to_thread(audit.open)
+                stack.push_async_callback(asyncio.to_thread, audit.close)
             if (log := self.telemetry.decisions) is not None:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)

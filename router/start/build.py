@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -37,6 +38,8 @@ from router.fleet.feeds.folding import FoldingSink
 from router.fleet.feeds.relay import Relay
 from router.fleet.pools import PoolsInForce, rules_of
 from router.operate.alerts import Alerts
+from router.operate.audit.chain import Chain
+from router.operate.audit.log import AuditLog
 from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
@@ -148,7 +151,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
-    operations = Operations(gateway, base.telemetry, board, alerts, _usage(base, in_force))
+    operations = Operations(gateway, base.telemetry, board, alerts, _usage(base, in_force), _audit(base))
     _introduce(operations, store_tls)
     return operations
 
@@ -198,6 +201,23 @@ def _usage(base: _Base, in_force: Callable[[], Config]) -> UsageRecorder | None:
         on_event=base.telemetry.event,
         keep_s=settings.keep_s,
     )
+
+
+def _audit(base: _Base) -> AuditLog | None:
+    """The audit log, with the settings that this router starts with."""
+    settings = base.config.audit
+    if settings is None:
+        return None
+    audit = AuditLog(
+        Path(settings.file),
+        Chain(None if settings.secret is None else settings.secret.encode()),
+        file_bytes=settings.file_bytes,
+        keep=settings.files,
+        unix_time=base.unix_time,
+        on_event=base.telemetry.event,
+    )
+    base.telemetry.on_refused = partial(audit.refused, "clients")
+    return audit
 
 
 def _cluster(base: _Base, parts: Parts) -> Cluster:

@@ -471,6 +471,41 @@ def usage(
     run(started_with(file).config, {name: text for name, text in asked.items() if text is not None}, format)
 
 
+@app.command(short_help="The audit log: check it, print it, export it.")
+def audit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The log, as audit.file names it.", show_default=False)],
+    verify: Annotated[bool, typer.Option("--verify", help="Check every line and print the result alone.")] = False,
+    format: Annotated[str, typer.Option(metavar="FORMAT", help="table, json (lines) or csv.")] = "table",  # noqa: A002
+    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="From this time, UTC.")] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this time, UTC.")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER:SEAL", help="A record that the log must have, as the router's own log names it."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The secret of audit.secret (or POINTSMAN_AUDIT_SECRET).")
+    ] = None,
+) -> None:
+    """Print the records of an audit log, older files FILE.1, FILE.2 and so on first. Needs no running router.
+
+    Every line is checked on the way: the first bad one ends the output, is named on stderr, and the status is 1.
+
+    \b
+    Examples:
+      pointsman audit audit.log
+      pointsman audit audit.log --verify
+      pointsman audit audit.log --from 2026-11-01 --format csv > audit.csv
+    """
+    from router.operate.audit.reader import Period
+    from router.start.commands.audit import FORMATS, AuditOptions, read_head, run
+
+    if format not in FORMATS:
+        raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {format}")
+    options = AuditOptions(verify, format, Period.read(since, until), read_head(head), secret_file)
+    if not run(file, options):
+        raise typer.Exit(1)
+
+
 @app.command(short_help="The dashboard in a terminal.")
 def top(
     admin: Annotated[

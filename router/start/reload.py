@@ -16,6 +16,8 @@ from router.start.config_file import Contents
 from router.start.identity import trust_issuers
 from router.start.tls import pool_certificates
 
+_MOST_REASON = 1000
+
 _log = logging.getLogger("pointsman.config")
 
 
@@ -74,10 +76,12 @@ class Reloader:
             self._take(self._operations, self._written, contents)
         except ConfigError as error:
             telemetry.reloaded(accepted=False)
+            self._record(accepted=False, reason=str(error)[:_MOST_REASON])
             _log.warning("SLA file rejected, version %s stays in effect: %s", self._written.config.version, error)
             return str(error)
         before, self._written = self._written, contents
         telemetry.reloaded(accepted=True)
+        self._record(accepted=True, version=contents.config.version)
         _log.info(
             "%s was reloaded: version %s is in effect, %s before",
             contents.source,
@@ -87,6 +91,11 @@ class Reloader:
         for doubt in contents.doubts:
             _log.warning("warning: %s", doubt)
         return None
+
+    def _record(self, *, accepted: bool, **details: str) -> None:
+        if (audit := self._operations.audit) is not None:
+            what = "shadow" if self._take is as_shadow else "config"
+            audit.put(what, file=str(self._written.source), accepted=accepted, **details)
 
 
 def as_config(operations: Operations, before: Contents, after: Contents) -> None:

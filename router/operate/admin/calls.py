@@ -23,10 +23,10 @@ class AdminCall:
     changes: bool = False
     parameters: Mapping[str, Mapping[str, OperatorRole]] = field(default_factory=dict)
 
-    def role_for(self, request: Request) -> OperatorRole | None:
+    def role_for(self, request: Request) -> OperatorRole:
         """The role that `request` needs."""
         if not self.parameters:
-            return self.role
+            return self.role or _VIEWER
         query = query_of(request)
         words = [
             (roles, word.strip()) for name, roles in self.parameters.items() for word in query.get(name, "").split(",")

@@ -13,7 +13,7 @@ from policies.quantities import read_seconds
 from policies.sla.tenants import LIMIT_FIELDS, read_limit, shown_limit
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
-from router.operate.dashboard.routes import json_reply, read_json
+from router.operate.dashboard.routes import json_reply, note, read_json
 from router.protocols.http.routes import Routes
 from router.shared.keys.ring import NewKey
 
@@ -32,6 +32,7 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
         name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant, gateway)
         team = _team(body, tenant)
         made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits, team=team)
+        note(request, made=made.kept.id)
         return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
 
     async def show(_: Request, name_of_tenant: str) -> Response:
@@ -53,6 +54,7 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
         old = _issued(id, tenant)
         overlap_s, lives_s = _seconds({"overlap": _USUAL_OVERLAP, **body}, "overlap"), _seconds(body, "expires")
         made = await gateway.keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
+        note(request, made=made.kept.id)
         replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
         return json_reply({**_new_key_body(made, gateway), "replaces": replaced}, status=201, headers=_NOT_CACHED)
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from http1.errors import ClientGone, HttpError
-from http1.request import Reply, Request, Response
-from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied
+from http1.request import Handler, Reply, Request, Response
+from policies.errors import (
+    ConfigError,
+    ExpectedError,
+    InvalidRequest,
+    PermissionDenied,
+    Unassigned,
+    Unauthenticated,
+    Unavailable,
+)
 from policies.roles import Operator
 from router.call.caller import CallerGone
 from router.call.identify import key_in
 from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, require_role
 from router.call.pipeline import outer_edge
-from router.operate.admin.calls import call_of
+from router.operate.admin.auditing import add_auditing
+from router.operate.admin.calls import AdminCall, call_of
 from router.operate.admin.issuing import add_keys
 from router.operate.admin.operating import add_operating
 from router.operate.admin.usage import add_usage
@@ -24,12 +37,19 @@ from router.operate.operations import Operations
 from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.http.routes import Routes
 from router.protocols.status import challenge, openai_error, retry_after, status_of
+from router.protocols.strangers import address_of
 
 Reload = Callable[[], Awaitable[str | None]]
 """Reads the SLA file now. Returns None if it took effect, or the reason why it was rejected."""
 
 ROLE_HEADER = "X-Operator-Role"
 """Names the operator's role in each answer, so that the page offers only what it may do."""
+
+_WRITTEN_S = 2.0
+"""How long the reply to a call waits for its record to be on the disk."""
+
+_MOST_PATH, _MOST_ASKED = 500, 4096
+"""Characters of a path, and bytes of a body, in a record."""
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _HINT = f"GET {PAGE} has the dashboard; docs/operating.md lists the calls"
@@ -46,7 +66,7 @@ class AdminEndpoints:
 
     def __init__(self, operations: Operations, reload: Reload | None) -> None:
         self._gateway = gateway = operations.gateway
-        self._telemetry, self._reload = operations.telemetry, reload
+        self._telemetry, self._reload, self._audit = operations.telemetry, reload, operations.audit
         self.routes = routes = Routes()
         routes.add("POST", "/admin/reload", self._reload_file)
         routes.add("GET", "/admin/config", self._show_versions)
@@ -57,6 +77,7 @@ class AdminEndpoints:
         add_operating(routes, operations)
         add_usage(routes, operations)
         add_keys(routes, gateway)
+        add_auditing(routes, operations)
 
     def __repr__(self) -> str:
         return f"<AdminEndpoints {self.routes!r}>"
@@ -67,6 +88,8 @@ class AdminEndpoints:
             with outer_edge(self._gateway.observer):
                 return await self._answered(request)
         except ExpectedError as error:
+            if self._audit is not None and isinstance(error, Unauthenticated | Unassigned):
+                self._audit.refused("admin", self._address(request), error.message)
             return _refusal(error)
         except CallerGone as error:
             raise ClientGone("the client has gone") from error
@@ -82,9 +105,36 @@ class AdminEndpoints:
             problem = "Method Not Allowed" if by_method else "Not Found"
             what = InvalidRequest(f"{problem}: {request.method} {request.path[:200]}", hint=_HINT)
             return json_reply(openai_error(what), 405 if by_method else 404)
-        if (role := call.role_for(request)) is not None:
-            require_role(operator, role)
-        return await handler(request)
+        if not call.changes or self._audit is None:
+            require_role(operator, call.role_for(request))
+            return await handler(request)
+        return await self._recorded(f"{method} {path}", call, operator, request, handler)
+
+    async def _recorded(
+        self, name: str, call: AdminCall, operator: Operator, request: Request, handler: Handler
+    ) -> Reply:
+        """The reply to a call that changes something, when the audit log has its record. Raises as the handler does."""
+        assert self._audit is not None
+        if self._audit.trouble is not None:
+            hint = "the router's log says why; reading and serving go on"
+            raise Unavailable("the audit log cannot be written, so nothing may be changed", hint=hint)
+        status = 0
+        try:
+            require_role(operator, call.role_for(request))
+            reply = await handler(request)
+            status = reply.status if isinstance(reply, Response) else 200
+        except ExpectedError as error:
+            status = status_of(error).http
+            raise
+        finally:
+            written = self._audit.put("call", **_shown(name, operator, request, self._address(request), status))
+        with suppress(TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(_WRITTEN_S):
+                await asyncio.wrap_future(written)
+        return reply
+
+    def _address(self, request: Request) -> str:
+        return address_of(request, self._gateway.config.server.trusted_proxies)
 
     async def _operator(self, request: Request) -> Operator:
         """The operator that sent `request`. Raises Unauthenticated, Unassigned, PermissionDenied."""
@@ -145,6 +195,16 @@ class MetricsEndpoint:
 
 async def _to_page(_: Request) -> Response:
     return Response(302, headers={"Location": PAGE})
+
+
+def _shown(name: str, operator: Operator, request: Request, address: str, status: int) -> dict[str, Any]:
+    """What the audit log says of a call."""
+    path = request.path.encode("utf-8", "replace").decode()[:_MOST_PATH]
+    who = {"name": operator.name, "role": str(operator.role), "by": operator.by, "address": address}
+    noted = dict(request.noted or {})
+    if len(asked := msgspec.json.encode(noted.get("asked"))) > _MOST_ASKED:
+        noted["asked"] = {"bytes": len(asked)}
+    return {**who, "call": name, "path": path, **noted, "status": status}
 
 
 def _refusal(error: ExpectedError) -> Response:

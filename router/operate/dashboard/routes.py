@@ -103,7 +103,13 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> Mapping[
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
+    note(request, asked=body)
     return body
+
+
+def note(request: Request, **details: object) -> None:
+    """Have these details in the audit log's record of `request`. They must hold no secret."""
+    request.noted = {**(request.noted or {}), **details}
 
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] = _JSON) -> Response:

@@ -58,7 +58,8 @@ class Listener(Protocol):
 class Telemetry:
     """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
 
-    `tracing` and `decisions`, if given, get every call.
+    `tracing` and `decisions`, if given, get every call. `on_refused` gets the address and the reason of each key or
+    token that was not accepted.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Telemetry:
         self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())[()]
         self.worst_lag_s = 0.0
         self._listeners: list[Listener] = []
+        self.on_refused: Callable[[str, str], None] = lambda *_: None
 
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
@@ -193,6 +195,7 @@ class Telemetry:
 
     def refused(self, address: str, error: ExpectedError) -> None:
         """See Observer."""
+        self.on_refused(address, error.message)
 
     def estimated(self, model: str, error: float) -> None:
         """A backend counted the tokens of a prompt of `model`; the estimate was off by this share of the count."""

@@ -226,6 +226,8 @@ class HttpEndpoints:
         try:
             await operator_of(key_in(request.headers), self._gateway)
         except Unauthenticated as error:
+            if not isinstance(error, NoCredential):
+                self._gateway.observer.refused(self._address(request), error)
             hint = "they name tenants and backends: send an admin key, or ask at server.admin or server.metrics"
             kind = NoCredential if isinstance(error, NoCredential) else Unauthenticated
             raise kind("metrics need an admin key here", hint=hint) from error

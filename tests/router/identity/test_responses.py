@@ -228,8 +228,8 @@ async def test_every_dialect_grpc_and_the_picker_refuse_alike() -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
                     await stub.Complete(request, metadata=(("authorization", f"Bearer {expired}"),))
                 assert failed.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                token = issuer.token(groups=["sales"])
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
-                    token = issuer.token(groups=["sales"])
                     await stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {token}"),))
                 assert failed.value.code() == grpc.StatusCode.PERMISSION_DENIED
         picking = replace(config, server=replace(config.server, picker="127.0.0.1:0"))

@@ -1,0 +1,263 @@
+"""Writes the audit log from a thread. Several router processes of one machine write one chain, in turns."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.errors import ConfigError
+from router.operate.audit.chain import START, BrokenChainError, Chain, Link
+from router.operate.audit.files import last_line, set_aside
+from router.operate.audit.refused import RefusedLogins
+
+MOST_WAITING = 1024
+"""Records that wait to be written."""
+
+REFUSED_EVERY_S = 60.0
+"""Time between two records of the same refused logins."""
+
+HEAD_EVERY_S = 3600.0
+"""Time between two lines of the router's own log that name the last record."""
+
+_RETRY_S = 1.0
+_PATIENCE_S = 5.0
+
+_log = logging.getLogger("pointsman.audit")
+
+
+class AuditRecord(NamedTuple):
+    """A record that waits: its event and details, its time in Unix time, and a future that ends when it is written."""
+
+    event: str
+    details: Mapping[str, Any]
+    at: float
+    written: Future[None]
+
+
+class AuditLog:
+    """Appends to the file at `path`, which becomes `path.1` above `file_bytes`; `keep` files are kept.
+
+    `trouble` is why the last write failed: then records wait, and are tried again every second. `on_event` gets
+    `audit_failed`, `audit_lost` for each record that found no place to wait, and `audit_broken` if the end of the file
+    is not as a router left it. `open` starts the thread, `close` writes what waits, within five seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        chain: Chain,
+        *,
+        file_bytes: int = 64 << 20,
+        keep: int = 16,
+        unix_time: Callable[[], float] = time.time,
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.path, self._chain, self._file_bytes, self._keep = path, chain, file_bytes, keep
+        self._unix_time, self._on_event = unix_time, on_event
+        self._router = f"{socket.gethostname()}:{os.getpid()}"
+        self._waiting: queue.Queue[AuditRecord | None] = queue.Queue(MOST_WAITING)
+        self._refused = RefusedLogins()
+        self._lost = 0
+        self.trouble: str | None = None
+        self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
+        # of the thread
+        self._left: tuple[tuple[int, int], Link] | None = None
+        self._head = START
+        self._told_at = self._taken_at = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<AuditLog {self.path}, {self._waiting.qsize()} wait{f', {self.trouble}' if self.trouble else ''}>"
+
+    def put(self, event: str, **details: Any) -> Future[None]:
+        """Have a record written soon. The result comes when it is on the disk."""
+        record = AuditRecord(event, details, self._unix_time(), Future())
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._lost += 1
+            self._on_event("audit_lost")
+            record.written.cancel()
+        return record.written
+
+    def refused(self, port: str, address: str, reason: str) -> None:
+        """Count a refused login. A record follows within a minute."""
+        self._refused.add(port, address, reason, self._unix_time())
+
+    def open(self) -> None:
+        """Begin to write. Raises ConfigError if the file cannot be written. Blocks."""
+        try:
+            self._write([self._made("opened", {"seals": self._chain.kind})])
+        except OSError as error:
+            raise ConfigError(
+                f"the audit log {self.path} cannot be written: {error}", hint="name another file with audit.file"
+            ) from error
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, within five seconds. Blocks."""
+        if self._thread.ident is None:
+            return
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=_PATIENCE_S)
+        self._thread.join(_PATIENCE_S)
+
+    def _made(self, event: str, details: Mapping[str, Any]) -> AuditRecord:
+        return AuditRecord(event, details, self._unix_time(), Future())
+
+    def _run(self) -> None:
+        batch: list[AuditRecord] = []
+        goes_on = True
+        while goes_on:
+            goes_on = self._gather(batch)
+            if not goes_on or time.monotonic() - self._taken_at >= REFUSED_EVERY_S:
+                self._taken_at = time.monotonic()
+                batch += [AuditRecord("refused", details, at, Future()) for at, details in self._refused.take()]
+            if not goes_on:
+                batch.append(self._made("closed", {}))
+            lost, self._lost = self._lost, 0
+            if lost:
+                batch.append(self._made("lost", {"count": lost}))
+            if batch and self._try(batch):
+                batch = []
+        self._tell()
+
+    def _gather(self, batch: list[AuditRecord]) -> bool:
+        """Add what waits to `batch`; if nothing does, wait a second. Returns whether the log goes on."""
+        if len(batch) >= MOST_WAITING:
+            # nothing can be written: what comes now stays in the queue
+            time.sleep(_RETRY_S)
+            return True
+        with suppress(queue.Empty):
+            record = self._waiting.get(timeout=_RETRY_S)
+            while record is not None:
+                batch.append(record)
+                record = self._waiting.get_nowait()
+            return False
+        return True
+
+    def _try(self, batch: list[AuditRecord]) -> bool:
+        try:
+            self._write(batch)
+        except OSError as error:
+            if self.trouble is None:
+                _log.error("the audit log %s cannot be written: %s", self.path, error)
+                self._on_event("audit_failed")
+            self.trouble = str(error)
+            return False
+        if self.trouble is not None:
+            _log.info("the audit log %s is written again", self.path)
+        self.trouble = None
+        for record in batch:
+            if record.written.set_running_or_notify_cancel():
+                record.written.set_result(None)
+        if time.monotonic() - self._told_at >= HEAD_EVERY_S:
+            self._tell()
+        return True
+
+    def _tell(self) -> None:
+        """Name the last record in the router's own log, which is often kept elsewhere: so a shortened file shows."""
+        self._told_at = time.monotonic()
+        _log.info("the audit log %s ends with record %d:%s", self.path, *self._head)
+
+    def _write(self, batch: list[AuditRecord]) -> None:
+        """Append `batch`, all of it or nothing. Raises OSError."""
+        with self._locked(), self._opened() as descriptor:
+            size = os.fstat(descriptor).st_size
+            lines, after, extra = bytearray(), *self._end(descriptor)
+            for record in (*extra, *batch):
+                line, after = self._chain.line(self._shown(record), after)
+                lines += line
+            try:
+                _write_all(descriptor, lines)
+                os.fsync(descriptor)
+            except OSError:
+                # a part of a line would spoil the next one
+                os.ftruncate(descriptor, size)
+                raise
+            self._head = after
+            status = os.fstat(descriptor)
+            self._left = ((status.st_ino, status.st_size), after)
+            if status.st_size >= self._file_bytes:
+                set_aside(self.path, self._keep)
+
+    def _end(self, descriptor: int) -> tuple[Link, list[AuditRecord]]:
+        """The place of the file's last line, and records that say what is wrong with it, if anything is."""
+        status = os.fstat(descriptor)
+        if self._left is not None and self._left[0] == (status.st_ino, status.st_size):
+            return self._left[1], []
+        line, torn = last_line(descriptor)
+        extra = []
+        if torn:
+            # a router was killed while it wrote: no part of this line was ever promised
+            os.ftruncate(descriptor, status.st_size - torn)
+            extra.append(self._made("repaired", {"torn_bytes": torn}))
+        left = START if self._left is None else self._left[1]
+        if line:
+            if self._left is not None and self._left[0][0] == status.st_ino and self._left[0][1] > status.st_size:
+                self._broke(extra, f"the file is shorter than before, when it had record {left.seq}")
+            return self._checked(line, extra, left), extra
+        older = Path(f"{self.path}.1")
+        before = self._checked(_last_of(older), extra, START) if older.exists() else START
+        if before.seq < left.seq:
+            self._broke(extra, f"the file is gone, with record {left.seq}")
+        return max(before, left), extra
+
+    def _checked(self, line: bytes, extra: list[AuditRecord], otherwise: Link) -> Link:
+        """The place of `line`, or `otherwise` if it is no line of this log."""
+        try:
+            return self._chain.check(line, None)[1]
+        except BrokenChainError as error:
+            self._broke(extra, f"its last line {error}")
+            return otherwise
+
+    def _broke(self, extra: list[AuditRecord], why: str) -> None:
+        _log.error("the audit log %s was changed by another program: %s", self.path, why)
+        self._on_event("audit_broken")
+        extra.append(self._made("broken", {"reason": why}))
+
+    def _shown(self, record: AuditRecord) -> dict[str, Any]:
+        at = datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds")
+        return {"at": at.replace("+00:00", "Z"), "router": self._router, "event": record.event, **record.details}
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file, so that no other process writes."""
+        descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _last_of(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return last_line(descriptor)[0]
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytearray) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]

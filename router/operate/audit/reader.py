@@ -1,0 +1,132 @@
+"""Reads an audit log: checked from its first line, or its newest records."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from policies.errors import InvalidRequest
+from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, Link
+from router.operate.audit.files import files_of, newest_first
+
+COLUMNS = (
+    *("seq", "at", "event", "name", "role", "by", "address", "port", "call", "path", "asked", "status", "reason"),
+    *("count", "router"),
+)
+"""Columns of CSV; other members of a record are in the column `more`, as JSON."""
+
+_SEALS = ("prev", "sha256", "hmac")
+
+
+class Found(NamedTuple):
+    """One line of a log: its file and number there, its record, and what is wrong with it, if anything is."""
+
+    file: Path
+    number: int
+    record: dict[str, Any]
+    place: Link | None
+    problem: str | None = None
+
+
+class Period(NamedTuple):
+    """From `since` to before `until`, as texts of ISO 8601 in UTC; "" is open."""
+
+    since: str = ""
+    until: str = ""
+
+    @classmethod
+    def read(cls, since: str | None, until: str | None) -> Period:
+        """The period that two texts give. Raises InvalidRequest."""
+        return cls(_time(since, "from"), _time(until, "to"))
+
+    def has(self, record: dict[str, Any]) -> bool:
+        """Whether the record was made in it."""
+        at = str(record.get("at", ""))
+        return self.since <= at and (not self.until or at < self.until)
+
+
+ALWAYS = Period()
+
+
+def checked(path: Path, chain: Chain) -> Iterator[Found]:
+    """The lines of all files of the log at `path`, in order, each checked. Ends behind the first bad one.
+
+    Raises OSError.
+    """
+    place: Link | None = None
+    for file in files_of(path):
+        with file.open("rb") as lines:
+            number = 0
+            while line := lines.readline(MOST_LINE_BYTES):
+                number += 1
+                try:
+                    if not line.endswith(b"\n"):
+                        raise BrokenChainError("does not end: it was cut off, or the router was killed there")
+                    record, place = chain.check(line[:-1], place)
+                except BrokenChainError as error:
+                    yield Found(file, number, {}, None, str(error))
+                    return
+                yield Found(file, number, record, place)
+
+
+def newest(
+    path: Path, *, most: int, period: Period = ALWAYS, event: str | None = None, before: int | None = None
+) -> list[dict[str, Any]]:
+    """The newest `most` records of this `event` (None: of any), with numbers below `before`, newest first, unchecked.
+
+    Raises OSError.
+    """
+    found: list[dict[str, Any]] = []
+    for line in newest_first(path):
+        try:
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if period.since and str(record.get("at", "")) < period.since:
+            break
+        is_wanted = event in (None, record.get("event")) and (before is None or record.get("seq", 0) < before)
+        if is_wanted and period.has(record):
+            found.append(record)
+        if len(found) >= most:
+            break
+    return found
+
+
+def as_csv(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The records as lines of CSV, a header first. A text that a spreadsheet would compute has an apostrophe before
+    it."""
+    yield _row([*COLUMNS, "more"])
+    for record in records:
+        more = {name: value for name, value in record.items() if name not in COLUMNS and name not in _SEALS}
+        yield _row([*(_cell(record.get(name)) for name in COLUMNS), _cell(more) if more else ""])
+
+
+def _row(cells: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _time(text: str | None, param: str) -> str:
+    if not text:
+        return ""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        hint = "write a day like 2026-11-24 or a time like 2026-11-24T13:00, in UTC"
+        raise InvalidRequest(f"'{text[:40]}' is no time", hint=hint, param=param) from error
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")

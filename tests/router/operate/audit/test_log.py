@@ -1,0 +1,192 @@
+"""The audit log is written from a thread, by several processes in turns, and survives kills, full disks and rotation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import ConfigError
+from router.operate.audit import log as module
+from router.operate.audit.chain import START, Chain
+from router.operate.audit.files import files_of
+from router.operate.audit.log import AuditLog
+from router.operate.audit.reader import checked, newest
+
+EVENTS: list[str] = []
+
+
+def a_log(path: Path, chain: Chain | None = None, **options: Any) -> AuditLog:
+    audit = AuditLog(path, chain or Chain(), **options)
+    audit.open()
+    return audit
+
+
+def wait(*written: Future[None]) -> None:
+    for each in written:
+        each.result(10)
+
+
+def records_of(path: Path, chain: Chain | None = None) -> list[dict[str, Any]]:
+    found = list(checked(path, chain or Chain()))
+    assert [each.problem for each in found] == [None] * len(found)
+    return [each.record for each in found]
+
+
+def events_of(path: Path) -> list[str]:
+    return [record["event"] for record in records_of(path)]
+
+
+def test_a_record_is_on_the_disk_when_its_future_ends(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = a_log(path, unix_time=lambda: 1_795_632_000.5)
+    wait(audit.put("call", name="ann", call="PATCH /admin/backends/{name:path}", status=200))
+    record = records_of(path)[-1]
+    assert (record["event"], record["name"], record["seq"]) == ("call", "ann", 2)
+    assert record["at"] == "2026-11-25T18:40:00.500Z"
+    audit.close()
+    assert events_of(path) == ["opened", "call", "closed"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_later_router_goes_on_with_the_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    for _ in range(3):
+        a_log(path).close()
+    assert [record["seq"] for record in records_of(path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_refused_logins_are_counted_by_address_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = a_log(path)
+    for number in range(100_000):
+        audit.refused("clients", f"10.0.{number % 1000 >> 8}.{number % 256}", "the API key is not known")
+    audit.refused("admin", "10.9.9.9", "the admin key is not known")
+    audit.close()
+    refused = [record for record in records_of(path) if record["event"] == "refused"]
+    assert sum(record["count"] for record in refused) == 100_001
+    assert len(refused) <= 66
+    assert {record["address"] for record in refused} >= {"10.0.0.0", "others"}
+    assert path.stat().st_size < 40_000
+
+
+def test_a_large_file_is_set_aside_and_the_chain_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = a_log(path, file_bytes=2_000, keep=3)
+    for number in range(60):
+        wait(audit.put("call", number=number))
+    audit.close()
+    assert len(files_of(path)) <= 3
+    records = records_of(path)
+    assert records[0]["seq"] > 1, "the oldest are gone"
+    assert [record["seq"] for record in records] == list(range(records[0]["seq"], 63))
+    assert [record["number"] for record in newest(path, most=5, event="call")] == [59, 58, 57, 56, 55]
+
+
+@pytest.mark.parametrize("size", [1, 40, 200])
+def test_a_line_that_a_kill_tore_is_cut_off_and_the_gap_recorded(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    a_log(path).close()
+    whole = path.read_bytes()
+    line, _ = Chain().line({"at": "", "event": "call", "more": "x" * 300}, START)
+    path.write_bytes(whole + line[:size])
+    a_log(path).close()
+    assert events_of(path) == ["opened", "closed", "repaired", "opened", "closed"]
+    assert records_of(path)[2]["torn_bytes"] == size
+
+
+def test_a_running_router_notices_that_records_were_taken_away(tmp_path: Path) -> None:
+    path, events = tmp_path / "audit.log", list[str]()
+    audit = a_log(path, on_event=events.append)
+    wait(audit.put("call", number=1))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:1]))
+    wait(audit.put("call", number=2))
+    assert events == ["audit_broken"]
+    assert newest(path, most=1, event="broken")[0]["reason"].startswith("the file is shorter than before, when it had")
+    path.unlink()
+    wait(audit.put("call", number=3))
+    audit.close()
+    assert events == ["audit_broken", "audit_broken"]
+    assert newest(path, most=1, event="broken")[0]["reason"].startswith("the file is gone, with record")
+
+
+def test_a_changed_last_line_is_noticed_at_the_start(tmp_path: Path) -> None:
+    path, events = tmp_path / "audit.log", list[str]()
+    a_log(path).close()
+    path.write_bytes(path.read_bytes().replace(b'"closed"', b'"clozed"'))
+    a_log(path, on_event=events.append).close()
+    assert events == ["audit_broken"]
+    [bad] = [found for found in checked(path, Chain()) if found.problem]
+    assert (bad.number, bad.problem) == (2, "was changed: its seal does not fit")
+
+
+def test_while_the_disk_is_full_records_wait_and_then_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, events, is_full = tmp_path / "audit.log", list[str](), threading.Event()
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    real = module._write_all
+
+    def write_all(descriptor: int, data: bytearray) -> None:
+        if is_full.is_set():
+            real(descriptor, data[:20])
+            raise OSError(28, "No space left on device")
+        real(descriptor, data)
+
+    monkeypatch.setattr(module, "_write_all", write_all)
+    audit = a_log(path, on_event=events.append)
+    is_full.set()
+    first = audit.put("call", number=1)
+    while audit.trouble is None:
+        threading.Event().wait(0.005)
+    assert not first.done()
+    is_full.clear()
+    wait(first, audit.put("call", number=2))
+    audit.close()
+    assert events == ["audit_failed"]
+    assert [record.get("number") for record in records_of(path)] == [None, 1, 2, None]
+
+
+def test_records_that_find_no_place_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    path, events = tmp_path / "audit.log", list[str]()
+    audit = AuditLog(path, Chain(), on_event=events.append)
+    futures = [audit.put("call", number=number) for number in range(5)]
+    assert [future.cancelled() for future in futures] == [False, False, True, True, True]
+    audit.open()
+    audit.close()
+    assert events == ["audit_lost"] * 3
+    assert [record["count"] for record in records_of(path) if record["event"] == "lost"] == [3]
+
+
+def test_a_file_that_cannot_be_written_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be written.*name another file with audit.file"):
+        AuditLog(tmp_path / "missing" / "audit.log", Chain()).open()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from router.operate.audit.chain import Chain
+from router.operate.audit.log import AuditLog
+audit = AuditLog(Path(sys.argv[1]), Chain(b"k"), file_bytes=20_000, keep=100)
+audit.open()
+for number in range(100):
+    audit.put("call", writer=sys.argv[2], number=number).result(30)
+audit.close()
+"""
+
+
+def test_several_processes_write_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)]) for number in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    records = records_of(path, Chain(b"k"))
+    assert len(records) == 3 * 102
+    assert len(files_of(path)) > 2
+    for number in "012":
+        assert [r["number"] for r in records if r.get("writer") == number] == list(range(100))
