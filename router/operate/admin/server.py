@@ -118,19 +118,23 @@ class AdminEndpoints:
         if self._audit.trouble is not None:
             hint = "the router's log says why; reading and serving go on"
             raise Unavailable("the audit log cannot be written, so nothing may be changed", hint=hint)
+        reply: Reply = Response(200)
+        failed: ExpectedError | None = None
         status = 0
         try:
             require_role(operator, call.role_for(request))
             reply = await handler(request)
             status = reply.status if isinstance(reply, Response) else 200
         except ExpectedError as error:
-            status = status_of(error).http
-            raise
+            failed, status = error, status_of(error).http
         finally:
+            # also of a call that its client has left
             written = self._audit.put("call", **_shown(name, operator, request, self._address(request), status))
-        with suppress(TimeoutError, asyncio.CancelledError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(_WRITTEN_S):
                 await asyncio.wrap_future(written)
+        if failed is not None:
+            raise failed
         return reply
 
     def _address(self, request: Request) -> str:

@@ -80,14 +80,14 @@ class AuditLog:
         return f"<AuditLog {self.path}, {self._waiting.qsize()} wait{f', {self.trouble}' if self.trouble else ''}>"
 
     def put(self, event: str, **details: Any) -> Future[None]:
-        """Have a record written soon. The result comes when it is on the disk."""
+        """Have a record written soon. The result comes when it is on the disk, or at once if it is lost."""
         record = AuditRecord(event, details, self._unix_time(), Future())
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
             self._lost += 1
             self._on_event("audit_lost")
-            record.written.cancel()
+            record.written.set_result(None)
         return record.written
 
     def refused(self, port: str, address: str, reason: str) -> None:

@@ -15,13 +15,15 @@ let isPaused = false;
 let decisions = new Map();
 let listed = [];
 
-/** The JSON answer of `path`. Throws the router's error message; without a valid key it asks the user for a key first. */
+/** The JSON answer of `path`. Throws the router's error message; without a valid key or token it asks the user for one first. */
 async function ask(path, { method = "GET", body = null } = {}) {
   const key = sessionStorage.getItem(KEY);
   const reply = await fetch(path, { method, headers: key ? { authorization: `Bearer ${key}` } : {}, body: body && JSON.stringify(body) });
   const answer = await reply.json();
-  if (reply.status === 401) {
-    await keyTyped(Boolean(key));
+  // a viewer is offered nothing that would be refused
+  document.body.dataset.role = reply.headers.get("X-Operator-Role") ?? "";
+  if (reply.headers.has("WWW-Authenticate")) {
+    await keyTyped(key ? answer.error.message : "");
     return ask(path, { method, body });
   }
   if (!reply.ok) throw new Error(answer.error.message);
@@ -30,9 +32,9 @@ async function ask(path, { method = "GET", body = null } = {}) {
 
 let typing = null;
 
-function keyTyped(wasWrong) {
+function keyTyped(wrong) {
   typing ??= new Promise((resolve) => {
-    if (wasWrong) find("#key-why").textContent = "That key is not known. It is kept in this tab until you close it.";
+    if (wrong) find("#key-why").textContent = `✕ ${wrong}`;
     find("#key-form").onsubmit = () => {
       sessionStorage.setItem(KEY, find("#key").value);
       find("#key").value = "";
@@ -65,7 +67,7 @@ async function refresh() {
     decisions = new Map([...decisions].sort(([a], [b]) => a - b).slice(-MOST_KEPT));
   }
   find("#state").textContent = `${now.is_ready ? "✓ ready" : "✕ not ready"} · file ${now.config_version}` +
-    `${now.shadow_version ? ` · shadow ${now.shadow_version}` : ""} · up ${upFor(now.up_s)}`;
+    `${now.shadow_version ? ` · shadow ${now.shadow_version}` : ""} · up ${upFor(now.up_s)} · ${document.body.dataset.role}`;
   for (const panel of ["tiles", "classes", "tenants", "prefixes", "splits", "options"]) panels[panel](now);
   panels.backends(now, change);
   if (!isPaused) listed = [...decisions.values()].sort((a, b) => b.number - a.number);

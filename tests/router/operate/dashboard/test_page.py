@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import policies.roles
+from policies.roles import OperatorRole
 from policies.rules import Rule
 from policies.split import Split
 from tests.router.operate.dashboard.browser import PROGRAM, Page, a_browser, a_page
@@ -180,6 +182,20 @@ async def test_the_key_is_asked_for_once_and_not_kept_longer_than_the_tab(browse
         assert await page.run("sessionStorage.getItem('pointsman-admin-key')") == ADMIN
         assert await page.run("JSON.stringify(localStorage)") == '{"pointsman-theme":"system"}'
         assert [complaint for complaint in page.complaints if "401" not in complaint] == []
+        page.complaints.clear()
+
+
+async def test_a_viewer_is_offered_no_changes(browser: str) -> None:
+    [digest] = HASHES
+    viewer = {digest: policies.roles.Operator("vera", OperatorRole.VIEWER)}
+    async with a_dashboard(browser, admin_key_hashes=HASHES, operators=viewer) as (_, page):
+        await page.until("document.querySelector('#key-dialog').open && document.activeElement.id === 'key'")
+        await page.type(ADMIN)
+        await page.press("Enter")
+        await page.until(SHOWN)
+        assert "viewer" in await page.text("#state")
+        visible = "[...document.querySelectorAll('#backends button, #backends .weight')].some((e) => e.offsetParent)"
+        assert await page.run(visible) is False
         page.complaints.clear()
 
 
