@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.errors import ConfigError
 from router.operate.audit.chain import START, BrokenChainError, Chain, Link
 from router.operate.audit.files import last_line, set_aside
-from router.operate.audit.refused import RefusedLogins
+from router.operate.audit.refused import RefusedLogins, written
 
 MOST_WAITING = 1024
 """Records that wait to be written."""
@@ -227,8 +226,7 @@ class AuditLog:
         extra.append(self._made("broken", {"reason": why}))
 
     def _shown(self, record: AuditRecord) -> dict[str, Any]:
-        at = datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds")
-        return {"at": at.replace("+00:00", "Z"), "router": self._router, "event": record.event, **record.details}
+        return {"at": written(record.at), "router": self._router, "event": record.event, **record.details}
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

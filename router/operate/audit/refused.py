@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 MOST_ADDRESSES = 64
 """Entries of one minute; further ones count together, at the address OTHERS."""
 
 OTHERS = "others"
+
+
+def written(at: float) -> str:
+    """A Unix time as text: ISO 8601, in UTC, with milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class RefusedLogins:
@@ -36,6 +42,6 @@ class RefusedLogins:
         with self._lock:
             counts, self._counts = self._counts, {}
         return [
-            (last, {"port": port, "address": address, "reason": reason, "count": int(count), "since": first})
+            (last, {"port": port, "address": address, "reason": reason, "count": int(count), "since": written(first)})
             for (port, address, reason), (count, first, last) in counts.items()
         ]

@@ -60,8 +60,9 @@ def log_to(console: Console, options: LogOptions) -> None:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, handlers=[handler])
-    # operators want to see that their change of the file took effect
-    logging.getLogger("pointsman.config").setLevel(logging.INFO)
+    # operators want to see that their change of the file took effect, and where the audit log ended
+    for name in ("pointsman.config", "pointsman.audit"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def _encoded(values: dict[str, Any]) -> str:

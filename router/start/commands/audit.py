@@ -76,10 +76,9 @@ class _Checking:
         """The good lines, up to the first bad one."""
         for found in checked(file, self._chain):
             if found.problem is not None:
-                behind = (
-                    "" if self._last is None or self._last.place is None else f", behind record {self._last.place.seq}"
-                )
-                self.problem = f"{found.file}:{found.number}: this line{behind} {found.problem}"
+                place = None if self._last is None else self._last.place
+                line = "the first line" if place is None else f"the line behind record {place.seq}"
+                self.problem = f"{found.file}:{found.number}: {line} {found.problem}"
                 return
             self._first, self._last = self._first or found, found
             self._has_head = self._has_head or found.place == self._wanted
