@@ -18,7 +18,7 @@ from shards.kernels.paged_decode import DecodePlan, paged_decode
 from shards.kernels.paged_prefill import PrefillPlan, paged_prefill
 from shards.kernels.silu_mul import silu_mul
 from shards.network.config import NetworkConfig
-from shards.network.rope import attention_factor, inverse_frequencies
+from shards.network.rope import attention_factors, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,6 @@ def rotation_table(config: NetworkConfig, device: torch.device) -> Rotation:
     """Cosines and sines of all positions, float32 [max_positions, head_dim / 2]: 64 MiB at 131,072 positions of 128."""
     positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inverse_frequencies(config.rope, config.head_dim).to(device)
-    factor = attention_factor(config.rope)
-    return Rotation(angles.cos() * factor, angles.sin() * factor)
+    factor = attention_factors(config.rope, config.head_dim)
+    factor = torch.ones(()) if factor is None else factor
+    return Rotation(angles.cos() * factor.to(device), angles.sin() * factor.to(device))

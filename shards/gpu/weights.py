@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from shards.network.config import NetworkConfig
+from shards.network.heads import HeadProjection
 from shards.network.layers import DenseLinear, LayerWeights, Linear, Weights
+from shards.network.mlp import GatedMlp
 
 _SPREAD = 0.02
 """Standard deviation of the matrices in Hugging Face's initialisation."""
@@ -79,14 +81,19 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         return Matrix(move(dense.weight), None if dense.bias is None else move(dense.bias))
 
     def move_layer(layer: LayerWeights) -> GpuLayer:
-        norms = layer.query_key_norm
+        attention, mlp = layer.attention, layer.mlp
+        assert isinstance(attention, HeadProjection), "latent attention is not on the GPU"
+        assert isinstance(mlp, GatedMlp), "mixtures are not on the GPU"
+        assert layer.attention_norm is not None, "a norm is missing"
+        assert layer.mlp_norm is not None, "a norm is missing"
+        norms = attention.query_key_norm
         return GpuLayer(
             attention_norm=move(layer.attention_norm),
-            query_key_value=matrix(layer.query_key_value),
-            output=matrix(layer.output),
+            query_key_value=matrix(attention.query_key_value),
+            output=matrix(attention.linear_out),
             mlp_norm=move(layer.mlp_norm),
-            gate_up=matrix(layer.gate_up),
-            down=matrix(layer.down),
+            gate_up=matrix(mlp.gate_up),
+            down=matrix(mlp.down),
             # the CPU's weights have them once per head
             query_norm=None if norms is None else move(norms[0]),
             key_norm=None if norms is None else move(norms[config.heads]),

@@ -34,15 +34,16 @@ class KvCache:
 
     One tensor [layers, k|v, kv_heads, blocks * 64, head_dim]: consecutive blocks are contiguous for each head, so the
     context of a sequence is a few zero-copy views, one per run of consecutive blocks that it was given. The memory
-    starts uninitialised, and the system provides it at the first write; only written slots may be read.
+    starts uninitialised, and the system provides it at the first write; only written slots may be read. With latent
+    attention the second dimension is 1: one tensor is key and value.
     """
 
     def __init__(self, config: NetworkConfig, blocks: int, *, dtype: torch.dtype = torch.float32) -> None:
-        shape = (config.layers, 2, config.kv_heads, blocks * BLOCK_TOKENS, config.head_dim)
+        shape = (config.layers, config.kv_planes, config.kv_heads, blocks * BLOCK_TOKENS, config.head_dim)
         self.blocks = blocks
         self.data = torch.empty(shape, dtype=dtype)
         self._keys_transposed = self.data[:, 0].transpose(2, 3)
-        self._values = self.data[:, 1]
+        self._values = self.data[:, -1]
 
     def __repr__(self) -> str:
         layers, _, kv_heads, slots, head_dim = self.data.shape
@@ -51,7 +52,7 @@ class KvCache:
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Write new keys and values to `slots` [tokens] of `layer`.
 
-        `keys_values` [tokens, 2 * kv_heads, head_dim]: first the key heads, then the value heads.
+        `keys_values` [tokens, k|v * kv_heads, head_dim]: first the key heads, then the value heads.
         """
         # one index_copy_ for all heads takes half the time of one per head at 64 tokens
         self.data[layer].flatten(0, 1).index_copy_(1, slots, keys_values.transpose(0, 1))
@@ -64,14 +65,20 @@ class KvCache:
     @property
     def planes(self) -> tuple[Tensor, ...]:
         """Views [blocks, ...] of everything that the cache stores: the data to copy for a block."""
-        layers, two, kv_heads, _, head_dim = self.data.shape
-        return (self.data.view(layers, two, kv_heads, -1, BLOCK_TOKENS, head_dim).movedim(3, 0),)
+        layers, planes, kv_heads, _, head_dim = self.data.shape
+        return (self.data.view(layers, planes, kv_heads, -1, BLOCK_TOKENS, head_dim).movedim(3, 0),)
 
     def read(self, layer: int, extents: Sequence[Extent]) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, tokens, head_dim] of all `extents` in order; one extent is not copied."""
         pieces = [self.data[layer, :, :, slot : slot + tokens] for slot, tokens in extents]
-        keys, values = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)).unbind(0)
-        return keys, values
+        both = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+        return both[0], both[-1]
+
+    def split(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and the values [kv_heads, tokens, head_dim] among `keys_values`, as `write` takes them."""
+        kv_heads = self.data.shape[2]
+        by_head = keys_values.transpose(0, 1)
+        return by_head[:kv_heads], by_head[-kv_heads:]
 
     def views(self, extent: Extent) -> LayeredViews:
         """The extent in every layer at once, without copying: four calls of torch instead of three per layer."""
@@ -83,7 +90,8 @@ class KvCache:
 def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:
     """Memory in bytes of the keys and values of 64 positions in all layers, stored as `dtype`, with scales."""
     scale_bytes = torch.float32.itemsize if dtype in QUANTISED else 0
-    return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
+    heads = config.layers * config.kv_planes * config.kv_heads
+    return heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
 
 
 def extents_of(blocks: Sequence[int], start: int, stop: int) -> tuple[Extent, ...]:

@@ -79,7 +79,7 @@ class QuantisedKvCache(KvCache):
         return (*super().planes, self.scales.view(*self.scales.shape[:3], -1, BLOCK_TOKENS).movedim(3, 0))
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Quantise keys and values [tokens, 2 * kv_heads, head_dim] and write them to `slots` [tokens] of `layer`."""
+        """Quantise keys and values [tokens, k|v * kv_heads, head_dim] and write them to `slots` [tokens] of `layer`."""
         by_head = keys_values.transpose(0, 1).float()
         scales = (by_head.abs().amax(-1) / self._largest).clamp_min(_SMALLEST_SCALE)
         scaled = by_head / scales.unsqueeze(-1)
@@ -90,13 +90,13 @@ class QuantisedKvCache(KvCache):
     def read(self, layer: int, extents: Sequence[Extent]) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, tokens, head_dim] of all `extents` in order, dequantised."""
         pieces = [self._dequantised(self.data[layer], self.scales[layer], extent) for extent in extents]
-        keys, values = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)).unbind(0)
-        return keys, values
+        both = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+        return both[0], both[-1]
 
     def views(self, extent: Extent) -> LayeredViews:
         """The extent in every layer, dequantised: a copy, unlike the views of the plain cache."""
-        keys, values = self._dequantised(self.data, self.scales, extent).unbind(1)
-        return LayeredViews(keys.transpose(2, 3).unbind(0), values.unbind(0))
+        both = self._dequantised(self.data, self.scales, extent)
+        return LayeredViews(both[:, 0].transpose(2, 3).unbind(0), both[:, -1].unbind(0))
 
     def _dequantised(self, numbers: Tensor, scales: Tensor, extent: Extent) -> Tensor:
         numbers = numbers.narrow(-2, extent.slot, extent.tokens).to(torch.float32)

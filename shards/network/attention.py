@@ -13,6 +13,9 @@ Five ways to compute the same, depending on a sequence's new tokens (one thread,
 - many tokens over a long past: the past without a mask and the new tokens causally, joined by their log-sum-exps.
   15 to 25 % faster than a mask over everything, and no mask of tokens x context, which is 400 MB at 512 x 200k.
 
+With sinks (gpt-oss) every token also sees a position without a value; its score is a weight of the head. Its share is
+taken from the result by the log-sum-exp of the other scores.
+
 If a sequence has more than one new token, query heads that share a key head are a dimension of their own against keys
 of stride 0. `enable_gqa` is not used: on the CPU it takes 2 to 8 times as long.
 """
@@ -43,33 +46,51 @@ fast at 8 rows and 256 positions of 8 kv heads, 4 to 7 times at 8 to 32 rows and
 
 
 def attention_reference(
-    queries: Tensor, batch: Batch, *, cache: KvCache, layer: int, window: int | None = None
+    queries: Tensor,
+    batch: Batch,
+    *,
+    cache: KvCache,
+    layer: int,
+    window: int | None = None,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """For each token, the mix of the values of its own sequence, up to itself. The reference for `PagedAttention`.
 
     Shapes: `queries` and the result [tokens, heads, head_dim]; the cache holds the new tokens' keys and values already.
-    A token at position p sees positions max(0, p - window + 1) to p. Scores are scaled by 1 / sqrt(head_dim).
+    A token at position p sees positions max(0, p - window + 1) to p. Scores are multiplied by `scale`, or else by 1 /
+    sqrt(head_dim). `sinks` [heads] are scores of one more position, without a value.
     """
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
     out = torch.empty(queries.shape, dtype=queries.dtype)
     group = queries.shape[1] // cache.data.shape[2]
     for row in batch.rows:
         tokens = slice(row.start, row.start + row.tokens)
         seen = torch.arange(row.context_tokens)
         slots = torch.tensor(row.blocks)[seen // BLOCK_TOKENS] * BLOCK_TOKENS + seen % BLOCK_TOKENS
-        keys, values = cache.data[layer][:, :, slots].float().repeat_interleave(group, 1).unbind(0)
-        scores = torch.einsum("thd,hcd->htc", queries[tokens].float(), keys) / math.sqrt(queries.shape[-1])
+        both = cache.data[layer][:, :, slots].float().repeat_interleave(group, 1)
+        keys, values = both[0], both[-1]
+        scores = torch.einsum("thd,hcd->htc", queries[tokens].float(), keys) * scale
         age = batch.positions[tokens, None] - seen
         hidden = (age < 0) if window is None else (age < 0) | (age >= window)
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            sunk = sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+            scores = torch.cat((scores, sunk), -1)
+        weights = scores.softmax(-1)[..., : row.context_tokens]
         out[tokens] = torch.einsum("htc,hcd->thd", weights, values).to(queries.dtype)
     return out
 
 
 class PagedAttention:
-    """Attention for one step, for all layers that share `window`: work that no layer changes is done once."""
+    """Attention for one step, for all layers that share `window`: work that no layer changes is done once.
 
-    def __init__(self, batch: Batch, cache: KvCache, window: int | None) -> None:
+    Scores are multiplied by `scale`; None is 1 / sqrt(head_dim).
+    """
+
+    def __init__(self, batch: Batch, cache: KvCache, window: int | None, *, scale: float | None = None) -> None:
         self._cache, self._window, self._is_exact = cache, window, batch.is_exact
+        self._scale = cache.data.shape[-1] ** -0.5 if scale is None else scale
         self._tokens: list[_Token] = []
         self._groups: list[_Group] = []
         self._tiles: list[_Tile] = []
@@ -85,34 +106,34 @@ class PagedAttention:
         for row in alone.values():
             self._place(row)
 
-    def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor, *, sinks: Tensor | None = None) -> Tensor:
         """The result of `attention_reference`, [tokens, heads, head_dim].
 
-        `queries` [tokens, heads, head_dim]; `keys_values` [tokens, 2 * kv_heads, head_dim] are the new tokens' own,
+        `queries` [tokens, heads, head_dim]; `keys_values` [tokens, k|v * kv_heads, head_dim] are the new tokens' own,
         which the cache must hold already.
         """
         tokens, heads, head_dim = queries.shape
-        grouped = queries.view(tokens, keys_values.shape[1] // 2, -1, head_dim)
+        grouped = queries.view(tokens, self._cache.data.shape[2], -1, head_dim)
+        sunk = None if sinks is None else sinks.float().view(*grouped.shape[1:3], 1)
         out = queries.new_empty(grouped.shape)
         if self._tokens:
-            self._attend_tokens(layer, grouped, out)
+            self._attend_tokens(layer, grouped, out, sunk)
         for cascade in self._cascades:
-            out[cascade.tokens] = self._attend_cascade(layer, cascade, grouped[cascade.tokens])
+            out[cascade.tokens] = self._attend_cascade(layer, cascade, grouped[cascade.tokens], sunk)
         for group in self._groups:
-            self._attend_group(layer, group, grouped, out)
+            self._attend_group(layer, group, grouped, out, sunk)
         for tile in self._tiles:
             keys, values = self._cache.read(layer, tile.extents)
             mask = self._mask(tile.tokens, tile.past, queries.dtype)
-            mixed = _mix(_by_head(grouped, tile), keys, values, mask=mask)
-            _by_head(out, tile).copy_(mixed)
+            _by_head(out, tile).copy_(self._mix(_by_head(grouped, tile), keys, values, sunk, mask=mask))
         for chunk in self._chunks:
-            _by_head(out, chunk).copy_(self._attend_chunk(layer, chunk, _by_head(grouped, chunk), keys_values))
+            _by_head(out, chunk).copy_(self._attend_chunk(layer, chunk, _by_head(grouped, chunk), keys_values, sunk))
         return out.view(tokens, heads, head_dim)
 
     def _is_worthwhile(self, shared: Shared) -> bool:
-        _, two, kv_heads, _, head_dim = self._cache.data.shape
+        _, planes, kv_heads, _, head_dim = self._cache.data.shape
         spared_tokens = (len(shared.rows) - 1) * shared.blocks * BLOCK_TOKENS
-        return spared_tokens * two * kv_heads * head_dim >= _LEAST_SPARED
+        return spared_tokens * planes * kv_heads * head_dim >= _LEAST_SPARED
 
     def _place(self, row: Row) -> None:
         past = row.context_tokens - row.tokens
@@ -143,56 +164,91 @@ class PagedAttention:
     def _first_seen(self, position: int) -> int:
         return 0 if self._window is None else max(0, position - self._window + 1)
 
-    def _attend_tokens(self, layer: int, grouped: Tensor, out: Tensor) -> None:
-        query_of, out_of = (grouped / math.sqrt(grouped.shape[-1])).unbind(0), out.unbind(0)
+    def _attend_tokens(self, layer: int, grouped: Tensor, out: Tensor, sunk: Tensor | None) -> None:
+        query_of, out_of = (grouped * self._scale).unbind(0), out.unbind(0)
         for token, views in self._tokens:
             query = query_of[token]
-            if len(views) == 1:
+            if len(views) == 1 and sunk is None:
                 keys, values = views[0]
                 torch.bmm(torch.bmm(query, keys[layer]).softmax(-1), values[layer], out=out_of[token])
                 continue
             scores = [torch.bmm(query, keys[layer]) for keys, _ in views]
-            weights = torch.cat(scores, -1).softmax(-1)
+            weights = torch.cat(scores if sunk is None else [*scores, sunk], -1).softmax(-1)
             mixed, begin = out_of[token].zero_(), 0
             for score, (_, values) in zip(scores, views, strict=True):
                 mixed.baddbmm_(weights.narrow(-1, begin, score.shape[-1]), values[layer])
                 begin += score.shape[-1]
 
-    def _attend_group(self, layer: int, group: _Group, grouped: Tensor, out: Tensor) -> None:
+    def _attend_group(self, layer: int, group: _Group, grouped: Tensor, out: Tensor, sunk: Tensor | None) -> None:
         queries = grouped[group.token].unsqueeze(1)
-        pieces = [self._cache.read(layer, extents) for extents in group.pieces]
-        mixes = [_mix_with_weight(queries, keys, values, causal=False) for keys, values in pieces]
-        if len(mixes) == 1:
+        mixes = [
+            self._mix_with_weight(queries, *self._cache.read(layer, extents), causal=False) for extents in group.pieces
+        ]
+        if len(mixes) == 1 and sunk is None:
             out[group.token] = mixes[0][0].squeeze(1)
             return
-        shares = torch.stack([weight for _, weight in mixes]).softmax(0).unsqueeze(-1)
+        weights = [weight for _, weight in mixes]
+        if sunk is not None:
+            weights.append(sunk.transpose(1, 2))
+        shares = torch.stack(weights).softmax(0)[: len(mixes)].unsqueeze(-1)
         mixed = torch.stack([mix for mix, _ in mixes]).float().mul_(shares).sum(0)
         out[group.token] = mixed.squeeze(1)
 
-    def _attend_cascade(self, layer: int, cascade: _Cascade, queries: Tensor) -> Tensor:
+    def _attend_cascade(self, layer: int, cascade: _Cascade, queries: Tensor, sunk: Tensor | None) -> Tensor:
         """Queries [rows, kv_heads, group, head_dim]; the result has the same shape."""
         rows, kv_heads, group, head_dim = queries.shape
         stacked = queries.transpose(0, 1).reshape(kv_heads, 1, rows * group, head_dim)
-        past, past_weight = _mix_with_weight(stacked, *self._cache.read(layer, cascade.shared), causal=False)
+        past, past_weight = self._mix_with_weight(stacked, *self._cache.read(layer, cascade.shared), causal=False)
         past = past.view(kv_heads, rows, group, head_dim).transpose(0, 1)
         past_weight = past_weight.view(kv_heads, rows, group).transpose(0, 1)
         tails = [
-            _mix_with_weight(query.unsqueeze(1), *self._cache.read(layer, extents), causal=False)
+            self._mix_with_weight(query.unsqueeze(1), *self._cache.read(layer, extents), causal=False)
             for query, extents in zip(queries.unbind(0), cascade.tails, strict=True)
         ]
         own, own_weight = (torch.stack(column).squeeze(2) for column in zip(*tails, strict=True))
-        own_share = torch.sigmoid(own_weight - past_weight).unsqueeze(-1)
-        return torch.lerp(past, own, own_share.to(past.dtype))
+        return _joined((past, past_weight), (own, own_weight), None if sunk is None else sunk.squeeze(-1))
 
-    def _attend_chunk(self, layer: int, chunk: _Chunk, queries: Tensor, keys_values: Tensor) -> Tensor:
-        own_keys, own_values = keys_values[chunk.start : chunk.start + chunk.tokens].transpose(0, 1).chunk(2)
+    def _attend_chunk(
+        self, layer: int, chunk: _Chunk, queries: Tensor, keys_values: Tensor, sunk: Tensor | None
+    ) -> Tensor:
+        own_keys, own_values = self._cache.split(keys_values[chunk.start : chunk.start + chunk.tokens])
         if not chunk.past:
-            return _mix(queries, own_keys, own_values, causal=True)
-        past_keys, past_values = self._cache.read(layer, chunk.past)
-        past, past_weight = _mix_with_weight(queries, past_keys, past_values, causal=False)
-        own, own_weight = _mix_with_weight(queries, own_keys, own_values, causal=True)
-        own_share = torch.sigmoid(own_weight - past_weight).unsqueeze(-1)
-        return torch.lerp(past, own, own_share.to(past.dtype))
+            return self._mix(queries, own_keys, own_values, sunk, causal=True)
+        past = self._mix_with_weight(queries, *self._cache.read(layer, chunk.past), causal=False)
+        own = self._mix_with_weight(queries, own_keys, own_values, causal=True)
+        return _joined(past, own, sunk)
+
+    def _mix(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sunk: Tensor | None,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Queries [kv_heads, group, tokens, head_dim], keys and values [kv_heads, context, head_dim] -> as the queries.
+
+        `sunk` [kv_heads, group, 1] are the scores of the position without a value.
+        """
+        if sunk is not None:
+            mixed, weight = self._mix_with_weight(queries, keys, values, causal=causal, mask=mask)
+            return mixed.mul_(torch.sigmoid(weight - sunk).unsqueeze(-1).to(mixed.dtype))
+        shape = (*queries.shape[:2], *keys.shape[1:])
+        keys, values = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
+        return functional.scaled_dot_product_attention(queries, keys, values, mask, is_causal=causal, scale=self._scale)
+
+    def _mix_with_weight(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool, mask: Tensor | None = None
+    ) -> _Mixed:
+        """Like `_mix`, with the log-sum-exp of the scores [kv_heads, group, tokens]: the public function omits it."""
+        shape = (*queries.shape[:2], *keys.shape[1:])
+        keys, values = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
+        mixed, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, 0.0, causal, attn_mask=mask, scale=self._scale
+        )
+        return mixed, weight
 
     def _mask(self, tokens: int, past: int, dtype: torch.dtype) -> Tensor | None:
         """The mask to add to the scores [tokens, past + tokens]; layers and tiles of the same shape share it."""
@@ -205,6 +261,10 @@ class PagedAttention:
             mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
             self._masks[tokens, past] = mask
         return mask
+
+
+_Mixed = tuple[Tensor, Tensor]
+"""A mix of values [kv_heads, group, tokens, head_dim], and the log-sum-exps of its scores [kv_heads, group, tokens]."""
 
 
 class _Token(NamedTuple):
@@ -260,18 +320,10 @@ def _by_head(tokens: Tensor, part: _Tile | _Chunk) -> Tensor:
     return tokens.narrow(0, part.start, part.tokens).permute(1, 2, 0, 3)
 
 
-def _mix(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool = False, mask: Tensor | None = None) -> Tensor:
-    """Queries [kv_heads, group, tokens, head_dim], keys and values [kv_heads, context, head_dim] -> as the queries."""
-    shape = (*queries.shape[:2], *keys.shape[1:])
-    return functional.scaled_dot_product_attention(
-        queries, keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape), mask, is_causal=causal
-    )
-
-
-def _mix_with_weight(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Like `_mix`, with the log-sum-exp of the scores [kv_heads, group, tokens], which the public function omits."""
-    shape = (*queries.shape[:2], *keys.shape[1:])
-    mixed, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        queries, keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape), 0.0, causal
-    )
-    return mixed, weight
+def _joined(past: _Mixed, own: _Mixed, sunk: Tensor | None) -> Tensor:
+    """One mix from those of two disjoint sets of positions, and from a position without a value."""
+    share = torch.sigmoid(own[1] - past[1]).unsqueeze(-1)
+    mixed = torch.lerp(past[0], own[0], share.to(past[0].dtype))
+    if sunk is None:
+        return mixed
+    return mixed * torch.sigmoid(torch.logaddexp(own[1], past[1]) - sunk).unsqueeze(-1).to(mixed.dtype)

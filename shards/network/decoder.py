@@ -10,16 +10,17 @@ from shards.exec.batch import Batch
 from shards.kv.cache import KvCache
 from shards.network.attention import PagedAttention
 from shards.network.config import NetworkConfig
-from shards.network.layers import LayerWeights, Weights, gated_mlp, normalize, normalize_heads_in_place
-from shards.network.rope import RotaryEmbedding, Rotation, rotate_in_place
+from shards.network.layers import Weights, normalize
+from shards.network.rope import RotaryEmbedding
 
 
 class Decoder:
-    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. The cache holds all state between steps."""
+    """A network of any family. The cache holds all state between steps."""
 
     def __init__(self, config: NetworkConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim)
+        self._ropes = [config.rope_of(layer) for layer in range(config.layers)]
+        self._rotary = {rope: RotaryEmbedding(rope, config.rotary_dim) for rope in set(self._ropes)}
 
     def __repr__(self) -> str:
         config = self.config
@@ -32,32 +33,33 @@ class Decoder:
         A row's logits depend only on its own sequence: not on its neighbours, nor on how the sequence was cut into
         steps or which blocks hold it, up to the rounding of a float.
         """
-        hidden = functional.embedding(batch.token_ids, self.weights.embedding).to(self.weights.norm.dtype)
-        rotation = self._rotary.at(batch.positions, hidden.dtype)
-        attention = {window: PagedAttention(batch, cache, window) for window in set(self.config.windows)}
-        last = self.config.layers - 1
-        for index, (layer, window) in enumerate(zip(self.weights.layers, self.config.windows, strict=True)):
-            heads = self._project(hidden, layer, rotation).to(cache.dtype)
-            queries, keys_values = torch.split(heads, [self.config.heads, 2 * self.config.kv_heads], 1)
+        config, eps = self.config, self.config.rms_norm_eps
+        hidden = self._embed(batch.token_ids)
+        rotations = {rope: rotary.at(batch.positions, hidden.dtype) for rope, rotary in self._rotary.items()}
+        attention = {
+            window: PagedAttention(batch, cache, window, scale=config.attention_scale) for window in set(config.windows)
+        }
+        last = config.layers - 1
+        for index, (layer, window) in enumerate(zip(self.weights.layers, config.windows, strict=True)):
+            normal = normalize(hidden, layer.attention_norm, eps)
+            projected = layer.attention.project(normal, rotations[self._ropes[index]])
+            queries, keys_values = (heads.to(cache.dtype) for heads in projected)
             cache.write(index, batch.slots, keys_values)
             if index == last and not len(batch.logit_rows):
-                return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-            mixed = attention[window].attend(index, queries, keys_values).flatten(1)
+                return hidden.new_empty((0, config.vocab_size), dtype=torch.float32)
+            mixed = attention[window].attend(index, queries, keys_values, sinks=layer.sinks)
             if index == last:
                 # past the last attention no token needs another, so only the wanted ones continue
                 hidden, mixed = hidden[batch.logit_rows], mixed[batch.logit_rows]
-            hidden += layer.output(mixed)
-            hidden += gated_mlp(normalize(hidden, layer.mlp_norm, self.config.rms_norm_eps), layer)
-        hidden = normalize(hidden, self.weights.norm, self.config.rms_norm_eps)
+            hidden += normalize(layer.attention.output(mixed), layer.attention_after_norm, eps)
+            inner = layer.mlp(normalize(hidden, layer.mlp_norm, eps))
+            hidden += normalize(inner, layer.mlp_after_norm, eps)
+        hidden = normalize(hidden, self.weights.norm, eps)
         return self.weights.head(hidden).float()
 
-    def _project(self, hidden: Tensor, layer: LayerWeights, rotation: Rotation) -> Tensor:
-        """Queries, keys and values [tokens, heads + 2 * kv_heads, head_dim]; queries and keys are rotated."""
-        config = self.config
-        normalized = normalize(hidden, layer.attention_norm, config.rms_norm_eps)
-        heads = layer.query_key_value(normalized).view(len(hidden), -1, config.head_dim)
-        queries_keys = heads[:, : config.heads + config.kv_heads]
-        if layer.query_key_norm is not None:
-            normalize_heads_in_place(queries_keys, layer.query_key_norm, config.rms_norm_eps)
-        rotate_in_place(queries_keys, rotation)
-        return heads
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden = functional.embedding(token_ids, self.weights.embedding)
+        if self.config.embedding_scale != 1.0:
+            # rounded to the embedding's own type, as in training
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
+        return hidden.to(self.weights.norm.dtype)

@@ -1,4 +1,4 @@
-"""The weights of a network and the computations of a layer, except attention."""
+"""The parts that layers are made of: matrices, norms, and the weights of a layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from shards.network.rope import Rotation
 
 
 class Linear(Protocol):
@@ -37,21 +39,44 @@ class DenseLinear:
         return cls(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
 
 
+class Projection(Protocol):
+    """What stands before and behind a layer's attention."""
+
+    def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Queries [tokens, heads, head_dim], and what the cache keeps [tokens, kv_planes * kv_heads, head_dim].
+
+        Queries and keys are rotated.
+        """
+        ...
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """The part of the residual stream, [tokens, hidden], from the mix of values [tokens, heads, head_dim]."""
+        ...
+
+
+class Mlp(Protocol):
+    """The part of a layer that computes each token by itself."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """From [tokens, hidden] to the same shape and dtype."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices that read the same input are joined.
+    """One decoder layer.
 
-    `query_key_value` goes from hidden to (heads + 2 * kv_heads) * head_dim, `gate_up` to 2 * intermediate;
-    `query_key_norm` [heads + kv_heads, head_dim]: the norm weights of the queries and of the keys, once per head.
+    Norms [hidden] before attention and the MLP, and of their results before these join the residual stream; None where
+    the family has none. `sinks` [heads]: the score of a position without value, which every token sees (gpt-oss).
     """
 
-    attention_norm: Tensor
-    query_key_value: Linear
-    output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    query_key_norm: Tensor | None = None
+    attention: Projection
+    mlp: Mlp
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    attention_after_norm: Tensor | None = None
+    mlp_after_norm: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +89,15 @@ class Weights:
     head: Linear
 
 
-def normalize(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`hidden` with a root mean square of 1 over its last dimension, times `weight` (RMSNorm, arXiv 1910.07467)."""
-    return functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
+def normalize(hidden: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`hidden` with a root mean square of 1 over its last dimension, times `weight` (RMSNorm, arXiv 1910.07467).
+
+    `hidden` itself without a weight.
+    """
+    return hidden if weight is None else functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
 
 
 def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
     """Normalize each head of `heads` [tokens, heads, head_dim] on its own; `weight` is [heads, head_dim]."""
     normalized = functional.rms_norm(heads, weight.shape[-1:], None, eps)
     torch.mul(normalized, weight, out=heads)
-
-
-def gated_mlp(hidden: Tensor, layer: LayerWeights) -> Tensor:
-    """down(silu(gate(hidden)) * up(hidden)), as `hidden` (SwiGLU, arXiv 2002.05202)."""
-    gate, up = layer.gate_up(hidden).chunk(2, -1)
-    return layer.down(functional.silu(gate).mul_(up))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,24 +14,17 @@ from torch import Tensor
 
 from shards.network.config import NetworkConfig
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
-from shards.network.layers import DenseLinear, LayerWeights, Linear, Weights
+from shards.network.families.table import family_of
+from shards.network.family import Family
+from shards.network.layers import DenseLinear, Weights
+from shards.network.tensors import Builder, Form
 from shards.quant.int8 import Int8Linear
 
 DtypeChoice = Literal["auto", "float32", "bfloat16", "int8"]
 OnProgress = Callable[[int, int], None]
-MakeLinear = Callable[[Iterable[Tensor], Tensor | None], Linear]
-"""Makes one matrix from parts, stacked by rows, and a bias."""
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-
-
-class _Source(Protocol):
-    """A source of tensors, by the names that transformers uses."""
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor called `name`, of this shape."""
-        ...
 
 
 def load_weights(
@@ -45,9 +38,10 @@ def load_weights(
     UnsupportedCheckpoint with the tensor's name.
     """
     with ExitStack() as stack:
-        files = _Files(_safetensors_of(folder), stack, on_progress)
+        family = family_of(config.architecture)
+        files = _Files(_safetensors_of(folder), stack, on_progress, family)
         files.dtype = _dtype_of(dtype, files.stored_dtype("model.embed_tokens.weight"))
-        weights = _weights(config, files, _form_of(dtype))
+        weights = Builder(config, family, files, _form_of(dtype)).weights()
         files.refuse_leftovers(config)
         return weights
 
@@ -60,78 +54,37 @@ def random_weights(
     `is_int8` quantises the same weights as `load_weights` does.
     """
     source = _Random(torch.Generator().manual_seed(seed), dtype)
-    return _weights(config, source, _form_of("int8" if is_int8 else "auto"))
+    return Builder(config, family_of(config.architecture), source, _form_of("int8" if is_int8 else "auto")).weights()
 
 
-class _Form(NamedTuple):
-    """The storage of weights: `linear` makes a matrix from its parts, and `norm` converts the norms."""
-
-    linear: MakeLinear
-    norm: Callable[[Tensor], Tensor]
-
-
-def _form_of(choice: DtypeChoice) -> _Form:
-    return _Form(Int8Linear.quantise, Tensor.float) if choice == "int8" else _Form(DenseLinear.of, lambda norm: norm)
-
-
-def _weights(config: NetworkConfig, source: _Source, form: _Form) -> Weights:
-    vocabulary = (config.vocab_size, config.hidden_size)
-    embedding = source.take("model.embed_tokens.weight", *vocabulary)
-    return Weights(
-        embedding=embedding,
-        layers=tuple(_layer(config, source, f"model.layers.{index}.", form) for index in range(config.layers)),
-        norm=form.norm(source.take("model.norm.weight", config.hidden_size)),
-        head=form.linear([embedding if config.tied_head else source.take("lm_head.weight", *vocabulary)], None),
-    )
-
-
-def _layer(config: NetworkConfig, source: _Source, layer: str, form: _Form) -> LayerWeights:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention, mlp = layer + "self_attn.", layer + "mlp."
-
-    def linear(inputs: int, has_bias: bool, *names_outputs: tuple[str, int]) -> Linear:
-        parts = (source.take(f"{name}_proj.weight", outputs, inputs) for name, outputs in names_outputs)
-        biases = [source.take(f"{name}_proj.bias", outputs) for name, outputs in names_outputs if has_bias]
-        return form.linear(parts, torch.cat(biases) if has_bias else None)
-
-    def norm(name: str) -> Tensor:
-        return form.norm(source.take(f"{layer}{name}_layernorm.weight", hidden))
-
-    triple = ((attention + "q", query), (attention + "k", key_value), (attention + "v", key_value))
-    return LayerWeights(
-        attention_norm=norm("input"),
-        query_key_value=linear(hidden, config.qkv_bias, *triple),
-        query_key_norm=form.norm(_query_key_norm(config, source, attention)) if config.query_key_norm else None,
-        output=linear(query, config.output_bias, (attention + "o", hidden)),
-        mlp_norm=norm("post_attention"),
-        gate_up=linear(hidden, config.mlp_bias, (mlp + "gate", inner), (mlp + "up", inner)),
-        down=linear(inner, config.mlp_bias, (mlp + "down", hidden)),
-    )
-
-
-def _query_key_norm(config: NetworkConfig, source: _Source, attention: str) -> Tensor:
-    query = source.take(attention + "q_norm.weight", config.head_dim).expand(config.heads, -1)
-    key = source.take(attention + "k_norm.weight", config.head_dim).expand(config.kv_heads, -1)
-    return torch.cat((query, key))
+def _form_of(choice: DtypeChoice) -> Form:
+    return Form(Int8Linear.quantise, Tensor.float) if choice == "int8" else Form(DenseLinear.of, lambda norm: norm)
 
 
 class _Random:
     def __init__(self, generator: torch.Generator, dtype: torch.dtype) -> None:
-        self._generator, self._dtype = generator, dtype
+        self._generator, self.dtype = generator, dtype
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def has(self, name: str) -> bool:
+        return not name.endswith("_blocks")
+
+    def take_bytes(self, name: str, *shape: int) -> Tensor:  # noqa: ARG002 - drawn, whatever its name
+        return torch.randint(0, 255, shape, generator=self._generator, dtype=torch.uint8)
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype)
-        scale = shape[-1] ** -0.5 if len(shape) == 2 else 0.1
-        return (torch.randn(shape, generator=self._generator) * scale).to(self._dtype)
+            return torch.ones(shape, dtype=dtype or self.dtype)
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
+        return (torch.randn(shape, generator=self._generator) * scale).to(dtype or self.dtype)
 
 
 class _Files:
-    """The tensors of some safetensors files, each taken once."""
+    """The tensors of some safetensors files, each taken once, by the names that `family` gives them."""
 
-    def __init__(self, paths: Iterable[Path], stack: ExitStack, on_progress: OnProgress | None) -> None:
+    def __init__(self, paths: Iterable[Path], stack: ExitStack, on_progress: OnProgress | None, family: Family) -> None:
         self.dtype = torch.float32
+        self._family = family
+        self._stored_names: dict[str, str] = {}
         self._on_progress = on_progress
         self._holders: dict[str, Any] = {}
         self._total_bytes = self._done_bytes = 0
@@ -141,32 +94,46 @@ class _Files:
                 self._total_bytes += path.stat().st_size
             except (OSError, SafetensorError) as error:
                 raise BrokenCheckpoint(f"{path} cannot be read: {error}", hint="is the download complete?") from error
-            self._holders |= dict.fromkeys(file.keys(), file)
+            for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+                name = self._renamed(stored)
+                self._holders[name], self._stored_names[name] = file, stored
         self._left = set(self._holders)
 
+    def has(self, name: str) -> bool:
+        return name in self._holders
+
+    def take_bytes(self, name: str, *shape: int) -> Tensor:
+        stored = self._slice(name).get_dtype()
+        if stored != "U8":
+            raise UnsupportedCheckpoint(f"tensor {name} is stored as {stored}", hint="use the checkpoint as published")
+        return self._taken(name, shape)
+
     def stored_dtype(self, name: str) -> torch.dtype:
-        stored = self._holder(name).get_slice(name).get_dtype()
+        stored = self._slice(name).get_dtype()
         if stored not in _STORED:
             raise UnsupportedCheckpoint(
                 f"tensor {name} is stored as {stored}", hint="use the float32, float16 or bfloat16 checkpoint"
             )
         return _STORED[stored]
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        found = tuple(self._holder(name).get_slice(name).get_shape())
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        self.stored_dtype(name)
+        return self._taken(name, shape).to(dtype or self.dtype)
+
+    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        found = tuple(self._slice(name).get_shape())
         if found != shape:
             raise BrokenCheckpoint(f"tensor {name} has shape {found}, config.json says {shape}")
-        self.stored_dtype(name)
-        tensor: Tensor = self._holder(name).get_tensor(name)
+        tensor: Tensor = self._holder(name).get_tensor(self._stored_names[name])
         self._left.remove(name)
         self._done_bytes += tensor.nbytes
         self._report(self._done_bytes)
-        return tensor.to(self.dtype)
+        return tensor
 
     def refuse_leftovers(self, config: NetworkConfig) -> None:
         # old checkpoints contain rope's frequencies, and some a copy of a head that config.json declares tied
         known = {"lm_head.weight"} if config.tied_head else set()
-        left = sorted(name for name in self._left - known if not name.endswith("rotary_emb.inv_freq"))
+        left = sorted(name for name in self._left - known if not self._is_ignored(name, config))
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise BrokenCheckpoint(
@@ -177,6 +144,21 @@ class _Files:
     def _report(self, done_bytes: int) -> None:
         if self._on_progress is not None:
             self._on_progress(done_bytes, self._total_bytes)
+
+    def _renamed(self, stored: str) -> str:
+        for prefix, replacement in self._family.prefixes:
+            if stored.startswith(prefix):
+                return replacement + stored.removeprefix(prefix)
+        return stored
+
+    def _is_ignored(self, name: str, config: NetworkConfig) -> bool:
+        # layers behind the last one guess further tokens (multi-token prediction)
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        is_behind = name.startswith("model.layers.") and layer.isdigit() and int(layer) >= config.layers
+        return is_behind or name.endswith("rotary_emb.inv_freq") or name.startswith(self._family.ignored)
+
+    def _slice(self, name: str) -> Any:
+        return self._holder(name).get_slice(self._stored_names[name])
 
     def _holder(self, name: str) -> Any:
         try:

@@ -1,6 +1,7 @@
 """Rotary position embedding: turns a token's position into angles.
 
-Source: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); the `llama3` and `linear` rules as in transformers.
+Source: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); LongRoPE (arXiv 2402.13753); the `llama3` and `linear`
+rules as in transformers.
 """
 
 from __future__ import annotations
@@ -15,26 +16,36 @@ from shards.network.config import Rope
 
 
 class Rotation(NamedTuple):
-    """The angles of a step's tokens for `rotate_in_place`. `cos` and `signed_sin` are [tokens, 1, head_dim]."""
+    """The angles of a step's tokens for `rotate_in_place`. `cos` and `signed_sin` are [tokens, 1, head_dim].
+
+    `query_scale` [tokens, 1, 1] multiplies the queries; None is 1.
+    """
 
     cos: Tensor
     signed_sin: Tensor
+    query_scale: Tensor | None = None
 
 
 class RotaryEmbedding:
     """Makes the rotations for one network's positions."""
 
     def __init__(self, rope: Rope, head_dim: int) -> None:
+        self.rope = rope
         self.inverse_frequencies = inverse_frequencies(rope, head_dim)
-        self.attention_factor = attention_factor(rope)
+        self.attention_factor = attention_factors(rope, head_dim)
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotations for `positions` [tokens] in `dtype`. Angles are float32, as in transformers."""
         angles = positions.to(torch.float32)[:, None, None] * self.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1.0:
+        if self.attention_factor is not None:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
+        turned = torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+        growth = self.rope.query_growth
+        if not growth:
+            return Rotation(*turned)
+        periods = (positions[:, None, None] // self.rope.original_positions).to(torch.float32)
+        return Rotation(*turned, (1.0 + growth * periods.log1p()).to(dtype))
 
 
 def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
@@ -47,29 +58,47 @@ def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair, float32 [head_dim / 2]."""
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    """Radians per position of each pair, float32 [head_dim / 2]; 0 for pairs that are not rotated."""
+    dims = rope.dims or head_dim
+    frequencies = _scaled(1.0 / (rope.theta ** (torch.arange(0, dims, 2, dtype=torch.float32) / dims)), rope, dims)
+    return torch.cat((frequencies, torch.zeros((head_dim - dims) // 2)))
+
+
+def _scaled(frequencies: Tensor, rope: Rope, dims: int) -> Tensor:
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
     if rope.kind == "yarn":
-        return _yarn(frequencies, rope, head_dim)
+        return _yarn(frequencies, rope, dims)
+    if rope.kind == "longrope":
+        return frequencies / torch.tensor(rope.factors)
     return frequencies
 
 
+def attention_factors(rope: Rope, head_dim: int) -> Tensor | None:
+    """The factors on cosines and sines of each pair, float32 [head_dim / 2]; None if all are 1."""
+    factor, dims = attention_factor(rope), rope.dims or head_dim
+    if factor == 1.0:
+        return None
+    return torch.cat((torch.full((dims // 2,), factor), torch.ones((head_dim - dims) // 2)))
+
+
 def attention_factor(rope: Rope) -> float:
-    """The factor on cosines and sines: 1 except for YaRN, which sharpens attention over long contexts."""
-    if rope.kind != "yarn":
+    """The factor on cosines and sines of rotated pairs: above 1 for YaRN and LongRoPE, which sharpen long contexts."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.kind == "longrope":
+        return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_positions)) if rope.factor > 1.0 else 1.0
     if rope.mscale and rope.mscale_all_dim:
-        return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
-    return _yarn_mscale(rope.factor, 1.0)
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's temperature for a context that is `factor` times as long, weighted with `mscale`."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
@@ -81,17 +110,17 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
 
 
-def _yarn(frequencies: Tensor, rope: Rope, head_dim: int) -> Tensor:
+def _yarn(frequencies: Tensor, rope: Rope, dims: int) -> Tensor:
     """Keep pairs that turn often within the original context, stretch the slow ones, with a ramp between."""
 
     def pair_turning(turns: float) -> float:
-        return head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return dims * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, dims - 1)
     if low == high:
         high += 0.001  # a ramp of width zero would divide by zero; transformers uses the same width
-    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    stretched = ((torch.arange(dims // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies / rope.factor * stretched + frequencies * (1 - stretched)

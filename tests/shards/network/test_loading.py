@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
-from shards.network.layers import DenseLinear, Linear
+from shards.network.heads import HeadProjection
+from shards.network.layers import DenseLinear, LayerWeights, Linear
 from shards.network.loading import DtypeChoice, load_weights, random_weights
+from shards.network.mlp import GatedMlp
 from shards.quant.int8 import Int8Linear
 from tests.shards.tiny_checkpoints import save_checkpoint
 
@@ -32,6 +34,16 @@ def dense(linear: Linear) -> DenseLinear:
     return linear
 
 
+def heads(layer: LayerWeights) -> HeadProjection:
+    assert isinstance(layer.attention, HeadProjection)
+    return layer.attention
+
+
+def mlp(layer: LayerWeights) -> GatedMlp:
+    assert isinstance(layer.mlp, GatedMlp)
+    return layer.mlp
+
+
 def bias_of(linear: Linear) -> Tensor:
     bias = dense(linear).bias
     assert bias is not None
@@ -48,9 +60,9 @@ def test_what_reads_the_same_input_is_one_matrix(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     layer = load_weights(folder, read_config(folder)).layers[1]
     parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(dense(layer.query_key_value).weight, torch.cat(parts))
+    assert torch.equal(dense(heads(layer).query_key_value).weight, torch.cat(parts))
     parts = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(dense(layer.gate_up).weight, torch.cat(parts))
+    assert torch.equal(dense(mlp(layer).gate_up).weight, torch.cat(parts))
 
 
 def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
@@ -61,8 +73,8 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     whole, sharded = (load_weights(tmp_path / name, config) for name in ("whole", "sharded"))
     assert torch.equal(dense(whole.head).weight, dense(sharded.head).weight)
     for layer, sharded_layer in zip(whole.layers, sharded.layers, strict=True):
-        assert torch.equal(dense(layer.gate_up).weight, dense(sharded_layer.gate_up).weight)
-        assert torch.equal(bias_of(layer.query_key_value), bias_of(sharded_layer.query_key_value))
+        assert torch.equal(dense(mlp(layer).gate_up).weight, dense(mlp(sharded_layer).gate_up).weight)
+        assert torch.equal(bias_of(heads(layer).query_key_value), bias_of(heads(sharded_layer).query_key_value))
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
@@ -87,7 +99,12 @@ def test_the_dtype_is_the_one_chosen(
     save_checkpoint(tmp_path, "qwen2", dtype=stored)
     weights = load_weights(tmp_path, read_config(tmp_path), dtype=chosen)
     layer = weights.layers[0]
-    tensors = (weights.embedding, dense(layer.down).weight, bias_of(layer.query_key_value), dense(weights.head).weight)
+    tensors = (
+        weights.embedding,
+        dense(mlp(layer).down).weight,
+        bias_of(heads(layer).query_key_value),
+        dense(weights.head).weight,
+    )
     assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype} == {found}
 
 
@@ -160,7 +177,7 @@ def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
 def test_random_weights_depend_on_the_seed_alone(folder: Path) -> None:
     config = read_config(folder)
     first, again, other = (random_weights(config, seed) for seed in (1, 1, 2))
-    drawn, again_drawn, other_drawn = (dense(weights.layers[1].down).weight for weights in (first, again, other))
+    drawn, again_drawn, other_drawn = (dense(mlp(weights.layers[1]).down).weight for weights in (first, again, other))
     assert torch.equal(drawn, again_drawn)
     assert not torch.equal(drawn, other_drawn)
 
@@ -174,8 +191,13 @@ def test_int8_keeps_the_embedding_and_the_norms_and_quantises_every_matrix(tmp_p
     hidden = torch.randn(3, config.hidden_size, generator=torch.Generator().manual_seed(0))
     pairs = [(weights.head, exact.head)]
     for layer, exact_layer in zip(weights.layers, exact.layers, strict=True):
+        assert layer.mlp_norm is not None
+        assert exact_layer.mlp_norm is not None
         assert torch.equal(layer.mlp_norm, exact_layer.mlp_norm.float())
-        pairs += [(layer.query_key_value, exact_layer.query_key_value), (layer.gate_up, exact_layer.gate_up)]
+        pairs += [
+            (heads(layer).query_key_value, heads(exact_layer).query_key_value),
+            (mlp(layer).gate_up, mlp(exact_layer).gate_up),
+        ]
     for quantised, linear in pairs:
         assert isinstance(quantised, Int8Linear)
         wanted = linear(hidden.bfloat16()).float()
