@@ -62,4 +62,4 @@ class Decoder:
         if self.config.embedding_scale != 1.0:
             # rounded to the embedding's own type, as in training
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
-        return hidden.to(self.weights.norm.dtype)
+        return hidden.to(self.weights.dtype)

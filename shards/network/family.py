@@ -45,7 +45,7 @@ class Family:
 
     `is_nested`: the fields are in `text_config`, as in networks that also take images. `prefixes` are pairs (beginning
     of a tensor's name, its replacement); tensors that then begin with one of `ignored` are left out. `norm_offset` is
-    added to all norm weights. `activation` is the name of the only one that the family has.
+    added to all norm weights, which are float32 then. `activation` is the name of the only one that the family has.
 
     `attention` and `mlp` make the parts of a layer that `names` cannot describe. `quantised` are methods of
     quantization_config that the family reads itself.

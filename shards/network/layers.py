@@ -81,23 +81,32 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a network. Activations have the dtype of the norms; a dense tied head shares the embedding."""
+    """All weights of a network; activations have type `dtype`. A dense tied head shares the embedding."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Linear
+    dtype: torch.dtype
 
 
 def normalize(hidden: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`hidden` with a root mean square of 1 over its last dimension, times `weight` (RMSNorm, arXiv 1910.07467).
 
-    `hidden` itself without a weight.
+    `hidden` itself without a weight. A float32 weight is multiplied in float32, and the product rounded once.
     """
-    return hidden if weight is None else functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
+    if weight is None or weight.dtype == hidden.dtype:
+        return hidden if weight is None else functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
+    return functional.rms_norm(hidden.float(), weight.shape[-1:], weight, eps).to(hidden.dtype)
 
 
 def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
-    """Normalize each head of `heads` [tokens, heads, head_dim] on its own; `weight` is [heads, head_dim]."""
-    normalized = functional.rms_norm(heads, weight.shape[-1:], None, eps)
-    torch.mul(normalized, weight, out=heads)
+    """Normalize each head of `heads` [tokens, heads, head_dim] on its own; `weight` is [heads, head_dim].
+
+    As in `normalize`, a float32 weight is multiplied in float32.
+    """
+    normalized = functional.rms_norm(heads.to(weight.dtype), weight.shape[-1:], None, eps)
+    if weight.dtype == heads.dtype:
+        torch.mul(normalized, weight, out=heads)
+    else:
+        heads.copy_(normalized.mul_(weight))

@@ -58,7 +58,7 @@ def random_weights(
 
 
 def _form_of(choice: DtypeChoice) -> Form:
-    return Form(Int8Linear.quantise, Tensor.float) if choice == "int8" else Form(DenseLinear.of, lambda norm: norm)
+    return Form(Int8Linear.quantise, is_wide=True) if choice == "int8" else Form(DenseLinear.of)
 
 
 class _Random:

@@ -39,10 +39,12 @@ class TensorSource(Protocol):
 
 
 class Form(NamedTuple):
-    """The storage of weights: `linear` makes a matrix from its parts, and `norm` converts norms."""
+    """The storage of weights: `linear` makes a matrix from its parts. Activations are float32 if `is_wide`, and else of
+    the source's type.
+    """
 
     linear: MakeLinear
-    norm: Callable[[Tensor], Tensor]
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Builder:
             head=self.form.linear(
                 [embedding if config.tied_head else self.source.take("lm_head.weight", *vocabulary)], None
             ),
+            dtype=torch.float32 if self.form.is_wide else self.source.dtype,
         )
 
     def layer(self, index: int) -> LayerWeights:
@@ -177,8 +180,12 @@ class Builder:
     def norm(self, name: str, width: int) -> Tensor:
         """The norm called `name`."""
         weight = self.source.take(f"{name}.weight", width)
-        offset = self.family.norm_offset
-        return self.form.norm((weight.float() + offset).to(weight.dtype) if offset else weight)
+        # rounded to bfloat16, the sum with an offset would raise the error of a network by a quarter
+        return weight.float() + self.family.norm_offset if self.family.norm_offset else self.activated(weight)
+
+    def activated(self, tensor: Tensor) -> Tensor:
+        """`tensor` in the type of the activations."""
+        return tensor.float() if self.form.is_wide else tensor
 
     def name(self, index: int, name: str) -> str:
         """The full name of a tensor of layer `index`."""

@@ -79,6 +79,18 @@ def test_fast_and_reference_agree(
     assert (fast - expected).abs().max() < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 40, 290])
+def test_sinks_and_another_scale_take_their_share(window: int | None, dtype: torch.dtype) -> None:
+    config = a_config(window=window)
+    batch, cache, queries, keys_values = a_step(config, dtype, ROWS, layer=1)
+    sinks = torch.randn(config.heads, generator=torch.Generator().manual_seed(4)).to(dtype)
+    expected = attention_reference(queries, batch, cache=cache, layer=1, window=window, scale=0.4, sinks=sinks)
+    fast = PagedAttention(batch, cache, window, scale=0.4).attend(1, queries, keys_values, sinks=sinks)
+    assert not expected.isnan().any()
+    assert (fast - expected).abs().max() < TOLERANCE[dtype]
+
+
 def test_a_row_alone_gets_the_very_bits_it_gets_among_others() -> None:
     config = a_config()
     batch, cache, queries, keys_values = a_step(config, torch.float32, ROWS, layer=0)
@@ -128,6 +140,9 @@ def test_a_shared_document_read_once_for_all_gives_each_its_own(dtype: torch.dty
     assert [len(cascade.tails) for cascade in attention._cascades] == [6]
     expected = attention_reference(queries, batch, cache=cache, layer=0)
     assert (attention.attend(0, queries, keys_values) - expected).abs().max() < TOLERANCE[dtype]
+    sinks = torch.linspace(-1, 3, 16)
+    expected = attention_reference(queries, batch, cache=cache, layer=0, sinks=sinks)
+    assert (attention.attend(0, queries, keys_values, sinks=sinks) - expected).abs().max() < TOLERANCE[dtype]
 
 
 def test_an_exact_batch_shows_neither_neighbours_nor_the_place_of_blocks() -> None:

@@ -9,6 +9,7 @@ import pytest
 from shards.network.config import NetworkConfig, Rope
 from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.network.families.table import ARCHITECTURES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 ROPE = Rope(original_positions=2048)
+DEEPSEEK: dict[str, Any] = {"moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 2}
 
 
 def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> NetworkConfig:
@@ -102,6 +104,10 @@ def test_an_end_token_without_a_logit_is_nothing_that_could_be_forbidden(tmp_pat
         ({"architectures": []}, "architecture none"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic .*llama3"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "caps of logits"),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 9.0}, "swiglu_limit 9 with swiglu_alpha 1.702"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"} | DEEPSEEK, "topk_method noaux_tc"),
+        ({"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "quantized .fp8"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
@@ -126,8 +132,8 @@ def test_an_architecture_with_other_fields_is_named_before_any_field_is_missed(t
     with pytest.raises(UnsupportedCheckpoint) as caught:
         read_config(tmp_path)
     assert str(caught.value) == (
-        "architecture GPT2LMHeadModel is not supported; a shard serves LlamaForCausalLM, MistralForCausalLM,"
-        " Qwen2ForCausalLM, Qwen3ForCausalLM (serve it with another engine, in a pool of that engine's kind)"
+        f"architecture GPT2LMHeadModel is not supported; a shard serves {', '.join(ARCHITECTURES)} "
+        "(serve it with another engine, in a pool of that engine's kind)"
     )
 
 
@@ -137,6 +143,16 @@ def test_an_architecture_with_other_fields_is_named_before_any_field_is_missed(t
         ({"hidden_size": "big"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
         ({"num_key_value_heads": 3}, "8 heads do not share 3"),
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}}, "4 numbers in long_factor"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.4}, "rope on 3 numbers"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 8, "num_experts": 2},
+            "8 experts compute each token, and num_experts is 2",
+        ),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"head_dim": "x"}},
+            "text_config: .*head",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope parameters.*factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope parameters.*factor"),
         ({"rope_scaling": {"factor": 2.0}}, "scaled by 2, but no rope type is given"),

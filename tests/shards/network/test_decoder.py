@@ -109,7 +109,21 @@ def test_a_chunk_of_which_no_logits_are_wanted_is_in_the_cache_all_the_same(pair
     assert_agree(pair.decoder.forward(a_batch((tokens[69:], 69, (3, 1))), cache), pair.expected(tokens)[69:])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2, window from layer 1, yarn", "qwen3"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama",
+        "qwen2, window from layer 1, yarn",
+        "qwen3",
+        "gemma3",
+        "glm4",
+        "olmo2",
+        "qwen3 moe",
+        "gpt-oss",
+        "deepseek v3",
+        "phi3, part of each head, longrope",
+    ],
+)
 def test_bfloat16_errs_no_more_than_transformers_does(kind: str, tmp_path: Path) -> None:
     model = save_checkpoint(tmp_path, kind, dtype=torch.bfloat16)
     config = read_config(tmp_path)

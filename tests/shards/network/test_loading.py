@@ -105,7 +105,7 @@ def test_the_dtype_is_the_one_chosen(
         bias_of(heads(layer).query_key_value),
         dense(weights.head).weight,
     )
-    assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype} == {found}
+    assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype, weights.dtype} == {found}
 
 
 def test_progress_rises_to_the_whole(folder: Path) -> None:

@@ -53,6 +53,23 @@ def test_a_rotation_turns_the_pairs_half_a_head_apart() -> None:
     assert heads.flatten().tolist() == pytest.approx(expected)
 
 
+def test_pairs_that_are_not_rotated_keep_their_numbers() -> None:
+    rotary = RotaryEmbedding(Rope(kind="yarn", factor=4.0, original_positions=64, dims=4), 8)
+    heads = torch.arange(1.0, 9.0).view(1, 1, 8).clone()
+    rotate_in_place(heads, rotary.at(torch.tensor([5]), torch.float32))
+    kept = [2, 3, 6, 7]
+    assert heads.flatten()[kept].tolist() == [3.0, 4.0, 7.0, 8.0]
+    assert heads.flatten()[0] != 1.0
+
+
+def test_queries_grow_with_each_original_context_that_lies_behind_them() -> None:
+    rotary = RotaryEmbedding(Rope(original_positions=100, query_growth=0.5), 8)
+    grown = rotary.at(torch.tensor([0, 99, 100, 250]), torch.float32).query_scale
+    assert grown is not None
+    expected = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(3)]
+    assert grown.flatten().tolist() == pytest.approx(expected)
+
+
 def test_scores_depend_on_the_distance_only() -> None:
     rotary = RotaryEmbedding(Rope(), 32)
     query, key = torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0))
