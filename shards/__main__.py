@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shards.model import Model
     from shards.tracing import ShardTraces
 
-Dtype = Literal["auto", "float32", "bfloat16", "int8"]
-KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 RunAhead = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "off"]
@@ -184,7 +184,9 @@ def shard(
     ] = "127.0.0.1:7001",
     name: Annotated[str, typer.Option(help="Name that this shard reports to routers.")] = "shard",
     served_name: Annotated[str | None, typer.Option(help="Model name for clients; default: the directory's.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights; int8 is the fastest on CPUs.")] = "auto",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Type of the weights; int8 is the fastest on CPUs, and float16 is slow there.")
+    ] = "auto",
     kv_dtype: Annotated[
         KvDtype, typer.Option(help="Type of the KV; int8 and fp8 need less memory, and are not faster on CPUs.")
     ] = "auto",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shards.network.loading import DtypeChoice, OnProgress
 
 
-DTYPES = ("auto", "float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 """Types as which a model's weights can be loaded."""
 
 
@@ -103,18 +103,18 @@ class Model:
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
-        `dtype` is auto (the checkpoint's own), float32, bfloat16, or int8: matrices in int8, activations in float32,
-        attention as with auto. `kv_dtype` is auto (the type that attention computes in), int8 or fp8. `device` is cpu,
+        `dtype` is auto (the checkpoint's own, or on a CPU float32 for float16, on a GPU bfloat16 for float32), float32,
+        bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. `kv_dtype` is auto
+        (the type that attention computes in), int8 or fp8. `device` is cpu,
         cuda, or auto, which is cuda if there is a GPU and Triton; a GPU takes weights and KV in floating point only.
         `on_progress` gets the bytes read so far and the total. Raises CheckpointError, or ValueError for another
         dtype or device.
         """
-        import torch
-
         from shards.gpu.device import choose_device
+        from shards.gpu.support import require_gpu_support
         from shards.network.config_file import read_config
         from shards.network.decoder import Decoder
-        from shards.network.loading import load_weights
+        from shards.network.loading import gpu_dtype, load_weights
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
@@ -124,15 +124,16 @@ class Model:
                 f"dtype {dtype} with kv_dtype {kv_dtype} is for CPUs; leave them out, or choose device cpu"
             )
         config = read_config(path)
-        weights = load_weights(path, config, dtype=cast("DtypeChoice", dtype), on_progress=on_progress)
+        if on.type == "cuda":
+            require_gpu_support(config)
+        chosen = cast("DtypeChoice", gpu_dtype(path, dtype) if on.type == "cuda" else dtype)
+        weights = load_weights(path, config, dtype=chosen, on_progress=on_progress)
         computed = weights.embedding.dtype
         network: Network
         if on.type == "cuda":
             from shards.gpu.network import GpuNetwork
             from shards.gpu.weights import moved
 
-            # float16 checkpoints become float32 for CPUs, and GPUs have no fast float32
-            computed = torch.bfloat16 if dtype == "auto" else computed
             network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=computed))
         else:
             stored = kv_dtype_of(kv_dtype, computed=computed)

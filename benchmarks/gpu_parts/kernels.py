@@ -12,6 +12,7 @@ from benchmarks.gpu_parts.models import Sizes
 from benchmarks.gpu_parts.report import Report
 from shards.gpu.dense import dense_attention
 from shards.kernels.copy_blocks import copy_blocks, copy_blocks_reference
+from shards.kernels.gate import gate, gate_reference
 from shards.kernels.gather_pages import gather_pages, gather_pages_reference
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write, kv_write_reference, quantise_reference
@@ -20,7 +21,6 @@ from shards.kernels.norm import rms_norm, rms_norm_reference
 from shards.kernels.paged_decode import DecodePlan, paged_decode, paged_decode_reference, plan_decode, splits_of
 from shards.kernels.paged_prefill import Tile, paged_prefill, paged_prefill_reference, plan_prefill
 from shards.kernels.sampling import Draw, sample, sample_reference
-from shards.kernels.silu_mul import silu_mul, silu_mul_reference
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
@@ -129,7 +129,7 @@ def check_rows(report: Report, machine: Machine) -> None:
         expected = rms_norm_reference(hidden, weight, epsilon=1e-6, residual=residual)
         error = max(distance(*pair) for pair in zip(actual, expected, strict=True))
         report.check(f"rms_norm, {width}", error, tolerance)
-        report.check(f"silu_mul, {width}", distance(silu_mul(hidden), silu_mul_reference(hidden)), tolerance)
+        report.check(f"gate, {width}", distance(gate(hidden), gate_reference(hidden)), tolerance)
     source = torch.randn(6, 3, 64, device=device).to(machine.dtype)
     pairs = torch.tensor([[1, 4], [0, 5]], dtype=torch.int32, device=device)
     copied, truth = source.clone(), source.clone()

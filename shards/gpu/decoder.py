@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from shards.gpu.cache import GpuCache
 from shards.gpu.weights import GpuLayer, GpuWeights, Matrix
+from shards.kernels.gate import gate
 from shards.kernels.gather_prefill import Dense, gather_prefill
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode
 from shards.kernels.paged_prefill import PrefillPlan, paged_prefill
-from shards.kernels.silu_mul import silu_mul
-from shards.network.config import NetworkConfig
+from shards.network.config import NetworkConfig, Rope
 from shards.network.rope import attention_factors, inverse_frequencies
 
 
@@ -63,7 +63,7 @@ class Inputs:
 
 
 class GpuDecoder:
-    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. The cache holds all state between steps.
+    """A network of a family that `shards.gpu.support` names. The cache holds all state between steps.
 
     `dense` is the attention for long chunks; None uses the paged kernel for all.
     """
@@ -71,7 +71,10 @@ class GpuDecoder:
     def __init__(self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None) -> None:
         self.config, self.weights, self.dense = config, weights, dense
         self.device = weights.embedding.device
-        self._rotation = rotation_table(config, self.device)
+        ropes = [config.rope_of(layer) for layer in range(config.layers)]
+        tables = {rope: rotation_table(rope, config, self.device) for rope in set(ropes)}
+        self._rotations = [tables[rope] for rope in ropes]
+        self._growth = query_growth(config, self.device)
         self._norms = [self._head_norm(layer) for layer in weights.layers]
 
     def __repr__(self) -> str:
@@ -85,9 +88,9 @@ class GpuDecoder:
         Afterwards the keys and values of all new tokens are in `cache`.
         """
         epsilon, last = self.config.rms_norm_eps, self.config.layers - 1
-        hidden, residual = functional.embedding(inputs.token_ids, self.weights.embedding), None
+        hidden, residual = self._embed(inputs.token_ids), None
         for index, layer in enumerate(self.weights.layers):
-            normal, stream = rms_norm(hidden, layer.attention_norm, epsilon=epsilon, residual=residual)
+            normal, stream = _joined(hidden, layer.attention_norm, epsilon, residual)
             queries = self._write(index, normal, inputs, cache)
             if index == last and inputs.wanted is not None and not len(inputs.wanted):
                 return hidden.new_empty(0, self.config.vocab_size)
@@ -95,51 +98,83 @@ class GpuDecoder:
             if index == last and inputs.wanted is not None:
                 # past the last attention no token needs another, so only the wanted ones continue
                 mixed, stream = mixed.index_select(0, inputs.wanted), stream.index_select(0, inputs.wanted)
-            hidden = _linear(mixed, layer.output)
-            normal, residual = rms_norm(hidden, layer.mlp_norm, epsilon=epsilon, residual=stream)
-            inner = silu_mul(_linear(normal, layer.gate_up))
-            hidden = _linear(inner, layer.down)
+            hidden = _after(_linear(mixed, layer.output), layer.attention_after_norm, epsilon)
+            normal, residual = _joined(hidden, layer.mlp_norm, epsilon, stream)
+            inner = gate(_linear(normal, layer.gate_up), self.config.activation)
+            hidden = _after(_linear(inner, layer.down), layer.mlp_after_norm, epsilon)
         normal, _ = rms_norm(hidden, self.weights.norm, epsilon=epsilon, residual=residual)
         return torch.mm(normal, self.weights.head.mT, out=out)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden, scale = functional.embedding(token_ids, self.weights.embedding), self.config.embedding_scale
+        # rounded to the embedding's own type, as in training; on the host, because a graph may not copy from there
+        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=hidden.dtype).item()
 
     def _write(self, index: int, normal: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
         """Write this layer's keys and values to the cache; returns the rotated queries [tokens, heads, head_dim]."""
         config, layer = self.config, self.weights.layers[index]
         projected = _linear(normal, layer.query_key_value)
+        if config.wide_norm:
+            projected = _normalised(projected, layer, config)
         split = torch.split(
             projected.view(len(normal), -1, config.head_dim), [config.heads, config.kv_heads, config.kv_heads], dim=1
         )
         kv, scales = cache.layer(index)
         places = (inputs.positions, inputs.slots)
-        return kv_write(
+        queries = kv_write(
             (split[0], split[1], split[2]),
             places,
             kv=kv,
-            rotation=self._rotation,
+            rotation=self._rotations[index],
             norm=self._norms[index],
             scales=scales,
         )
+        if self._growth is None:
+            return queries
+        return queries * self._growth.index_select(0, inputs.positions)[:, None, None].to(queries.dtype)
 
     def _attend(self, index: int, queries: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
         """[tokens, heads, head_dim]: decoding rows and prefilling rows in separate kernels, never one for both."""
         kv, scales = cache.layer(index)
         window, parts, start = self.config.windows[index], [], 0
+        scale, sinks = self.config.attention_scale, self.weights.layers[index].sinks
         if inputs.decodes is not None:
             decodes, start = inputs.decodes, len(inputs.decodes.context_tokens)
             tables, contexts, plan = decodes.tables, decodes.context_tokens, decodes.plans[window]
             rows = queries[:start]
-            parts.append(paged_decode(rows, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales))
+            parts.append(
+                paged_decode(
+                    rows, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales, scale=scale, sinks=sinks
+                )
+            )
         for prefills in inputs.prefills:
             stop = start + sum(prefills.new_tokens)
-            parts.append(self._prefill(queries[start:stop], kv, prefills, window=window, scales=scales))
+            parts.append(self._prefill(queries[start:stop], kv, prefills, window=window, scales=scales, sinks=sinks))
             start = stop
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _prefill(
-        self, queries: Tensor, kv: Tensor, prefills: Prefills, *, window: int | None, scales: Tensor | None
+        self,
+        queries: Tensor,
+        kv: Tensor,
+        prefills: Prefills,
+        *,
+        window: int | None,
+        scales: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
+        scale = self.config.attention_scale
         if self.dense is None or not prefills.is_dense or window is not None:
-            return paged_prefill(queries, kv, tables=prefills.tables, plan=prefills.plan, window=window, scales=scales)
+            return paged_prefill(
+                queries,
+                kv,
+                tables=prefills.tables,
+                plan=prefills.plan,
+                window=window,
+                scales=scales,
+                scale=scale,
+                sinks=sinks,
+            )
         return gather_prefill(
             queries,
             kv,
@@ -148,23 +183,53 @@ class GpuDecoder:
             new_tokens=prefills.new_tokens,
             context_tokens=prefills.context_tokens,
             scales=scales,
+            scale=scale,
+            sinks=sinks,
             dense=self.dense,
         )
 
     def _head_norm(self, layer: GpuLayer) -> HeadNorm | None:
-        if layer.query_norm is None or layer.key_norm is None:
+        if layer.query_norm is None or layer.key_norm is None or self.config.wide_norm:
             return None
         return HeadNorm(layer.query_norm, layer.key_norm, self.config.rms_norm_eps)
+
+
+def _joined(hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Input of the next part, and the residual stream with `hidden`; both the stream if there is no norm before it."""
+    if weight is not None:
+        return rms_norm(hidden, weight, epsilon=epsilon, residual=residual)
+    stream = hidden if residual is None else hidden + residual
+    return stream, stream
+
+
+def _after(hidden: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    return hidden if weight is None else rms_norm(hidden, weight, epsilon=epsilon)[0]
+
+
+def _normalised(projected: Tensor, layer: GpuLayer, config: NetworkConfig) -> Tensor:
+    """`projected` with all queries of a token normalised together, and all its keys."""
+    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries, keys, values = torch.split(projected, [query, key_value, key_value], dim=1)
+    sides = [_after(queries, layer.query_norm, config.rms_norm_eps), _after(keys, layer.key_norm, config.rms_norm_eps)]
+    return torch.cat((*sides, values), dim=1)
 
 
 def _linear(hidden: Tensor, matrix: Matrix) -> Tensor:
     return functional.linear(hidden, matrix.weight, matrix.bias)
 
 
-def rotation_table(config: NetworkConfig, device: torch.device) -> Rotation:
+def query_growth(config: NetworkConfig, device: torch.device) -> Tensor | None:
+    """The factors on queries at all positions, float32 [max_positions]; None if all are 1."""
+    if not config.rope.query_growth:
+        return None
+    periods = torch.arange(config.max_positions, device=device) // config.rope.original_positions
+    return 1.0 + config.rope.query_growth * periods.float().log1p()
+
+
+def rotation_table(rope: Rope, config: NetworkConfig, device: torch.device) -> Rotation:
     """Cosines and sines of all positions, float32 [max_positions, head_dim / 2]: 64 MiB at 131,072 positions of 128."""
     positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
-    angles = positions[:, None] * inverse_frequencies(config.rope, config.head_dim).to(device)
-    factor = attention_factors(config.rope, config.head_dim)
+    angles = positions[:, None] * inverse_frequencies(rope, config.head_dim).to(device)
+    factor = attention_factors(rope, config.head_dim)
     factor = torch.ones(()) if factor is None else factor
     return Rotation(angles.cos() * factor.to(device), angles.sin() * factor.to(device))

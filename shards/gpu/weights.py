@@ -26,16 +26,23 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayer:
-    """One decoder layer; matrices that read the same input are joined. The norms of a head, [head_dim], are Qwen3's."""
+    """One decoder layer; matrices that read the same input are joined.
 
-    attention_norm: Tensor
+    `query_norm` and `key_norm` are [head_dim], or as wide as all heads where these are normalised together. The other
+    norms and the sinks are as in `LayerWeights`.
+    """
+
     query_key_value: Matrix
     output: Matrix
-    mlp_norm: Tensor
     gate_up: Matrix
     down: Matrix
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    attention_after_norm: Tensor | None = None
+    mlp_after_norm: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,15 @@ class GpuWeights:
         return sum(tensor.nbytes for tensor in read if tensor is not None)
 
 
+def head_norms(attention: HeadProjection) -> tuple[Tensor | None, Tensor | None]:
+    """The norm weights of queries and of keys: of one head, as all have the same, or of all heads together."""
+    norms = attention.query_key_norm
+    if norms is None:
+        return None, None
+    queries, keys = norms[: attention.heads], norms[attention.heads :]
+    return (queries.flatten(), keys.flatten()) if attention.is_wide else (queries[0], keys[0])
+
+
 def _dense(linear: Linear) -> DenseLinear:
     if not isinstance(linear, DenseLinear):
         raise TypeError(f"{type(linear).__name__} has no dense weight to move to a GPU")
@@ -76,6 +92,13 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         except torch.OutOfMemoryError as error:
             raise ValueError(f"the weights do not fit into the memory of {device}: {error}") from error
 
+    def norm(weight: Tensor | None) -> Tensor | None:
+        if weight is None:
+            return None
+        # a family that keeps its norms in float32 keeps them here too
+        is_kept = weight.dtype == torch.float32 != weights.dtype
+        return weight.to(device).contiguous() if is_kept else move(weight)
+
     def matrix(linear: Linear) -> Matrix:
         dense = _dense(linear)
         return Matrix(move(dense.weight), None if dense.bias is None else move(dense.bias))
@@ -84,26 +107,27 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(attention, HeadProjection), "latent attention is not on the GPU"
         assert isinstance(mlp, GatedMlp), "mixtures are not on the GPU"
-        assert layer.attention_norm is not None, "a norm is missing"
-        assert layer.mlp_norm is not None, "a norm is missing"
-        norms = attention.query_key_norm
+        query_norm, key_norm = head_norms(attention)
         return GpuLayer(
-            attention_norm=move(layer.attention_norm),
             query_key_value=matrix(attention.query_key_value),
             output=matrix(attention.linear_out),
-            mlp_norm=move(layer.mlp_norm),
             gate_up=matrix(mlp.gate_up),
             down=matrix(mlp.down),
-            # the CPU's weights have them once per head
-            query_norm=None if norms is None else move(norms[0]),
-            key_norm=None if norms is None else move(norms[config.heads]),
+            attention_norm=norm(layer.attention_norm),
+            mlp_norm=norm(layer.mlp_norm),
+            attention_after_norm=norm(layer.attention_after_norm),
+            mlp_after_norm=norm(layer.mlp_after_norm),
+            query_norm=norm(query_norm),
+            key_norm=norm(key_norm),
+            sinks=norm(layer.sinks),
         )
 
-    embedding = move(weights.embedding)
+    embedding, last_norm = move(weights.embedding), norm(weights.norm)
+    assert last_norm is not None, "every network has a last norm"
     return GpuWeights(
         embedding=embedding,
         layers=tuple(move_layer(layer) for layer in weights.layers),
-        norm=move(weights.norm),
+        norm=last_norm,
         head=embedding if config.tied_head else move(_dense(weights.head).weight),
     )
 

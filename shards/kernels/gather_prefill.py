@@ -6,13 +6,13 @@ time of attention to it in a chunk of 8192 tokens.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 
 from shards.kernels.gather_pages import gather_pages
 from shards.kernels.launch import Gpu, gpu_of
+from shards.kernels.paged import require_sinks
 from shards.kernels.paged_prefill import PrefillPlan, require_prefill
 
 Dense = Literal["flash", "cudnn"]
@@ -27,6 +27,8 @@ def gather_prefill(
     new_tokens: list[int],
     context_tokens: list[int],
     scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     dense: Dense = "flash",
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
@@ -38,28 +40,40 @@ def gather_prefill(
     """
     gpu = gpu or gpu_of(query.device)
     require_prefill(query, kv, tables, plan)
+    require_sinks(sinks, query.shape[1])
+    factor = query.shape[2] ** -0.5 if scale is None else scale
     out = query.new_empty(query.shape)
     start = 0
     for sequence, (new, context) in enumerate(zip(new_tokens, context_tokens, strict=True)):
         rows = slice(start, start := start + new)
         key, value = gather_pages(kv, tables[sequence], tokens=context, dtype=query.dtype, scales=scales, gpu=gpu)
         chunk = query[rows].transpose(0, 1)
-        out[rows] = _merged(chunk, key, value, dense).transpose(0, 1)
+        out[rows] = _merged(chunk, key, value, dense, factor, sinks).transpose(0, 1)
     return out
 
 
-def _merged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: Dense) -> torch.Tensor:
+def _merged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dense: Dense,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
     """[heads, new, dim] from the whole old context and, causally, the new tokens."""
     heads, new, dim = query.shape
     kv_heads, old = key.shape[0], key.shape[1] - new
     # only the chunk is repeated for the heads of a group: with a causal mask they cannot be packed as rows
     fresh = [x[:, old:].repeat_interleave(heads // kv_heads, dim=0) for x in (key, value)]
-    out, logsumexp = _dense(query, *fresh, causal=True, dense=dense)
-    if not old:
-        return out.to(query.dtype)
-    packed = query.reshape(kv_heads, -1, dim)
-    before, logsumexp_before = _dense(packed, key[:, :old], value[:, :old], causal=False, dense=dense)
-    return merge((before.reshape(out.shape), logsumexp_before.reshape(heads, new)), (out, logsumexp)).to(query.dtype)
+    out, logsumexp = _dense(query, *fresh, causal=True, dense=dense, scale=scale)
+    if old:
+        packed = query.reshape(kv_heads, -1, dim)
+        before = _dense(packed, key[:, :old], value[:, :old], causal=False, dense=dense, scale=scale)
+        past = before[0].reshape(out.shape), before[1].reshape(heads, new)
+        out, logsumexp = merge(past, (out, logsumexp)), torch.logaddexp(past[1].float(), logsumexp.float())
+    if sinks is not None:
+        out = out.float() * torch.sigmoid(logsumexp.float() - sinks.float()[:, None])[..., None]
+    return out.to(query.dtype)
 
 
 def merge(left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -72,11 +86,10 @@ def merge(left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, to
 
 
 def _dense(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, dense: Dense
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, dense: Dense, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Result [heads, rows, dim] and natural logsumexp [heads, rows] of dense attention."""
     tensors = [x[None].contiguous() for x in (query, key, value)]
-    scale = 1 / math.sqrt(query.shape[-1])
     if query.device.type == "cpu":
         both = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, causal, scale=scale)
     elif dense == "cudnn":

@@ -42,7 +42,7 @@ class Launch:
     kernel: Any
     grid: tuple[int, ...]
     arguments: tuple[torch.Tensor | int | float | None, ...]
-    constants: Mapping[str, int | bool]
+    constants: Mapping[str, int | float | bool | str]
     warps: int = 4
     stages: int = 2
 

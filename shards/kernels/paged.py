@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from shards.kernels.cache import BLOCK_TOKENS
-from shards.kernels.launch import as_operand, dot
+from shards.kernels.launch import as_operand, dot, require, require_shape
 
 
 @triton.jit
@@ -84,6 +84,25 @@ def page_bytes(kv: torch.Tensor, element_size: int) -> int:
     return 2 * BLOCK_TOKENS * tile * element_size
 
 
-def score_scale(dim: int) -> float:
-    """The factor on scores: powers of 2 are one instruction, powers of e two."""
-    return math.log2(math.e) / math.sqrt(dim)
+def score_scale(dim: int, scale: float | None) -> float:
+    """The factor on scores, `scale` or 1 / sqrt(dim): powers of 2 are one instruction, powers of e two."""
+    return math.log2(math.e) * (dim**-0.5 if scale is None else scale)
+
+
+def require_sinks(sinks: torch.Tensor | None, heads: int) -> None:
+    """Raise ValueError unless these are scores of a position without a value, one per head."""
+    if sinks is not None:
+        require_shape("sinks", sinks, (heads,))
+        require(sinks.is_contiguous(), "sinks are not in one piece")
+
+
+@triton.jit
+def begin(sinks, at, mask, is_first, ROWS: tl.constexpr, DIM_TILE: tl.constexpr):
+    """The state of `attend_to_page` before any page. The `sinks` at [rows] count once: in what `is_first`."""
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        score = tl.load(sinks + at, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
+        highest = tl.where(is_first, score, highest)
+        total = tl.where(is_first, 1.0, total)
+    return highest, total, tl.zeros([ROWS, DIM_TILE], tl.float32)

@@ -11,7 +11,6 @@ for every batch, as CUDA graphs require, and one context of 128k beside many sho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ import triton.language as tl
 from shards.kernels.cache import require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
-from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score_scale
+from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes, require_sinks, score_scale
 
 # 8 pages: 256 KiB of bf16 keys and values of 128 dimensions, some 8 us of one processor's share of 4 TB/s, against
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
@@ -43,13 +42,16 @@ def paged_decode_reference(
     context_tokens: torch.Tensor,
     window: int | None = None,
     scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each query over its own context. The reference for `paged_decode`.
 
     Shapes: query [sequences, heads, dim], the last position of each context; kv and scales are one layer of the cache,
     as in `require_layer`; tables [sequences, pages] block ids, context_tokens [sequences], both int32; returned like
     query. A query sees the last `window` positions, including its own, or all; without a context the result is 0.
-    Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
+    Scores are multiplied by `scale`, or else by 1 / sqrt(dim); `sinks` [heads] are scores of one more position, without
+    a value. Heads of a group are neighbours. All in float32, rounded once.
     """
     out = torch.zeros_like(query)
     for sequence, context in enumerate(context_tokens.tolist()):
@@ -57,7 +59,10 @@ def paged_decode_reference(
             shared = {"tokens": context, "dtype": torch.float32, "scales": scales}
             key, value = gather_pages_reference(kv, tables[sequence], **shared)[:, :, -window if window else 0 :]
             grouped = query[sequence].float().view(key.shape[0], -1, key.shape[2])
-            weights = torch.softmax(grouped @ key.mT / math.sqrt(key.shape[2]), dim=-1)
+            scores = grouped @ key.mT * (key.shape[2] ** -0.5 if scale is None else scale)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.float().view(*grouped.shape[:2], 1)], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : key.shape[1]]
             out[sequence] = (weights @ value).view(out.shape[1:]).to(out.dtype)
     return out
 
@@ -136,6 +141,7 @@ def _attend_to_splits(
     query,
     kv,
     scales,
+    sinks,
     tables,
     context_tokens,
     splits,
@@ -181,11 +187,8 @@ def _attend_to_splits(
             start = tl.maximum(start, context - WINDOW)
         at_rows = (head * GROUP + rows)[:, None] * DIM + dims[None, :]
         q = tl.load(query + sequence * query_token + at_rows, mask=in_tile, other=0.0)
-        carried = (
-            tl.full([ROWS], float("-inf"), tl.float32),
-            tl.zeros([ROWS], tl.float32),
-            tl.zeros([ROWS, DIM_TILE], tl.float32),
-        )
+        is_first = at_split == tl.load(first_splits + sequence)
+        carried = begin(sinks, head * GROUP + rows, rows < GROUP, is_first, ROWS, DIM_TILE)
         # all ids at once: a load that depends on another load is not prefetched as far as an independent one
         pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
         blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
@@ -285,6 +288,8 @@ def paged_decode(
     context_tokens: torch.Tensor,
     plan: DecodePlan,
     scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
     """The result of `paged_decode_reference` with the plan's window. Raises ValueError for other shapes.
@@ -294,6 +299,7 @@ def paged_decode(
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
     _require_matching(query, kv, tables, context_tokens, plan)
+    require_sinks(sinks, query.shape[1])
     (sequences, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(sequences, heads, dim)
     # two pages in flight while one is processed, and as many concurrent programs as the remaining memory allows
@@ -304,9 +310,9 @@ def paged_decode(
     rows = max(LEAST_ROWS, triton.next_power_of_2(group))
     constants = constants_of(kv, group=group, rows=rows, window=plan.window, is_quantised=scales is not None)
     arguments = (
-        *(query, kv, scales, tables, context_tokens),
+        *(query, kv, scales, sinks, tables, context_tokens),
         *(plan.splits, plan.first_splits, plan.partial, plan.logsumexp, out),
-        *(sequences, query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
+        *(sequences, query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim, scale)),
     )
     grid = (gpu.processors * beside,)
     constants |= {"SPLIT": SPLIT_TOKENS}

@@ -17,7 +17,7 @@ import triton.language as tl
 from shards.kernels.cache import require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
-from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score_scale
+from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes, require_sinks, score_scale
 
 # Rows and warps of a program on heads of up to 128 dimensions: the most rows that compile without spilling registers
 # (tests/shards/kernels prints the table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
@@ -75,13 +75,16 @@ def paged_prefill_reference(
     plan: PrefillPlan,
     window: int | None = None,
     scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each new token over its context up to itself. The reference for `paged_prefill`.
 
     Shapes: query [tokens, heads, dim], the last positions of each sequence's context, one sequence after the other; kv
     and scales are one layer of the cache, as in `require_layer`, with the new tokens written; tables [sequences,
     pages] block ids, int32; returned like query. A token sees the last `window` positions, including its own, or all.
-    Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
+    Scores are multiplied by `scale`, or else by 1 / sqrt(dim); `sinks` [heads] are scores of one more position, without
+    a value. Heads of a group are neighbours. All in float32, rounded once.
     """
     out = torch.zeros_like(query)
     bounds = plan.first_queries.tolist()
@@ -92,9 +95,13 @@ def paged_prefill_reference(
         grouped = (
             query[rows].float().reshape(rows.stop - rows.start, key.shape[0], -1, key.shape[2]).permute(1, 2, 0, 3)
         )
-        scores = grouped @ key.mT[:, None] / math.sqrt(key.shape[2])
+        scores = grouped @ key.mT[:, None] * (key.shape[2] ** -0.5 if scale is None else scale)
         unseen = ~visible(rows.stop - rows.start, context, window=window, device=query.device)
-        weights = torch.softmax(scores.masked_fill(unseen, -math.inf), dim=-1)
+        scores = scores.masked_fill(unseen, -math.inf)
+        if sinks is not None:
+            sunk = sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sunk], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :context]
         out[rows] = (weights @ value[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
     return out
 
@@ -177,6 +184,7 @@ def _paged_prefill(
     query,
     kv,
     scales,
+    sinks,
     tables,
     first_queries,
     context_tokens,
@@ -226,16 +234,12 @@ def _paged_prefill(
     if QUANTISED:
         scales += head * scales_head
     tables += sequence * table_length
-    carried = (
-        tl.full([ROWS], float("-inf"), tl.float32),
-        tl.zeros([ROWS], tl.float32),
-        tl.zeros([ROWS, DIM_TILE], tl.float32),
-    )
-    begin = 0
+    carried = begin(sinks, head * GROUP + rows % GROUP, rows < ROWS, True, ROWS, DIM_TILE)
+    first = 0
     if WINDOW > 0:
-        begin = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
-        unmasked_end = begin
-    for page in range(begin, unmasked_end):
+        first = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
+        unmasked_end = first
+    for page in range(first, unmasked_end):
         carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
@@ -258,6 +262,8 @@ def paged_prefill(
     plan: PrefillPlan,
     window: int | None = None,
     scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
     """The result of `paged_prefill_reference`. Raises ValueError for other shapes.
@@ -267,13 +273,14 @@ def paged_prefill(
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
     require_prefill(query, kv, tables, plan)
+    require_sinks(sinks, query.shape[1])
     (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(tokens, heads, dim)
     tile = plan.tile
     constants = constants_of(kv, group=tile.group, rows=tile.rows, window=window, is_quantised=scales is not None)
     arguments = (
-        *(query, kv, scales, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
-        *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
+        *(query, kv, scales, sinks, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
+        *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim, scale)),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
     # loading the page's id takes a stage too

@@ -11,7 +11,7 @@ from shards.kv.cache import QUANTISED, Extent, KvCache, LayeredViews
 from shards.kv.keys import BLOCK_TOKENS
 from shards.network.config import NetworkConfig
 
-KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8")
 """Names of the types in which a network's KV can be stored; auto is the type that the network computes in."""
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -20,10 +20,10 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 def kv_dtype_of(name: str, *, computed: torch.dtype) -> torch.dtype:
     """The storage type of KV for the configured `name`, if the network computes in `computed`.
 
-    float32 and bfloat16 must equal `computed`, since attention does not mix types. Raises ValueError.
+    float32, bfloat16 and float16 must equal `computed`, since attention does not mix types. Raises ValueError.
     """
-    known = {"auto": computed, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-    dtype = {**known, "fp8": torch.float8_e4m3fn}.get(name)
+    floating = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtype = {"auto": computed, **floating, "int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(name)
     if dtype is None:
         raise ValueError(f"kv_dtype is {name}; it must be one of {', '.join(KV_DTYPES)}")
     if dtype not in (computed, *QUANTISED):

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shards.network.config import NetworkConfig
+from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.network.families.table import family_of
 from shards.network.family import Family
@@ -20,10 +21,11 @@ from shards.network.layers import DenseLinear, Weights
 from shards.network.tensors import Builder, Form
 from shards.quant.int8 import Int8Linear
 
-DtypeChoice = Literal["auto", "float32", "bfloat16", "int8"]
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 OnProgress = Callable[[int, int], None]
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EMBEDDING = "model.embed_tokens.weight"
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -40,10 +42,22 @@ def load_weights(
     with ExitStack() as stack:
         family = family_of(config.architecture)
         files = _Files(_safetensors_of(folder), stack, on_progress, family)
-        files.dtype = _dtype_of(dtype, files.stored_dtype("model.embed_tokens.weight"))
+        files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING))
         weights = Builder(config, family, files, _form_of(dtype)).weights()
         files.refuse_leftovers(config)
         return weights
+
+
+def gpu_dtype(folder: Path, choice: str) -> str:
+    """The type of `choice` on a GPU: with `auto` the checkpoint's own, except bfloat16 for float32, which is slow.
+
+    Raises BrokenCheckpoint or UnsupportedCheckpoint.
+    """
+    if choice != "auto":
+        return choice
+    with ExitStack() as stack:
+        files = _Files(_safetensors_of(folder), stack, None, family_of(read_config(folder).architecture))
+        return "float16" if files.stored_dtype(_EMBEDDING) == torch.float16 else "bfloat16"
 
 
 def random_weights(
@@ -184,4 +198,4 @@ def _safetensors_of(folder: Path) -> list[Path]:
 def _dtype_of(choice: DtypeChoice, stored: torch.dtype) -> torch.dtype:
     if choice in ("auto", "int8"):
         return torch.float32 if stored == torch.float16 else stored
-    return torch.float32 if choice == "float32" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[choice]

@@ -81,7 +81,7 @@ def test_in_int8_the_head_is_quantised_too_and_kv_is_as_the_checkpoint(
 
 def test_a_broken_tokenizer_and_an_unknown_dtype_are_named(tmp_path: Path):
     save_checkpoint(tmp_path, "llama")
-    with pytest.raises(ValueError, match="must be auto, float32, bfloat16 or int8"):
+    with pytest.raises(ValueError, match="must be auto, float32, bfloat16, float16 or int8"):
         Model.load(tmp_path, dtype="int3")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BrokenCheckpoint, match=r"tokenizer\.json cannot be read"):

@@ -70,7 +70,7 @@ def _mixture(builder: Builder, index: int) -> MixtureOfExperts:
             GatedMlp(
                 # gates and up-projections alternate by row
                 gate_up=linear([gate_up[number][::2], gate_up[number][1::2]], _apart(gate_up_bias[number])),
-                down=linear([down[number]], down_bias[number]),
+                down=linear([down[number].contiguous()], down_bias[number]),
                 activation=ACTIVATIONS[config.activation],
             )
             for number in range(count)

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLAIN = {f"test_{name}.py" for name in ("graphs", "guard", "layout", "spans", "transfers", "device", "dense", "host")}
+PLAIN = {
+    f"test_{name}.py"
+    for name in ("graphs", "guard", "layout", "spans", "transfers", "device", "dense", "host", "support")
+}
 KERNELS = {"test_decoder.py", "test_serving.py"}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 

@@ -38,6 +38,11 @@ FAMILIES = [
     "mistral, window",
     "qwen2, window from layer 1, yarn",
     "qwen3",
+    "phi3, part of each head, longrope",
+    "glm4",
+    "olmo2",
+    "gemma3",
+    "mistral3, growing queries",
 ]
 
 

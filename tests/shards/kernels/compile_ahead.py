@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from shards.kernels.copy_blocks import copy_blocks
+from shards.kernels.gate import gate
 from shards.kernels.gather_pages import gather_pages
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.launch import Gpu, Launch
@@ -32,7 +33,6 @@ from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 from shards.kernels.sampling import Draw, sample
-from shards.kernels.silu_mul import silu_mul
 from shards.kernels.targets import CHIPS, Chip
 
 # Llama-3.1-8B
@@ -59,6 +59,11 @@ class Heads:
     dtype: torch.dtype = torch.bfloat16
     stored: torch.dtype | None = None
     window: int | None = None
+    has_sinks: bool = False
+
+    def sinks(self) -> torch.Tensor | None:
+        """A score per head, as in gpt-oss."""
+        return empty(self.heads, dtype=self.dtype) if self.has_sinks else None
 
     def layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One layer of a cache of 10,000 blocks, and its scales."""
@@ -97,7 +102,8 @@ def decode(gpu: Gpu, of: Heads) -> None:
     plan = DecodePlan.with_room(64, 16384, heads=of.heads, dim=of.dim, device=META, window=of.window)
     plan_decode(plan, contexts, gpu=gpu)
     query = empty(64, of.heads, of.dim, dtype=of.dtype)
-    paged_decode(query, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales, gpu=gpu)
+    more = {"scales": scales, "sinks": of.sinks(), "gpu": gpu}
+    paged_decode(query, kv, tables=tables, context_tokens=contexts, plan=plan, **more)
 
 
 def prefill(gpu: Gpu, of: Heads) -> None:
@@ -105,7 +111,8 @@ def prefill(gpu: Gpu, of: Heads) -> None:
     tile = Tile.of(gpu, group=of.heads // of.kv_heads, dim=of.dim, dtype=of.dtype)
     plan = plan_prefill([8192], [131072], tile=tile, device=META)
     query, tables = empty(8192, of.heads, of.dim, dtype=of.dtype), empty(1, 2048, dtype=torch.int32)
-    paged_prefill(query, kv, tables=tables, plan=plan, window=of.window, scales=scales, gpu=gpu)
+    more = {"window": of.window, "scales": scales, "sinks": of.sinks(), "gpu": gpu}
+    paged_prefill(query, kv, tables=tables, plan=plan, **more)
 
 
 def gather(gpu: Gpu, of: Heads) -> None:
@@ -127,7 +134,9 @@ def copy(gpu: Gpu) -> None:
 
 ROWS: dict[str, Callable[[Gpu], object]] = {
     "norm": lambda gpu: rms_norm(empty(64, WIDTH), empty(WIDTH), epsilon=1e-6, residual=empty(64, WIDTH), gpu=gpu),
-    "silu_mul": lambda gpu: silu_mul(empty(64, 2 * INNER), gpu=gpu),
+    "gate": lambda gpu: gate(empty(64, 2 * INNER), gpu=gpu),
+    "gate gelu_tanh": lambda gpu: gate(empty(64, 2 * INNER), "gelu_tanh", gpu=gpu),
+    "gate clamped_swiglu": lambda gpu: gate(empty(64, 2 * INNER), "clamped_swiglu", gpu=gpu),
     "sample": draw,
     "copy": copy,
 }
@@ -140,6 +149,7 @@ SHAPES = {
     "window": Heads(window=4096),
     "14/2 heads of 64": Heads(14, 2, 64),
     "16/8 heads of 256": Heads(16, 8, 256),
+    "sinks and a window": Heads(64, 8, 64, window=128, has_sinks=True),
     "float32": Heads(dtype=torch.float32),
     "int8": Heads(stored=torch.int8),
     "float16": Heads(dtype=torch.float16),
@@ -150,7 +160,7 @@ USUAL = {
     "sm_80": ("",),
     "sm_86": ("",),
     "sm_89": ("", "e4m3", "16/8 heads of 256"),
-    "sm_90": ("", "e4m3", "window", "14/2 heads of 64", "16/8 heads of 256", "float32"),
+    "sm_90": ("", "e4m3", "window", "14/2 heads of 64", "16/8 heads of 256", "sinks and a window", "float32"),
     "sm_100": ("",),
     "sm_120": ("",),
     "gfx942": ("",),
@@ -176,7 +186,7 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
             _, _, variant = name.partition(" ")
             kernel = launch.kernel.fn.__name__
             # planning sees windows and merging the size of heads: nothing else of a shape
-            same = {"_plan": variant != "window", "_merge_splits": "heads of" not in variant}.get(kernel, False)
+            same = {"_plan": "window" not in variant, "_merge_splits": "heads of" not in variant}.get(kernel, False)
             if not (variant and same):
                 launches[f"{kernel} {variant}".strip()] = launch
     return launches
@@ -186,7 +196,7 @@ def source_of(launch: Launch) -> ASTSource:
     """The kernel that Triton's own launcher would compile for these arguments."""
     names = launch.kernel.arg_names
     signature: dict[str, str] = {}
-    constants: dict[str, int | bool | None] = dict(launch.constants)
+    constants: dict[str, int | float | bool | str | None] = dict(launch.constants)
     attributes: dict[tuple[int], list[list[str | int]]] = {}
     for i, value in enumerate(launch.arguments):
         parameter = launch.kernel.params[i]

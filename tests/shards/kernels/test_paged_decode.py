@@ -10,13 +10,14 @@ from shards.kernels.paged_decode import DecodePlan, paged_decode, paged_decode_r
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def decode(query: torch.Tensor, cache: Any, window: int | None = None) -> torch.Tensor:
+def decode(query: torch.Tensor, cache: Any, window: int | None = None, **more: Any) -> torch.Tensor:
     (sequences, heads, dim), contexts = query.shape, cache.context_tokens
     splits = splits_of(contexts.tolist(), window=window)
     plan = DecodePlan.with_room(sequences, splits, heads=heads, dim=dim, device=query.device, window=window)
     plan_decode(plan, contexts, contexts=contexts.tolist())
     assert plan.first_splits[-1] == splits
-    return paged_decode(query, cache.kv, tables=cache.tables, context_tokens=contexts, plan=plan, scales=cache.scales)
+    more |= {"tables": cache.tables, "context_tokens": contexts, "scales": cache.scales}
+    return paged_decode(query, cache.kv, plan=plan, **more)
 
 
 @pytest.fixture
@@ -52,6 +53,23 @@ def test_a_token_attends_to_its_context(
     query = torch.randn(len(contexts), heads, dim, device=device).to(dtype)
     shared = {"tables": cache.tables, "context_tokens": cache.context_tokens, "window": window}
     close(decode(query, cache, window), paged_decode_reference(query, cache.kv, **shared))
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize(("contexts", "window"), [([1, 130, 64], None), ([200, 20], 70)])
+def test_a_sink_takes_its_share_once(
+    device: torch.device,
+    dtype: torch.dtype,
+    close: Close,
+    a_cache: Callable[..., Any],
+    contexts: list[int],
+    window: int | None,
+) -> None:
+    cache = a_cache(contexts, kv_heads=2, dim=32, stored=dtype)
+    query = torch.randn(len(contexts), 6, 32, device=device).to(dtype)
+    more: dict[str, Any] = {"scale": 0.3, "sinks": torch.linspace(-2, 3, 6, device=device).to(dtype)}
+    shared = {"tables": cache.tables, "context_tokens": cache.context_tokens, "window": window, **more}
+    close(decode(query, cache, window, **more), paged_decode_reference(query, cache.kv, **shared))
 
 
 @pytest.mark.usefixtures("short_splits")

@@ -13,11 +13,11 @@ Close = Callable[[torch.Tensor, torch.Tensor], None]
 Way = Callable[..., torch.Tensor]
 
 
-def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None = None) -> torch.Tensor:
-    return paged_prefill(query, cache.kv, tables=cache.tables, plan=plan, window=window, scales=cache.scales)
+def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, **more: Any) -> torch.Tensor:
+    return paged_prefill(query, cache.kv, tables=cache.tables, plan=plan, scales=cache.scales, **more)
 
 
-def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan) -> torch.Tensor:
+def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, **more: Any) -> torch.Tensor:
     return gather_prefill(
         query,
         cache.kv,
@@ -26,6 +26,7 @@ def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan) -> torch.Tensor
         new_tokens=plan.first_queries.diff().tolist(),
         context_tokens=plan.context_tokens.tolist(),
         scales=cache.scales,
+        **more,
     )
 
 
@@ -72,6 +73,17 @@ def test_each_token_attends_to_what_came_before(
     plan = plan_prefill(new, contexts, tile=a_tile(query, heads // kv_heads), device=device)
     expected = paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window)
     close(way(query, cache, plan, **({} if window is None else {"window": window})), expected)
+
+
+def test_a_sink_takes_its_share(
+    device: torch.device, dtype: torch.dtype, close: Close, a_cache: Callable[..., Any], way: Way
+) -> None:
+    cache = a_cache([70, 9], kv_heads=2, dim=32, stored=dtype)
+    query = torch.randn(12, 6, 32, device=device).to(dtype)
+    plan = plan_prefill([3, 9], [70, 9], tile=a_tile(query, 3), device=device)
+    more: dict[str, Any] = {"scale": 0.3, "sinks": torch.linspace(-2, 3, 6, device=device).to(dtype)}
+    expected = paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, **more)
+    close(way(query, cache, plan, **more), expected)
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)

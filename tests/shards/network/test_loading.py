@@ -11,9 +11,10 @@ from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.network.heads import HeadProjection
 from shards.network.layers import DenseLinear, LayerWeights, Linear
-from shards.network.loading import DtypeChoice, load_weights, random_weights
+from shards.network.loading import DtypeChoice, gpu_dtype, load_weights, random_weights
 from shards.network.mlp import GatedMlp
 from shards.quant.int8 import Int8Linear
+from shards.quant.mxfp4 import dequantise
 from tests.shards.tiny_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
         (torch.float16, "auto", torch.float32),
         (torch.bfloat16, "float32", torch.float32),
         (torch.float32, "bfloat16", torch.bfloat16),
+        (torch.float16, "float16", torch.float16),
+        (torch.bfloat16, "float16", torch.float16),
     ],
 )
 def test_the_dtype_is_the_one_chosen(
@@ -106,6 +109,74 @@ def test_the_dtype_is_the_one_chosen(
         dense(weights.head).weight,
     )
     assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype, weights.dtype} == {found}
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "found"),
+    [
+        (torch.float32, "auto", "bfloat16"),
+        (torch.float16, "auto", "float16"),
+        (torch.bfloat16, "auto", "bfloat16"),
+        (torch.float16, "bfloat16", "bfloat16"),
+    ],
+)
+def test_a_gpu_keeps_the_type_of_the_file_unless_it_is_slow(
+    tmp_path: Path, stored: torch.dtype, chosen: str, found: str
+) -> None:
+    save_checkpoint(tmp_path, "llama", dtype=stored)
+    assert gpu_dtype(tmp_path, chosen) == found
+
+
+def test_the_names_of_a_network_with_images_are_those_of_its_text_part(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "gemma3, with images")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert any("vision_tower" in name for name in stored)
+    weights = load_weights(tmp_path, read_config(tmp_path))
+    assert [name for name in stored if "embed_tokens" in name] != ["model.embed_tokens.weight"]
+    assert weights.dtype == torch.float32
+
+
+def test_gpt_oss_in_mxfp4_is_what_its_numbers_say(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "gpt-oss")
+    packed = {}
+
+    def pack(tensors: dict[str, Tensor]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            count, inputs, outputs = tensors[name].shape
+            shape = (count, outputs, inputs // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(120, 125, shape, generator=generator, dtype=torch.uint8)
+            packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
+            tensors[name] = dequantise(blocks, scales, torch.float32).transpose(1, 2).contiguous()
+
+    rewrite(tmp_path, pack)
+    config = read_config(tmp_path)
+    plain = load_weights(tmp_path, config)
+
+    def replace_by_packed(tensors: dict[str, Tensor]) -> None:
+        for name in packed:
+            tensors.pop(name.removesuffix("_blocks").removesuffix("_scales"), None)
+        tensors.update(packed)
+
+    rewrite(tmp_path, replace_by_packed)
+    hidden = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    for layer, other in zip(plain.layers, load_weights(tmp_path, config).layers, strict=True):
+        assert torch.equal(layer.mlp(hidden), other.mlp(hidden))
+
+
+def test_packed_numbers_of_another_type_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "gpt-oss")
+    name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
+    rewrite(tmp_path, lambda tensors: tensors.update({name: torch.ones(4, 192, 2, 16, dtype=torch.int8)}))
+    with pytest.raises(UnsupportedCheckpoint, match=f"{name} is stored as I8"):
+        load_weights(tmp_path, read_config(tmp_path))
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "deepseek v3")
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.2.eh_proj.weight": torch.ones(2, 2)}))
+    load_weights(tmp_path, read_config(tmp_path))
 
 
 def test_progress_rises_to_the_whole(folder: Path) -> None:

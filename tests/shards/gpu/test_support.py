@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shards.gpu.support import require_gpu_support
+from shards.network.config_file import read_config
+from shards.network.errors import UnsupportedCheckpoint
+from tests.shards.tiny_checkpoints import save_checkpoint
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "glm4", "olmo2", "phi3"])
+def test_networks_with_kernels_are_taken(tmp_path: Path, kind: str) -> None:
+    save_checkpoint(tmp_path, kind)
+    require_gpu_support(read_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("mixtral", "MixtralForCausalLM has a mixture of experts, which shards compute on CPUs only (choose"),
+        ("deepseek v3", "DeepseekV3ForCausalLM has a mixture of experts, which"),
+    ],
+)
+def test_networks_without_kernels_are_refused_with_a_way_out(tmp_path: Path, kind: str, sentence: str) -> None:
+    save_checkpoint(tmp_path, kind)
+    with pytest.raises(UnsupportedCheckpoint) as caught:
+        require_gpu_support(read_config(tmp_path))
+    assert str(caught.value).startswith(sentence)
+    assert "--device cpu" in caught.value.hint
