@@ -96,10 +96,25 @@ class ServiceClass:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedBudget:
+    """A `cost` in whole units for all requests from the first to the last day, both included, in days since 1970.
+
+    None: for ever. On other days it binds nothing. While it has the same `name`, its use goes on when it changes, but
+    begins anew if its first day is put off.
+    """
+
+    name: str
+    cost: int
+    first_day: int = 0
+    last_day: int | None = None
+    is_soft: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Limits on use. None: no limit. Costs are in whole units; `currency` is that of which a unit is a millionth.
 
-    A soft one refuses nothing: operators and clients are told when it is reached.
+    A soft one refuses nothing: operators and clients are told when it is reached. `fixed` are budgets of fixed periods.
     """
 
     requests_per_minute: int | None = None
@@ -114,6 +129,23 @@ class Limits:
     soft_cost_per_day: int | None = None
     soft_cost_per_week: int | None = None
     soft_cost_per_month: int | None = None
+    fixed: tuple[FixedBudget, ...] = ()
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether one of them depends on the number of tokens."""
+        of_tokens = (
+            self.tokens_per_minute,
+            self.cost_per_hour,
+            self.cost_per_day,
+            self.cost_per_week,
+            self.cost_per_month,
+            self.soft_cost_per_hour,
+            self.soft_cost_per_day,
+            self.soft_cost_per_week,
+            self.soft_cost_per_month,
+        )
+        return bool(self.fixed) or any(limit is not None for limit in of_tokens)
 
 
 NO_LIMITS = Limits()

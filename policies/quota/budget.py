@@ -2,7 +2,7 @@
 
 A rate (requests, tokens a minute) is the continuous-state leaky bucket of ITU-T I.371, the second form of the GCRA:
 the level falls at the limit's rate, and a whole minute's limit may be taken at once. A budget (cost a day) is
-counted from midnight to midnight UTC, as a bill is; one of an hour, a week or a month likewise.
+counted from midnight to midnight UTC, as a bill is; one of an hour, a week, a month or a fixed period likewise.
 
 Everything is an integer, so that it balances to the unit: time in milliseconds, the level of a rate in 1/60,000 of its
 resource (for a limit of 600 a minute the level falls by 600 each millisecond), the level of a budget in thousandths.
@@ -11,8 +11,10 @@ resource (for a limit of 600 a minute the level falls by 600 each millisecond), 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 
@@ -22,7 +24,7 @@ from msgspec.structs import replace as replaced
 from policies.errors import QuotaExceeded
 from policies.nouns import NO_LIMITS, Limits, Team, Tenant, Usage
 from policies.quantities import CURRENCY_UNITS, PRICE_PARTS, rounded_seconds
-from policies.quota.periods import Period
+from policies.quota.periods import DAY_MS, Period, Span
 from policies.quota.prices import Prices
 
 MINUTE_MS = 60_000
@@ -80,10 +82,6 @@ class Resource(enum.StrEnum):
     COST = "cost"
 
 
-_CODES = {Period.DAY: 0, Period.HOUR: -1, Period.WEEK: -2, Period.MONTH: -3}
-"""What stands for a budget's rate in the scripts for Redis."""
-
-
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """The callers that `limits` bind: a tenant, or a part of it, which is a team, one of its keys (by the key's id), an
@@ -108,7 +106,7 @@ class Descriptor:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        counted = (
+        counted: list[tuple[Resource, int | None, Period | Span | None, bool]] = [
             (Resource.REQUESTS, limits.requests_per_minute, None, False),
             (Resource.TOKENS, limits.tokens_per_minute, None, False),
             (Resource.COST, limits.cost_per_hour, Period.HOUR, False),
@@ -119,7 +117,10 @@ class Descriptor:
             (Resource.COST, limits.soft_cost_per_day, Period.DAY, True),
             (Resource.COST, limits.soft_cost_per_week, Period.WEEK, True),
             (Resource.COST, limits.soft_cost_per_month, Period.MONTH, True),
-        )
+        ]
+        for budget in limits.fixed:
+            span = Span(budget.name, budget.first_day, budget.last_day)
+            counted.append((Resource.COST, budget.cost, span, budget.is_soft))
         # a user's name may have any characters, so nothing stands behind it
         parts = (("&", self.team), ("@", self.key), (":", self.model), ("~", self.user))
         scope = "".join([sign + name for sign, name in parts if name is not None])
@@ -157,15 +158,16 @@ class Meter:
     refuses nothing.
 
     `name` is unique among the meters of one ledger, and unchanged when the limit changes; `id` is unique among all
-    meters. `period` is that of a budget, None for a rate. The level falls by `rate` each millisecond, at most 0 for
-    a budget; at the level `capacity` nothing is left. A level has a stamp: the millisecond for a rate, the number of
-    the period for a budget. A charge raises it by `unit` times its member named `counts`.
+    meters. `period` is that of a budget, None for a rate. The level falls by `rate` each millisecond, and that of a
+    budget (with a rate of at most 0) at the end of its period; at the level `capacity` nothing is left. A level has a
+    stamp: the millisecond for a rate, the number of the period for a budget. A charge raises it by `unit` times its
+    member named `counts`.
     """
 
     descriptor: Descriptor
     resource: Resource
     limit: int
-    period: Period | None = None
+    period: Period | Span | None = None
     is_soft: bool = False
     name: str = field(init=False, compare=False, repr=False)
     id: tuple[str, str] = field(init=False, compare=False, repr=False)
@@ -177,13 +179,13 @@ class Meter:
     def __post_init__(self) -> None:
         period = self.period
         # a budget of a day had no other beside it once, and its level goes on
-        length = "" if period in {None, Period.DAY} else f"/{period}"
+        length = f"/of/{period}" if isinstance(period, Span) else "" if period in {None, Period.DAY} else f"/{period}"
         payer = self.descriptor
         at = f"%{payer.tenant}" if payer.tenant and payer.tenant != payer.ledger else ""
         name = f"{'soft/' if self.is_soft else ''}{self.resource}{length}{at}{payer.scope}"
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "id", (payer.ledger, name))
-        object.__setattr__(self, "rate", self.limit if period is None else _CODES[period])
+        object.__setattr__(self, "rate", self.limit if period is None else period.code)
         object.__setattr__(self, "unit", MINUTE_MS if period is None else 1)
         object.__setattr__(self, "capacity", self.limit * (MINUTE_MS if period is None else COST_UNIT))
         object.__setattr__(self, "counts", self.resource.value)
@@ -191,6 +193,10 @@ class Meter:
     def stamp(self, now_ms: int) -> int:
         """The stamp of a level at `now_ms`."""
         return now_ms if self.period is None else self.period.number(now_ms)
+
+    def holds(self, now_ms: int) -> bool:
+        """Whether it counts what begins at `now_ms`."""
+        return self.period is None or self.period.holds(now_ms)
 
     def need(self, amount: int) -> int:
         """The room that must be free for `amount` to be admitted.
@@ -211,7 +217,7 @@ class Meter:
     def wait_ms(self, level: int, amount: int, *, now_ms: int) -> int | None:
         """Milliseconds until `amount` fits if nothing else is taken: 0 if it fits now, None if it never will."""
         excess = level + self.need(amount) - self.capacity
-        if excess <= 0 or self.is_soft:
+        if excess <= 0 or self.is_soft or not self.holds(now_ms):
             return 0
         if self.period is None:
             return None if self.limit == 0 else -(-excess // self.limit)
@@ -221,10 +227,17 @@ class Meter:
         if self.period is None:
             return f"{self.limit:,} {self.resource} a minute"
         cost = shown_cost(self.limit * COST_UNIT, self.descriptor.limits.currency)
-        return f"{cost} {_A[self.period]}{' (soft)' if self.is_soft else ''}"
+        time = _shown_span(self.period) if isinstance(self.period, Span) else _A[self.period]
+        return f"{cost} {time}{' (soft)' if self.is_soft else ''}"
 
 
 _A = {Period.HOUR: "an hour", Period.DAY: "a day", Period.WEEK: "a week", Period.MONTH: "a month"}
+
+
+def _shown_span(span: Span) -> str:
+    if span.last_day is None:
+        return f"for '{span}'"
+    return f"for '{span}' until {datetime.fromtimestamp(span.last_day * DAY_MS // 1000, UTC):%Y-%m-%d}"
 
 
 def shown_cost(cost: int, currency: str | None) -> str:
@@ -237,11 +250,12 @@ def shown_cost(cost: int, currency: str | None) -> str:
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """The state of one limit: its size, the amount left, and the seconds until it is full again if unused."""
+    """The state of one limit: its size, the amount left, and the seconds until it is full again if unused, None for
+    never."""
 
     limit: int
     remaining: int
-    reset_s: float
+    reset_s: float | None
 
 
 NEAR_PERCENT = 80
@@ -307,6 +321,8 @@ class Refused(msgspec.Struct, frozen=True):
                 hint += ", by this router's share, since the shared store is away"
             message = f"{meter.descriptor} has reached its limit of {meter}"
             return QuotaExceeded(message, hint=hint, retry_after_s=self.retry_after_s)
+        if meter.period is not None and self.charge.cost <= meter.capacity:
+            return QuotaExceeded(f"{meter.descriptor} has used its limit of {meter}", hint="ask the operator for more")
         cost = shown_cost(self.charge.cost, meter.descriptor.limits.currency)
         asked = f"it may cost {cost}" if meter.limit else "ask the operator"
         return QuotaExceeded(f"{meter.descriptor} may not do this at any time: its limit is {meter}", hint=asked)
@@ -380,19 +396,25 @@ def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int)
     for meter, level in zip(metered, levels, strict=True):
         left = max(0, meter.capacity - level)
         if meter.period is not None:
+            if not meter.period.holds(now_ms):
+                continue
             if level * 100 >= meter.capacity * NEAR_PERCENT and level:
                 near += (Near(meter, level, level >= meter.capacity),)
             if meter.is_soft:
                 continue
-            reset_ms = meter.period.left_ms(now_ms) if level else 0
-            found = Allowance(meter.limit, left // COST_UNIT, reset_ms / 1000)
+            full_ms = meter.period.left_ms(now_ms) if level else 0
+            found = Allowance(meter.limit, left // COST_UNIT, None if full_ms is None else full_ms / 1000)
         else:
             reset_ms = -(-level // meter.limit) if meter.limit else 0
             found = Allowance(meter.limit, left // MINUTE_MS, reset_ms / 1000)
         known = tightest.get(meter.counts)
-        if known is None or (found.remaining, -found.reset_s) < (known.remaining, -known.reset_s):
+        if known is None or _tightness(found) < _tightness(known):
             tightest[meter.counts] = found
     return Standing(**tightest, near=near)
+
+
+def _tightness(allowance: Allowance) -> tuple[int, float]:
+    return allowance.remaining, -math.inf if allowance.reset_s is None else -allowance.reset_s
 
 
 def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, now_ms: int) -> Refused | None:
@@ -440,5 +462,6 @@ def share(descriptor: Descriptor, replicas: int) -> Descriptor:
         soft_cost_per_day=part(limits.soft_cost_per_day),
         soft_cost_per_week=part(limits.soft_cost_per_week),
         soft_cost_per_month=part(limits.soft_cost_per_month),
+        fixed=tuple([replace(budget, cost=max(1, budget.cost // replicas)) for budget in limits.fixed]),
     )
     return replace(descriptor, limits=parts)

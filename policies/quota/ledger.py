@@ -50,6 +50,10 @@ class _Bucket:
             self.at = stamp
 
 
+_UNCOUNTED = -1
+"""The stamp of what was taken while its meter did not hold: nothing."""
+
+
 class _Hold(msgspec.Struct, frozen=True):
     """The parts of one open reservation: the bucket, the amount and the stamp of each. A bucket with holders stays."""
 
@@ -114,6 +118,8 @@ class Ledger:
         if hold is None:
             metered = meters(reservation.descriptors)
             for bucket, amount in zip(self._current(metered, now_ms)[0], charge.amounts(metered), strict=True):
+                if not bucket.meter.holds(now_ms):
+                    continue
                 bucket.used += amount
                 bucket.taken += amount
                 bucket.settled += amount
@@ -190,11 +196,7 @@ class Ledger:
         self._end(hold, [0] * len(hold.parts), now_ms)
 
     def _forget(self, now_ms: int) -> None:
-        full = [
-            key
-            for key, bucket in self._buckets.items()
-            if not bucket.holders and not bucket.meter.level(bucket.used, bucket.at, now_ms=now_ms)
-        ]
+        full = [key for key, bucket in self._buckets.items() if not bucket.holders and _is_full(bucket, now_ms)]
         for key in full:
             del self._buckets[key]
 
@@ -204,10 +206,12 @@ class Ledger:
         """Take the charge of `reservation` from the current `buckets` of its meters; returns the levels after it."""
         parts, levels = [], []
         for bucket, amount in zip(buckets, reservation.charge.amounts(metered), strict=True):
-            bucket.used += amount
-            bucket.taken += amount
+            is_counted = bucket.meter.holds(now_ms)
+            taken = amount if is_counted else 0
+            bucket.used += taken
+            bucket.taken += taken
             bucket.holders += 1
-            parts.append((bucket, amount, bucket.at))
+            parts.append((bucket, taken, bucket.at if is_counted else _UNCOUNTED))
             levels.append(bucket.used)
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
         return levels
@@ -216,12 +220,14 @@ class Ledger:
         """Take `amounts` instead of what `hold` has reserved."""
         for (bucket, reserved, at), amount in zip(hold.parts, amounts, strict=True):
             bucket.refill(now_ms)
+            bucket.holders -= 1
+            if at == _UNCOUNTED:
+                continue
             # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
             if at >= bucket.at or bucket.meter.period is None:
                 bucket.used = max(0, bucket.used + amount - reserved)
             bucket.taken += amount - reserved
             bucket.settled += amount
-            bucket.holders -= 1
 
     def _renew(self, id: str, now_ms: int) -> None:  # noqa: A002
         self._open[id] = replace(self._open.pop(id), lapses_ms=self._lapses_ms(now_ms))
@@ -241,6 +247,13 @@ class Ledger:
             found.append(bucket)
             levels.append(bucket.used)
         return found, levels
+
+
+def _is_full(bucket: _Bucket, now_ms: int) -> bool:
+    """Whether nothing of it is used; also that of an end user in which nothing ever counts again: there may be many."""
+    meter = bucket.meter
+    is_over = meter.descriptor.user is not None and meter.period is not None and meter.period.is_over(now_ms)
+    return is_over or not meter.level(bucket.used, bucket.at, now_ms=now_ms)
 
 
 def milliseconds(seconds: float) -> int:

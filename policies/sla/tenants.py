@@ -8,8 +8,17 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Organization, Team, Tenant
-from policies.quantities import CURRENCY_UNITS, CostLimit, read_budget, read_count, read_tokens, read_weight, read_yes
+from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, FixedBudget, Limits, Organization, Team, Tenant
+from policies.quantities import (
+    CURRENCY_UNITS,
+    CostLimit,
+    read_budget,
+    read_count,
+    read_date,
+    read_tokens,
+    read_weight,
+    read_yes,
+)
 from policies.shapes import TEXT, Either, Key, Many, Named, Table
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import API_KEY, Outside
@@ -32,11 +41,26 @@ LIMIT_KEYS = {
 }
 LIMIT_FIELDS = {key: key.replace("budget_", "cost_") for key in LIMIT_KEYS}
 
-_MODELS = Named(Table(LIMIT_KEYS), free=True)
+BUDGET = Table(
+    {
+        "cost": Key(
+            read_budget, "cost of all requests of its days: 500 USD, or 2M in the units of `cost`", required=True
+        ),
+        "first_day": Key(read_date, "its first day, UTC: 2027-01-01; default: it counts from now on"),
+        "last_day": Key(read_date, "its last day, UTC: 2027-03-31; default: it has no end"),
+        "soft": Key(read_yes, "true: it warns and refuses nothing; default false"),
+    }
+)
+ALL_LIMITS = {
+    **LIMIT_KEYS,
+    "budgets": Key(Named(BUDGET), "budgets of fixed periods, by name, such as those of projects"),
+}
+
+_MODELS = Named(Table(ALL_LIMITS), free=True)
 
 LIMITS = Table(
     {
-        **LIMIT_KEYS,
+        **ALL_LIMITS,
         "pinned_tokens": Key(read_tokens, "tokens of pinned prefixes at a time, once for every backend; default 256k"),
         "models": Key(_MODELS, "limits for one model, in addition to the tenant's own"),
     }
@@ -45,7 +69,7 @@ LIMITS = Table(
 KEY = Table(
     {
         "key": Key(API_KEY, "sha256: and 64 hex digits, ${env:NAME} or ${file:path}", required=True),
-        "limits": Key(Table(LIMIT_KEYS), "limits for this key, in addition to the tenant's own"),
+        "limits": Key(Table(ALL_LIMITS), "limits for this key, in addition to the tenant's own"),
     }
 )
 
@@ -58,7 +82,7 @@ TEAM = Table(
     {
         "keys": KEYS,
         "limits": Key(
-            Table({**LIMIT_KEYS, "models": Key(_MODELS, "limits for one model, in addition to the team's own")}),
+            Table({**ALL_LIMITS, "models": Key(_MODELS, "limits for one model, in addition to the team's own")}),
             "limits for this team, in addition to the tenant's own",
         ),
     }
@@ -66,7 +90,7 @@ TEAM = Table(
 
 END_USERS = Table(
     {
-        "limits": Key(Table(LIMIT_KEYS), "limits for each end user, in addition to the tenant's own"),
+        "limits": Key(Table(ALL_LIMITS), "limits for each end user, in addition to the tenant's own"),
         "required": Key(read_yes, "true: requests that name no end user are refused; default false"),
     }
 )
@@ -91,7 +115,7 @@ TENANT = Table(
 TENANTS = Named(TENANT)
 
 ORGANIZATION = Table(
-    {"limits": Key(Table(LIMIT_KEYS), "limits for all its tenants together, in addition to their own")}
+    {"limits": Key(Table(ALL_LIMITS), "limits for all its tenants together, in addition to their own")}
 )
 ORGANIZATIONS = Named(ORGANIZATION)
 
@@ -104,7 +128,7 @@ def read_organizations(field: Field | None, *, currency: str | None = None) -> d
         limits = _read_limits(entry.section(ORGANIZATION).section("limits"), currency)
         found[name] = Organization(name, limits)
         if limits == NO_LIMITS:
-            entry.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)} under `limits`)")
+            entry.complain(f"has no limit (write one of {', '.join(ALL_LIMITS)} under `limits`)")
     return found
 
 
@@ -231,7 +255,7 @@ def _read_limits(section: Section, currency: str | None) -> Limits:
                 section.entries[key].complain(str(error))
                 value = None
         found[name] = value
-    limits = Limits(**found)
+    limits = Limits(**found, fixed=_read_fixed(section, currency))
     for key, name in LIMIT_FIELDS.items():
         soft, hard = found[name], found.get(name.removeprefix("soft_"))
         if name.startswith("soft_") and soft is not None and hard is not None and soft >= hard:
@@ -239,12 +263,52 @@ def _read_limits(section: Section, currency: str | None) -> Limits:
     return replace(limits, currency=currency) if limits != NO_LIMITS else limits
 
 
+_DAY_S = 86_400
+
+
+def _read_fixed(section: Section, currency: str | None) -> tuple[FixedBudget, ...]:
+    """The budgets of fixed periods here, by name."""
+    found = []
+    for name, entry in _named(section.get("budgets")).items():
+        part = entry.section(BUDGET)
+        cost, soft = part.read_any("cost"), part.read("soft", False)
+        if cost is None:
+            continue
+        try:
+            found.append(
+                fixed_budget(name, cost, part.read_any("first_day"), part.read_any("last_day"), soft, currency)
+            )
+        except ValueError as error:
+            entry.complain(str(error))
+    return tuple(found)
+
+
+def fixed_budget(
+    name: str, cost: CostLimit, first: float | None, last: float | None, is_soft: bool, currency: str | None
+) -> FixedBudget:
+    """The budget `name` from the day that begins at the Unix time `first` to that of `last`. Raises ValueError."""
+    first_day = 0 if first is None else int(first // _DAY_S)
+    last_day = None if last is None else int(last // _DAY_S)
+    if last_day is not None and last_day < max(first_day, _FIRST_LAST_DAY):
+        raise ValueError("ends before it begins (the last day belongs to it)")
+    return FixedBudget(name, units_of(cost, currency), first_day, last_day, is_soft)
+
+
+_FIRST_LAST_DAY = 365
+"""An earlier day, in 1970, is a mistake."""
+
+
 def shown_limit(name: str, limits: Limits) -> str:
     """The limit of `limits` that the field `name` has, as people read it."""
     most = getattr(limits, name)
     if limits.currency is None or "cost_" not in name:
         return f"{most:,}"
-    return f"{Decimal(most) / CURRENCY_UNITS:,f} {limits.currency}"
+    return shown_units(most, limits.currency)
+
+
+def shown_units(units: int, currency: str) -> str:
+    """Units of cost as an amount of `currency`."""
+    return f"{Decimal(units) / CURRENCY_UNITS:,f} {currency}"
 
 
 def units_of(budget: CostLimit, currency: str | None) -> int:
@@ -261,7 +325,7 @@ def units_of(budget: CostLimit, currency: str | None) -> int:
 def _read_model_limits(section: Section, currency: str | None) -> dict[str, Limits]:
     models = section.get("models")
     entries = models.entries() if models else {}
-    return {model: _read_limits(entry.section(Table(LIMIT_KEYS)), currency) for model, entry in entries.items()}
+    return {model: _read_limits(entry.section(Table(ALL_LIMITS)), currency) for model, entry in entries.items()}
 
 
 def _check_model_limits(section: Section, limits_by_model: Mapping[str, Limits], tenant: Tenant) -> None:
@@ -270,7 +334,7 @@ def _check_model_limits(section: Section, limits_by_model: Mapping[str, Limits],
         if tenant.models and model not in tenant.models:
             field.complain(f"the tenant may not use this model (it may use {', '.join(sorted(tenant.models))})")
         if limits == NO_LIMITS:
-            field.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
+            field.complain(f"has no limit (write one of {', '.join(ALL_LIMITS)})")
         _check_within(field, limits, tenant.limits, "the tenant's own")
 
 
@@ -282,7 +346,7 @@ def _check_keys(keys: Sequence[tuple[Field, str, Limits | None]], tenant: Tenant
         if limits is None:
             continue
         if limits == NO_LIMITS:
-            field.find("limits").complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
+            field.find("limits").complain(f"has no limit (write one of {', '.join(ALL_LIMITS)})")
         _check_within(field.find("limits"), limits, tenant.limits, "the tenant's own")
 
 

@@ -169,7 +169,7 @@ def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> b
     )
     return (
         any(rule.when.prompt_tokens or rule.when.uncached_tokens for rule in gateway.config.rules)
-        or any(one.tokens_per_minute is not None or one.cost_per_day is not None for one in limits)
+        or any(one.counts_tokens for one in limits)
         or any(map(gateway.feeds.hears, backends))
     )
 

@@ -19,7 +19,7 @@ def rate_limit_headers(standing: Standing) -> dict[str, str]:
         if allowance is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
-            headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s)
+            headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s or 0.0)
     if standing.near:
         most = max(standing.near, key=lambda near: near.percent)
         # the name of an end user is the client's own text

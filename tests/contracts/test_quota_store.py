@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from policies.nouns import Limits, Organization, Tenant
+from policies.nouns import FixedBudget, Limits, Organization, Tenant
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.periods import DAY_MS, Period
 from router.shared.store.base import QuotaStore
@@ -219,6 +219,66 @@ async def test_budgets_of_a_period_last_until_its_end_in_every_store(period: Per
         assert await stage.left(budget) == (0,)
         now_ms = stage.store_time(now_ms + 1)
         assert await stage.left(budget) == (10,)
+
+
+def a_fixed(first_day: int = 0, last_day: int | None = None, cost: int = 10, tenant: str = "fixed") -> Descriptor:
+    return Descriptor(tenant, Limits(fixed=(FixedBudget("launch", cost, first_day, last_day),)))
+
+
+async def test_a_fixed_budget_counts_what_begins_in_its_days_and_nothing_else(stage: Stage) -> None:
+    today = round(stage.clock.now_s) * 1000 // DAY_MS
+    budget = a_fixed(today + 1, today + 30)
+    # before its first day it binds nothing
+    stage.store_time((today + 1) * DAY_MS - 1000)
+    early = await stage.reserved(a_reservation("early", budget, cost=50_000))
+    assert await stage.left(budget) == ()
+    stage.store_time((today + 1) * DAY_MS)
+    assert await stage.left(budget) == (10,)
+    await stage.store.settle(early, Charge(cost=50_000))
+    assert await stage.left(budget) == (10,), "it began before"
+    first = await stage.reserved(a_reservation("first", budget, cost=9_000))
+    await stage.store.settle(first, Charge(cost=7_000))
+    assert await stage.left(budget) == (3,)
+    # a month later it has not refilled, and never will
+    stage.store_time((today + 31) * DAY_MS - 1000)
+    refused = await stage.refused(a_reservation("more", budget, cost=4_000))
+    assert refused.retry_after_s == 1.0, "from then on it binds nothing"
+    late = await stage.reserved(a_reservation("late", budget, cost=3_000))
+    stage.store_time((today + 31) * DAY_MS)
+    await stage.reserved(a_reservation("after", budget, cost=50_000))
+    assert await stage.left(budget) == ()
+    await stage.store.settle(late, Charge(cost=1_000))
+    # it was extended: what was used goes on, and what came after its end was not counted
+    assert await stage.left(a_fixed(today + 1, today + 60)) == (2,)
+    # its first day was put off: it begins anew
+    assert await stage.left(a_fixed(today + 31, today + 60)) == (10,)
+
+
+async def test_a_budget_without_an_end_never_refills(stage: Stage) -> None:
+    budget = a_fixed()
+    for year in range(3):
+        await stage.reserved(a_reservation(f"r{year}", budget, cost=3_000))
+        stage.clock.pass_s(YEAR_S)
+        # so that no lease is open that lapses
+        await stage.store.settle(a_reservation(f"r{year}", budget, cost=3_000), Charge(cost=3_000))
+    assert await stage.left(budget) == (1,)
+    refused = await stage.refused(a_reservation("s", budget, cost=2_000))
+    assert refused.retry_after_s is None
+    assert (
+        str(refused.error())
+        == "tenant 'fixed' has used its limit of 10 units of cost for 'launch' (ask the operator for more)"
+    )
+
+
+async def test_a_settlement_that_comes_late_counts_only_in_the_days_of_a_fixed_budget(stage: Stage) -> None:
+    today = round(stage.clock.now_s) * 1000 // DAY_MS
+    future, now = a_fixed(today + 1, tenant="future"), a_fixed(today, tenant="now")
+    for budget, left in ((future, 10), (now, 7)):
+        await stage.store.settle(a_reservation("lost", budget, cost=5_000), Charge(cost=3_000))
+        await stage.left(budget)  # a guarded store has sent it now
+        stage.store_time((today + 1) * DAY_MS)
+        assert await stage.left(budget) == (left,)
+        stage.store_time(today * DAY_MS)
 
 
 async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_no_request_out(stage: Stage) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from datetime import date, timedelta
 from typing import Any
 
 from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.keys import IssuedKey, id_of
-from policies.nouns import Limits, Tenant
-from policies.quantities import read_seconds
-from policies.sla.tenants import LIMIT_FIELDS, read_limit, shown_limit
+from policies.nouns import FixedBudget, Limits, Tenant
+from policies.quantities import read_budget, read_date, read_seconds, read_yes
+from policies.shapes import NAME_PATTERN
+from policies.sla.tenants import ALL_LIMITS, BUDGET, LIMIT_FIELDS, fixed_budget, read_limit, shown_limit, shown_units
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.operate.dashboard.routes import json_reply, note, read_json
@@ -131,11 +134,14 @@ def _limits(body: Mapping[str, Any], tenant: Tenant, gateway: Gateway) -> Limits
     currency = gateway.config.prices.currency
     limits = body.get("limits") or {}
     if not isinstance(limits, Mapping):
-        raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(LIMIT_FIELDS)}", param="limits")
-    found = {}
+        raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(ALL_LIMITS)}", param="limits")
+    found: dict[str, Any] = {}
     for key, wanted in limits.items():
+        if key == "budgets":
+            found["fixed"] = _fixed(wanted, currency)
+            continue
         if key not in LIMIT_FIELDS:
-            hint = did_you_mean(key, LIMIT_FIELDS) or f"known: {', '.join(LIMIT_FIELDS)}"
+            hint = did_you_mean(key, ALL_LIMITS) or f"known: {', '.join(ALL_LIMITS)}"
             raise InvalidRequest(f"there is no limit '{key[:80]}'", hint=hint, param=f"limits.{key[:80]}")
         own = getattr(tenant.limits, LIMIT_FIELDS[key])
         try:
@@ -154,13 +160,55 @@ def _limits(body: Mapping[str, Any], tenant: Tenant, gateway: Gateway) -> Limits
     return Limits(**found, currency=currency) if found else None
 
 
-def _set_limits(limits: Limits | None) -> dict[str, int | str]:
+def _fixed(wanted: Any, currency: str | None) -> tuple[FixedBudget, ...]:
+    """The budgets in `limits.budgets` of a new key, in the form of the SLA file. Raises InvalidRequest."""
+    where = "limits.budgets"
+    if not isinstance(wanted, Mapping):
+        raise InvalidRequest(f"{where} must be an object", hint='such as {"launch": {"cost": "500 USD"}}', param=where)
+    found = []
+    for name, given in wanted.items():
+        param = f"{where}.{name[:64]}"
+        if not re.fullmatch(NAME_PATTERN, name, re.ASCII):
+            raise InvalidRequest(f"{param} has no name of letters, digits, '.', '_' and '-'", param=where)
+        if not isinstance(given, Mapping) or "cost" not in given:
+            raise InvalidRequest(
+                f"{param} must be an object with a cost", hint='such as {"cost": "500 USD"}', param=param
+            )
+        if unknown := sorted(given.keys() - BUDGET.keys.keys()):
+            hint = did_you_mean(unknown[0], BUDGET.keys) or f"known: {', '.join(BUDGET.keys)}"
+            raise InvalidRequest(f"{param} has no '{unknown[0][:64]}'", hint=hint, param=param)
+        try:
+            cost = read_budget(str(given["cost"]))
+            first, last = (read_date(str(given[day])) if day in given else None for day in ("first_day", "last_day"))
+            is_soft = read_yes(str(given.get("soft", False)))
+            found.append(fixed_budget(name, cost, first, last, is_soft, currency))
+        except ValueError as error:
+            raise InvalidRequest(f"{param} {error}", hint='write {"cost": "500 USD"}', param=param) from error
+    return tuple(found)
+
+
+def _set_limits(limits: Limits | None) -> dict[str, Any]:
     """The limits that are set, by their names in the SLA file: numbers, or texts such as 20 USD."""
-    found: dict[str, int | str] = {}
+    found: dict[str, Any] = {}
     for key, name in LIMIT_FIELDS.items():
         if limits is not None and (most := getattr(limits, name)) is not None:
             found[key] = most if limits.currency is None or "cost_" not in name else shown_limit(name, limits)
+    if limits is not None and limits.fixed:
+        found["budgets"] = {budget.name: _shown_fixed(budget, limits.currency) for budget in limits.fixed}
     return found
+
+
+def _shown_fixed(budget: FixedBudget, currency: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"cost": budget.cost if currency is None else shown_units(budget.cost, currency)}
+    if budget.first_day:
+        found["first_day"] = _shown_day(budget.first_day)
+    if budget.last_day is not None:
+        found["last_day"] = _shown_day(budget.last_day)
+    return {**found, "soft": True} if budget.is_soft else found
+
+
+def _shown_day(day: int) -> str:
+    return str(date(1970, 1, 1) + timedelta(days=day))
 
 
 def _new_key_body(made: NewKey, gateway: Gateway) -> dict[str, Any]:

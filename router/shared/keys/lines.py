@@ -10,14 +10,25 @@ import msgspec
 from backends.nesting import decode_json
 from policies.errors import ConfigError
 from policies.keys import IssuedKey, KeyBook
-from policies.nouns import Limits
+from policies.nouns import FixedBudget, Limits
 
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Currency = Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")]
+_Day = Annotated[int, msgspec.Meta(ge=0, lt=99_999)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+
+
+class _FixedBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """As `policies.nouns.FixedBudget`."""
+
+    name: _Name
+    cost: _Limit
+    first_day: _Day = 0
+    last_day: _Day | None = None
+    is_soft: bool = False
 
 
 class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,6 +46,12 @@ class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     soft_cost_per_day: _Limit | None = None
     soft_cost_per_week: _Limit | None = None
     soft_cost_per_month: _Limit | None = None
+    fixed: tuple[_FixedBudget, ...] = ()
+
+    def limits(self) -> Limits:
+        """What stands here."""
+        fixed = tuple(FixedBudget(**msgspec.structs.asdict(budget)) for budget in self.fixed)
+        return Limits(**{**msgspec.structs.asdict(self), "fixed": fixed})
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,7 +90,7 @@ def decode(text: bytes, source: str) -> KeyBook:
             continue
         if key.sha256 in book:
             problems.append(f"{source}:{number}: the key {key.sha256[:12]} is a duplicate")
-        limits = None if key.limits is None else Limits(**msgspec.structs.asdict(key.limits))
+        limits = None if key.limits is None else key.limits.limits()
         book[key.sha256] = IssuedKey(**{**msgspec.structs.asdict(key), "limits": limits})
     if problems:
         hint = "repair or remove these lines, or restore a copy; removing a key's line revokes the key"

@@ -35,15 +35,26 @@ local function month(day)
   return (year - 1970) * 12 + index
 end
 
--- the present stamp of a meter: milliseconds for a rate; else the number of its day (0), hour (-1), week or month
+-- a fixed period has its first day and the day behind its last one in its rate; 99999 is no end
+local function is_fixed(rate) return rate < -3 end
+local function first_day(rate) return math.floor(-rate / 100000) end
+local function end_day(rate) return -rate % 100000 end
+
+-- the present stamp of a meter: milliseconds for a rate; else the number of its day (0), hour (-1), week or month, or
+-- the first day of its fixed period
 local day = math.floor(now / 86400000)
 local function stamp(rate)
   if rate > 0 then return now end
   if rate == 0 then return day end
   if rate == -1 then return math.floor(now / 3600000) end
   if rate == -2 then return math.floor((day + 3) / 7) end
-  return month(day)
+  if rate == -3 then return month(day) end
+  return first_day(rate)
 end
+
+-- does a meter count what begins now? What is taken of one that does not has the stamp UNCOUNTED
+local UNCOUNTED = -1
+local function holds(rate) return not is_fixed(rate) or (first_day(rate) <= day and day < end_day(rate)) end
 
 local function whole(number) return string.format('%.0f', number) end
 
@@ -82,7 +93,24 @@ end
 
 local function save(fields) if #fields > 0 then redis.call('HSET', levels, unpack(fields)) end end
 
-local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 3456000000) end end
+-- keys stay for 40 days without use; levels also until 40 days behind the end of the fixed periods that were counted
+local FORTY_DAYS = 3456000000
+local stay_ms = redis.call('PTTL', levels)
+local function keep(rates)
+  if stay_ms == -2 then stay_ms = 0 end
+  for _, rate in ipairs(rates) do
+    if is_fixed(rate) and holds(rate) and stay_ms >= 0 then
+      local last = end_day(rate)
+      stay_ms = last == 99999 and -1 or math.max(stay_ms, last * 86400000 - now + FORTY_DAYS)
+    end
+  end
+  if stay_ms < 0 then
+    redis.call('PERSIST', levels)
+  else
+    redis.call('PEXPIRE', levels, math.max(stay_ms, FORTY_DAYS))
+  end
+  for i = 2, 3 do redis.call('PEXPIRE', KEYS[i], FORTY_DAYS) end
+end
 
 -- at most so many at once, so that no call is slow; each call makes at most one that falls due
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT', 0, 32)) do
@@ -90,7 +118,9 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT'
   if record and record ~= '' then
     for _, part in ipairs(cmsgpack.unpack(record)) do
       local name, rate, amount, at = unpack(part)
-      redis.call('HSET', levels, name, moved(redis.call('HGET', levels, name), rate, -amount, at))
+      if at ~= UNCOUNTED then
+        redis.call('HSET', levels, name, moved(redis.call('HGET', levels, name), rate, -amount, at))
+      end
     end
   end
   redis.call('HDEL', held, id)
@@ -105,18 +135,25 @@ RESERVE = (
 local id, lapses = ARGV[2], now + tonumber(ARGV[3])
 local record = redis.call('HGET', held, id)
 local names, raw = meters(4, 5)
-local granted, found, parts, taken = 1, {}, {}, {}
+local granted, found, parts, taken, all = 1, {}, {}, {}, {}
 for n, name in ipairs(names) do
   local i = 5 * n
   local rate, capacity = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   local used, at = level(raw[n], rate, name)
   if not record then
-    if used + need > capacity then granted = 0 end
-    taken[2 * n - 1], taken[2 * n] = name, stored(used + amount, at)
+    if not holds(rate) then
+      amount, at = 0, UNCOUNTED
+    elseif used + need > capacity then
+      granted = 0
+    end
+    if at ~= UNCOUNTED then
+      taken[#taken + 1] = name
+      taken[#taken + 1] = stored(used + amount, at)
+    end
     parts[n] = {name, rate, amount, at}
   end
-  found[n] = used
+  found[n], all[n] = used, rate
 end
 -- users come and go: at each call that names one, a few that have nothing taken are forgotten
 local rates = {}
@@ -127,7 +164,8 @@ end
 if next(rates) then
   for _, name in ipairs(redis.call('HRANDFIELD', levels, 4)) do
     local rate = rates[string.match(name, '^[%w/%%._-]*~') or '']
-    if rate and level(redis.call('HGET', levels, name), rate) == 0 then redis.call('HDEL', levels, name) end
+    local is_over = rate and is_fixed(rate) and day >= end_day(rate)
+    if is_over or rate and level(redis.call('HGET', levels, name), rate) == 0 then redis.call('HDEL', levels, name) end
   end
 end
 if granted == 1 and record ~= '' then
@@ -137,7 +175,7 @@ if granted == 1 and record ~= '' then
     redis.call('HSET', held, id, cmsgpack.pack(parts))
   end
   redis.call('ZADD', due, whole(lapses), id)
-  keep()
+  keep(all)
 end
 return {granted, now, unpack(found)}
 """
@@ -152,17 +190,20 @@ local record = redis.call('HGET', held, id)
 if record == '' then return 0 end
 local parts = record and cmsgpack.unpack(record) or {}
 local names, raw = meters(4, 3)
-local settled = {}
+local settled, all = {}, {}
 for n, name in ipairs(names) do
   local rate, amount, part = tonumber(ARGV[3 * n + 2]), tonumber(ARGV[3 * n + 3]), parts[n]
-  settled[2 * n - 1] = name
-  settled[2 * n] = part and moved(raw[n], rate, amount - part[3], part[4])
-    or moved(raw[n], rate, amount, stamp(rate))
+  local at = part and part[4] or holds(rate) and stamp(rate) or UNCOUNTED
+  if at ~= UNCOUNTED then
+    settled[#settled + 1] = name
+    settled[#settled + 1] = moved(raw[n], rate, amount - (part and part[3] or 0), at)
+  end
+  all[n] = rate
 end
 save(settled)
 redis.call('HSET', held, id, '')
 redis.call('ZADD', due, whole(forgotten), id)
-keep()
+keep(all)
 return record and 1 or 2
 """
 )
@@ -179,7 +220,7 @@ for i = 3, #ARGV do
     renewed = renewed + 1
   end
 end
-keep()
+keep({})
 return renewed
 """
 )

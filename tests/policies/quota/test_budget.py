@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from policies.nouns import Limits, Organization, Team, Tenant, Usage
+from policies.nouns import FixedBudget, Limits, Organization, Team, Tenant, Usage
 from policies.quota.budget import (
     MOST_TOKENS,
     Allowance,
@@ -95,6 +95,19 @@ def test_a_budget_in_a_currency_is_shown_in_it() -> None:
     too_much = refusal(dollars.meters, [0], Charge(cost=12_500_000_001), now_ms=0)
     assert too_much is not None
     assert too_much.error().hint == "it may cost 12.500000001 USD"
+
+
+def test_a_fixed_budget_is_named_with_its_last_day() -> None:
+    fixed = (FixedBudget("launch", 500_000_000, 20_000, 20_484), FixedBudget("all", 9_000_000, is_soft=True))
+    launch, everything = Descriptor("acme", Limits(fixed=fixed, currency="USD")).meters
+    assert [meter.name for meter in (launch, everything)] == ["cost/of/launch", "soft/cost/of/all"]
+    assert str(launch) == "500.00 USD for 'launch' until 2026-01-31"
+    assert str(everything) == "9.00 USD for 'all' (soft)"
+
+
+def test_a_share_of_a_fixed_budget_is_a_part_of_it() -> None:
+    whole = a_descriptor(fixed=(FixedBudget("a", 10, 1, 2), FixedBudget("b", 3)))
+    assert share(whole, 4) == a_descriptor(fixed=(FixedBudget("a", 2, 1, 2), FixedBudget("b", 1)))
 
 
 def test_a_charge_is_rounded_once_and_half_up() -> None:

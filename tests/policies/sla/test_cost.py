@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 
-from policies.nouns import Limits
+from policies.nouns import FixedBudget, Limits
 from policies.quota.prices import Prices
 from policies.sla.parse import parse
 
@@ -54,6 +54,19 @@ def test_budgets_are_written_in_the_currency_of_the_prices() -> None:
     )
 
 
+def test_a_budget_of_a_fixed_period_has_its_first_and_last_day() -> None:
+    launch_for = "{cost: 500 USD, first_day: 2026-12-01, last_day: 2027-01-31}"
+    limits = f"{{budgets: {{launch: {launch_for}, all: {{cost: 9 USD, soft: true}}}}}}"
+    config = parse(f"{a_tenant(limits)}\ncost: {DOLLARS}}}")
+    launch, everything = config.tenants["a"].limits.fixed
+    assert launch == FixedBudget("launch", 500_000_000, day("2026-12-01"), day("2027-01-31"))
+    assert everything == FixedBudget("all", 9_000_000, is_soft=True)
+
+
+def day(text: str) -> int:
+    return (date.fromisoformat(text) - date(1970, 1, 1)).days
+
+
 def test_without_a_currency_they_are_in_units() -> None:
     assert parse(a_tenant("{budget_per_month: 5M}")).tenants["a"].limits == Limits(cost_per_month=5_000_000)
 
@@ -67,6 +80,11 @@ def test_without_a_currency_they_are_in_units() -> None:
         (f"{a_tenant('{budget_per_day: 5.0000001 USD}')}\ncost: {DOLLARS}}}", "at most six decimals"),
         (f"{a_tenant('{budget_per_day: 0 USD}')}\ncost: {DOLLARS}}}", "must be above zero"),
         (f"{a_tenant('{budget_per_day: 5000000 USD}')}\ncost: {DOLLARS}}}", "must be at most 4T units of cost"),
+        (f"{a_tenant('{budgets: {x: {cost: 5 EUR}}}')}\ncost: {DOLLARS}}}", "must be in USD, as the prices are"),
+        (a_tenant("{budgets: {x: {last_day: 2027-01-01}}}"), "has no cost"),
+        (a_tenant("{budgets: {x: {cost: 5, first_day: 2027-01-02, last_day: 2027-01-01}}}"), "ends before it begins"),
+        (a_tenant("{budgets: {x: {cost: 5, last_day: 1970-01-03}}}"), "ends before it begins"),
+        (a_tenant("{budgets: {x: {cost: 5, last_day: soon}}}"), "must be a day like 2027-01-01"),
         ("cost: {currency: USD, uncached: 1}", "needs the prices of a million tokens (write cached, output)"),
         ("cost: {currency: dollars, uncached: 1, cached: 1, output: 1}", "must be a code of three letters like USD"),
         ("cost: {output: 0.0000001}", "must be in whole millionths"),

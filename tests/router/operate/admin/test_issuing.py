@@ -250,6 +250,15 @@ async def test_a_key_of_a_team_has_its_limits_also_after_rotation_until_the_team
         assert (status, "the team of the API key" in body["error"]["message"]) == (401, True)
 
 
+async def test_a_key_may_have_a_budget_for_a_project(path: Path) -> None:
+    launch = {"cost": 500, "first_day": "2026-12-01", "last_day": "2027-01-31"}
+    async with a_desk(path) as desk:
+        made = await desk.issue(limits={"budgets": {"launch": launch, "told": {"cost": "1k", "soft": True}}})
+        assert made["limits"] == {"budgets": {"launch": launch, "told": {"cost": 1_000, "soft": True}}}
+        _, second = await desk.call("POST", f"{KEYS}/{made['id']}/rotate", {})
+    assert second["limits"] == made["limits"]
+
+
 @pytest.mark.parametrize(
     ("limits", "param"),
     [
@@ -259,6 +268,12 @@ async def test_a_key_of_a_team_has_its_limits_also_after_rotation_until_the_team
         ({"concurrent": True}, "limits.concurrent"),
         ({"concurrent": "few"}, "limits.concurrent"),
         ({"concurrent": 9}, "limits.concurrent"),
+        ({"budgets": 500}, "limits.budgets"),
+        ({"budgets": {"a b": {"cost": "5"}}}, "limits.budgets"),
+        ({"budgets": {"launch": "5"}}, "limits.budgets.launch"),
+        ({"budgets": {"launch": {"cost": "5 USD"}}}, "limits.budgets.launch"),
+        ({"budgets": {"launch": {"cost": "5", "until": "2027-01-01"}}}, "limits.budgets.launch"),
+        ({"budgets": {"launch": {"cost": "5", "last_day": "tomorrow"}}}, "limits.budgets.launch"),
     ],
 )
 async def test_limits_that_cannot_be_are_refused_by_name(path: Path, limits: Any, param: str) -> None:

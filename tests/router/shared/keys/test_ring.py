@@ -14,7 +14,7 @@ import pytest
 
 from policies.errors import ConfigError, InvalidRequest, Unauthenticated, Unavailable
 from policies.keys import KeyBook, hash_of
-from policies.nouns import Limits, Tenant
+from policies.nouns import FixedBudget, Limits, Tenant
 from router.call.identify import identify
 from router.shared.keys.base import Edit, KeyStore
 from router.shared.keys.file import FileKeys
@@ -319,8 +319,11 @@ async def test_a_change_is_known_even_if_its_caller_leaves() -> None:
     assert [key.tenant for key in ring.keys.of("acme")] == ["acme"]
 
 
+LIMITED = Limits(concurrent=2, cost_per_day=5, fixed=(FixedBudget("launch", 9, 20_000, 20_100), FixedBudget("all", 7)))
+
+
 def test_a_book_without_limits_reads_as_it_always_did_and_one_with_them_comes_back_whole() -> None:
-    plain, limited = an_issued_key("pm_one"), an_issued_key("pm_two", limits=Limits(concurrent=2, cost_per_day=5))
+    plain, limited = an_issued_key("pm_one"), an_issued_key("pm_two", limits=LIMITED)
     book = {key.sha256: key for key in (plain, limited)}
     text = encode(book)
     assert decode(text, "book") == book

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from policies.nouns import Limits, Tenant
-from policies.quota.budget import Charge, Refused, Reservation, descriptors
+from policies.nouns import FixedBudget, Limits, Tenant
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, descriptors
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import CONNECTIONS, RedisStore, faults
@@ -23,7 +23,16 @@ LIMITED = (
     a_descriptor("a", model="m", tokens_per_minute=4_321),
     a_descriptor("b", tokens_per_minute=60_000, cost_per_day=10_000_000),
 )
-ASKED_OF = (LIMITED[:1], LIMITED[:2], LIMITED[2:])
+TODAY = int(HandClock()() // 86_400)
+FIXED = a_descriptor(
+    "c",
+    fixed=(
+        FixedBudget("ends", 4_000, 0, TODAY),
+        FixedBudget("begins", 9_000, TODAY + 1),
+        FixedBudget("told", 1_000, TODAY, TODAY + 1, is_soft=True),
+    ),
+)
+ASKED_OF = (LIMITED[:1], LIMITED[:2], LIMITED[2:], (FIXED,))
 LEASE_S = 5.0
 
 
@@ -119,6 +128,28 @@ async def test_one_tenants_keys_live_in_one_slot_and_do_not_stay_for_ever(server
         keys = [key.decode() for key in admin.scan_iter()]
         assert sorted(keys) == ["pointsman:{a}:due", "pointsman:{a}:held", "pointsman:{a}:levels"]
         assert all(0 < admin.ttl(key) <= 40 * 86_400 for key in keys)
+
+
+async def test_what_a_fixed_budget_has_counted_stays_until_it_is_over(server: RedisServer) -> None:
+    day_s, now = 86_400, time.time()
+    last_day = int(now // day_s) + 99
+    ends, endless = (a_descriptor("a", fixed=(FixedBudget("project", 10, 0, day),)) for day in (last_day, None))
+    async with a_store(server.url) as store:
+        with server.admin() as admin:
+
+            async def kept_s(limited: Descriptor) -> int:
+                held = a_reservation(str(limited.limits), limited, requests=1, tokens=1, cost=1)
+                await store.reserve(held)
+                await store.settle(held, Charge(1))
+                await store.renew([held])
+                return int(admin.ttl("pointsman:{a}:levels"))
+
+            assert 39 * day_s < await kept_s(LIMITED[0]) <= 40 * day_s
+            assert 138 * day_s < await kept_s(ends) <= 141 * day_s
+            assert 138 * day_s < await kept_s(LIMITED[0]), "requests that it does not bind do not shorten it"
+            assert await kept_s(endless) == -1
+            assert await kept_s(ends) == -1
+            assert 0 < admin.ttl("pointsman:{a}:held") <= 40 * day_s
 
 
 async def test_end_users_without_use_are_forgotten(server: RedisServer) -> None:
