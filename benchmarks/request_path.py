@@ -5,8 +5,8 @@
 A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`),
 or with `--backend openai` a small server with OpenAI's API: calls of the server are not counted.
 A few requests warm it up; then the calls of one request are counted with Python's profiler, from its first byte to the
-last. Background work that happens to run in these milliseconds (probes, lag, feeds) is left out: only calls below the
-handler of the request and below the tasks that it starts count.
+last. Background work that happens to run in these milliseconds (probes, lag, feeds) is left out. What the request
+leaves to be done behind it (`router/later.py`: counting, learning) is counted apart.
 """
 
 from __future__ import annotations
@@ -49,21 +49,24 @@ class Calls:
 
     def __init__(self) -> None:
         self.by_function: Counter[tuple[str, str]] = Counter()
+        self.behind: Counter[tuple[str, str]] = Counter()
         self.deepest = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(OURS):
             return
-        depth, above = 0, frame
+        depth, above, counts = 0, frame, self.by_function
         while above is not None:
             name = f"{Path(above.f_code.co_filename).name}:{above.f_code.co_name}"
             if any(name.startswith(part) for part in BACKGROUND):
                 return
+            if name.startswith("later.py:_do"):
+                counts = self.behind
             depth += above.f_code.co_filename.startswith(OURS)
             above = above.f_back  # type: ignore[assignment]
         self.deepest = max(self.deepest, depth)
-        self.by_function[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
+        counts[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
 
 
 async def traced(backend: str, *, stream: bool) -> Calls:
@@ -93,6 +96,7 @@ async def traced(backend: str, *, stream: bool) -> Calls:
             calls = Calls()
             sys.setprofile(calls)
             await ask()
+            await asyncio.sleep(0.05)
             sys.setprofile(None)
     return calls
 
@@ -114,6 +118,8 @@ def main() -> None:
                 if where == file:
                     print(f"            {times:4}  {name}")
     print(f"{len(files)} files, {sum(files.values())} calls, {calls.deepest} frames deep")
+    behind = {file for file, _ in calls.behind}
+    print(f"and behind it {calls.behind.total()} calls, in {len(behind - files.keys())} other files")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Listening:
     calls: Mapping[str, Call]
     steps: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def decided(self, request: Request, decision: Decision) -> None:
+    def decided(self, request: Request, decision: Decision, at: float) -> None:  # noqa: ARG002 - as any listener
         """Record what is transferred; `place` records the backend."""
         call = self.calls[request.id]
         call.fetch, call.prefill = decision.fetch, decision.prefill

@@ -78,7 +78,7 @@ _KEPT = 128
 _FITS_EACH, _FITS_EVERY = 32, 8
 """The first prompts, this many, are each followed by a fit, later ones every eighth: a fit takes 0.2 ms."""
 
-_LEARNT_PER_S = 50.0
+_LEARNT_PER_S = 10.0
 """Prompts that are learnt from, all models together, after a burst of `_KEPT`."""
 
 _OUTLIER = 2.5

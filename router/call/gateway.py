@@ -28,6 +28,7 @@ from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.pools import PoolsInForce
+from router.later import Later
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.text.engine_text import EngineText
@@ -64,6 +65,7 @@ class Gateway:
     text_lengths: TextLengths
     clock: Callable[[], float]
     rng: random.Random
+    later: Later
     fleet: PoolsInForce
     feeds: Feeds
     prefixes: Prefixes
@@ -110,6 +112,7 @@ class Gateway:
 
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
+        self.later.flush()
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
         texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents)
         for part in (*parts, *texts, self.poison, self.hedges):

@@ -432,7 +432,7 @@ class _Call(msgspec.Struct, frozen=True):
         """
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
-        bid.ended(flight, placed.chosen)
+        gateway.later(bid.ended, flight, placed.chosen)
         if flight.answered and placed.chosen.name not in bid.failed:
             self._note_split(placed)
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens

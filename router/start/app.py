@@ -125,6 +125,7 @@ class Router:
             if (usage := self.operations.usage) is not None:
                 await asyncio.to_thread(usage.open)
                 stack.push_async_callback(asyncio.to_thread, usage.close)
+            stack.callback(self.gateway.later.flush)
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.callback(self.gateway.bodies.close)
             stack.push_async_callback(self.gateway.sources.close)

@@ -37,6 +37,7 @@ from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.folding import FoldingSink
 from router.fleet.feeds.relay import Relay
 from router.fleet.pools import PoolsInForce, rules_of
+from router.later import Later
 from router.operate.alerts import Alerts
 from router.operate.audit.chain import Chain
 from router.operate.audit.log import AuditLog
@@ -78,6 +79,7 @@ class Parts(TypedDict, total=False):
     quotas: QuotaStore
     tracing: Tracing
     shares_ports: bool
+    later: Later
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Operations:
@@ -126,6 +128,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         text_lengths=TextLengths(),
         clock=base.clock,
         rng=base.rng,
+        later=base.later,
         shadow=parts["shadow"].config if "shadow" in parts else None,
         prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
         fleet=PoolsInForce(
@@ -158,13 +161,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The inputs of all parts: config, clock, random numbers, telemetry."""
+    """The inputs of all parts: config, clock, random numbers, telemetry, and what does the work that can wait."""
 
     config: Config
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     rng: random.Random
     telemetry: Telemetry
+    later: Later
 
     def task_failed(self, *_: object) -> None:
         """Count the failure of a background task."""
@@ -173,11 +177,12 @@ class _Base:
 
 def _base(config: Config, parts: Parts) -> _Base:
     clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
-    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
+    later = parts.get("later") or Later()
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time, later=later)
     if config.server.decision_log is not None:
         telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)
-    return _Base(config, clock, unix_time, parts.get("rng") or random.Random(), telemetry)
+    return _Base(config, clock, unix_time, parts.get("rng") or random.Random(), telemetry, later)
 
 
 def _usage(base: _Base, in_force: Callable[[], Config]) -> UsageRecorder | None:
@@ -225,7 +230,9 @@ def _cluster(base: _Base, parts: Parts) -> Cluster:
     if "health" in parts:
         pool_rules = {}
     rules = parts.get("health", HealthRules())
-    return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules, prefill=prefill)
+    return Cluster(
+        clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules, prefill=prefill, later=base.later
+    )
 
 
 def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -> Prefixes:

@@ -21,7 +21,7 @@ from backends.vllm import VLLM, VLLMOptions
 from policies.nouns import Outcome
 from router.start.app import Router
 from tests.engines.programs import MISSING, program
-from tests.router.parts import KEY, MODEL
+from tests.router.parts import KEY, MODEL, board_of
 from tests.router.protocols.picker.parts import a_chat, a_picker_config, picking
 from tests.standins.standin import running
 from tests.standins.vllm import VLLMServer
@@ -110,7 +110,7 @@ async def test_answers_refusals_waits_and_goodbyes_pass_a_real_envoy(tmp_path: P
             assert (status, backend[0]) == (200, "b")
             assert body.endswith(b"data: [DONE]\n\n")
         assert await router.gateway.doors.emptied(5)
-        spent = router.operations.board.of_tenant("acme", router.gateway.clock())
+        spent = board_of(router).of_tenant("acme", router.gateway.clock())
         assert spent.completion_tokens == 4 * len(engines[0].text)
         assert {body["cache_salt"] for engine in engines for _, body, _ in engine.received} == {"acme"}
 
@@ -139,4 +139,4 @@ async def test_a_real_envoy_goes_down_the_list_and_says_so(tmp_path: Path) -> No
                 await reply.read()
             assert await router.gateway.doors.emptied(5)
             now = router.gateway.clock()
-            assert router.operations.board.of_backend("b1", now).completion_tokens == len(alive.text)
+            assert board_of(router).of_backend("b1", now).completion_tokens == len(alive.text)

@@ -13,6 +13,7 @@ from router.start.app import Router
 from shards.bundled.documents import prompt
 from tests.engines.programs import ROOT, an_envoy, free_ports
 from tests.engines.routed import KEY, Client, a_document
+from tests.router.parts import board_of
 
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
@@ -52,6 +53,6 @@ async def test_a_conversation_passes_envoy_and_is_counted(engines: Engines, tmp_
             assert await router.gateway.doors.emptied(5)
         finally:
             envoy.stop()
-        spent = router.operations.board.of_tenant("acme", router.gateway.clock())
+        spent = board_of(router).of_tenant("acme", router.gateway.clock())
         assert spent.completion_tokens > 0
         router.check()

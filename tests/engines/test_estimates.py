@@ -10,6 +10,7 @@ import pytest
 from shards.bundled import NAME
 from tests.engines.routed import Client, a_router, pool_of
 from tests.policies.learning.prompt_texts import Written, as_bundled, bundled, prompts
+from tests.router.parts import board_of
 
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
@@ -44,7 +45,7 @@ async def test_after_fifty_answers_the_median_error_is_below_five_percent(engine
         for number, written in enumerate(prompts_that_fit(FIRST + MEASURED, seed=21)):
             status, reply = await client.post("/v1/chat/completions", a_body(written))
             assert status == 200, reply
-            *_, row = router.operations.board.rows()
+            *_, row = board_of(router).rows()
             asked = row.asked
             assert asked is not None
             tokens, likely = reply["usage"]["prompt_tokens"], asked.likely_prompt_tokens

@@ -19,6 +19,7 @@ from shards.bundled.documents import Document, prompt
 from shards.kv.keys import BLOCK_TOKENS
 from tests.engines.programs import VLLM, VLLMOptions
 from tests.engines.routed import Client, a_document, a_router
+from tests.router.parts import board_of
 from tests.shards.attached import eventually
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def pool(*engines: VLLM, **more: Any) -> dict[str, Any]:
 
 def keys_of(router: Router, number: int = -1) -> PromptKeys:
     """The keys of the prompt of the last decision."""
-    asked = [row.asked for row in router.operations.board.rows(0) if row.asked][number]
+    asked = [row.asked for row in board_of(router).rows(0) if row.asked][number]
     return PromptKeys(asked.block_keys, asked.model, is_exact=asked.least_prompt_tokens is None)
 
 
@@ -202,7 +203,7 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
         # a router is ready as soon as one of them is reached, and would send everything there
         await within(20, lambda: len(router.gateway.feeds.health()) == len(pair))
         await ask(client, documents * 5)
-        prompts = {row.asked.block_keys for row in router.operations.board.rows(0) if row.asked}
+        prompts = {row.asked.block_keys for row in board_of(router).rows(0) if row.asked}
         assert any("engines-0" in beliefs.index.longest(keys) for keys in prompts)
         load = asyncio.create_task(ask(client, documents * 1000))
         await asyncio.sleep(1)

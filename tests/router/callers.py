@@ -16,8 +16,7 @@ from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.call.tracing import w3c_headers
-from router.start.build import build
-from tests.router.parts import KEY, a_config
+from tests.router.parts import KEY, a_config, built
 
 
 class Listener:
@@ -54,7 +53,7 @@ class Listener:
 
 
 def a_gateway(*backends: Any, **parts: Any) -> Gateway:
-    return build(a_config(), backends=lambda _: backends, rng=random.Random(1), **parts).gateway
+    return built(a_config(), backends=lambda _: backends, rng=random.Random(1), **parts).gateway
 
 
 async def well(gateway: Gateway, *names: str) -> Gateway:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import aiohttp
 from prometheus_client import CollectorRegistry
@@ -24,7 +24,11 @@ from policies.rules import Rule
 from policies.sla.config import Config, PoolSpec, ServerSettings
 from router.call.tracing import Tracing
 from router.fleet.cluster.listener import ClusterListener
+from router.later import Later
+from router.operate.dashboard.board import Board
+from router.operate.operations import Operations
 from router.start.app import Router
+from router.start.build import Parts, build
 
 MODEL = "tiny"
 KEY = "acme-key"
@@ -60,6 +64,17 @@ def some_assets() -> Mapping[str, bytes]:
 
 Step = Delta | BaseException | asyncio.Event
 """A piece of the answer, a failure, or something to wait for."""
+
+
+def built(config: Config, **parts: Unpack[Parts]) -> Operations:
+    """The parts of a router that counts and learns at once, so that a test sees it at the end of each call."""
+    return build(config, **{"later": Later(after_s=None), **parts})  # type: ignore[typeddict-item]
+
+
+def board_of(router: Router) -> Board:
+    """The board, with all that ended so far."""
+    router.gateway.later.flush()
+    return router.operations.board
 
 
 def an_answer(*texts: str, usage: Usage | None = None) -> list[Step]:

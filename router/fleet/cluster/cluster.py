@@ -30,6 +30,7 @@ from router.fleet.cluster.probes import Probes
 from router.fleet.cluster.served_model import Models, ServedModel
 from router.fleet.cluster.server import Server
 from router.fleet.cluster.standing import Role
+from router.later import Do, at_once
 from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
@@ -58,7 +59,7 @@ class Cluster:
     A server that turns out to run its model in several data-parallel ranks becomes one backend for each of them. They
     come and go with what the server tells, are probed as one, and share health, draining and weight.
     `rules` say when a backend is ill; `pool_rules` have others for some pools. `prefill`: pool -> the
-    pool that computes prompts for it, and nothing else. Listeners hear what happens.
+    pool that computes prompts for it, and nothing else. Listeners hear what happens. Backends' models learn `later`.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Cluster:
         rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
         pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
         prefill: Mapping[str, str] = MappingProxyType({}),
+        later: Do = at_once,
     ) -> None:
+        self._later = later
         self._clock, self._rng = clock, rng or random.Random()
         self._rules, self._pool_rules, self._prefill = rules, pool_rules, prefill
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
@@ -472,9 +475,15 @@ class Cluster:
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
             self._listeners.in_flight(member.backend.name, len(member.flights))
-            member.tell_learnt(self._listeners)
+            # behind what it learns
+            self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
         self.changed(name)
+
+    def _tell_learnt(self, member: Member) -> None:
+        if self._members.get(member.backend.name) is member and member.tell_learnt(self._listeners):
+            # what waits may find room
+            self.changed(member.backend.name)
 
     def late_s(self, flight: Flight, quantile: float) -> float | None:
         """Seconds after its sending within which `flight` has its first token in this share of cases; None: unknown."""
@@ -622,6 +631,7 @@ class Cluster:
             peers=peers,
             on_predicted=listeners.predicted,
             on_health=self._tell,
+            later=self._later,
         )
         if member.lender is not None:
             self._lenders.add(backend.name)

@@ -34,6 +34,7 @@ from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
 from router.fleet.cluster.standing import BOTH, Inputs, Role, Standing, standing_of
+from router.later import Do, at_once
 
 _log = logging.getLogger("pointsman.cluster")
 
@@ -46,7 +47,7 @@ _LEAST_STEPS = 4
 
 _NO_FETCHES = Fetched()
 
-_OBSERVED_PER_S, _OBSERVED_AT_ONCE = 100.0, 400.0
+_OBSERVED_PER_S, _OBSERVED_AT_ONCE = 20.0, 400.0
 """The model of one backend learns from so many first tokens and ends of requests."""
 
 
@@ -97,6 +98,8 @@ class Member:
     """What was last known of it whatever the request is."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
+    later: Do = at_once
+    """Does the learning."""
 
     def __post_init__(self) -> None:
         self.peers = self.peers or Peers(prior_of(self.backend.kind))
@@ -261,13 +264,8 @@ class Member:
         if isinstance(failure, Overloaded):
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
-            if failure is not None and not flight.answered and not flight.is_silent:
-                self._learn_wait(flight, now)
-            self._learn_decode(flight, now)
-            if failure is None and flight.whole_tokens:
-                self._learn_whole(flight, now)
-            elif failure is None and not self._reports_cache:
-                self._learn_late(flight)
+            company = (1.0, 0.0) if flight.began_at is None else self._company(flight, now)
+            self.later(self._learn_end, flight, failure is None, company, now)
         self.flights.end(flight, now)
         if flight.readiness is not None:
             self.adapters.end(flight.request.model)
@@ -315,11 +313,12 @@ class Member:
         """
         return None if flight.is_silent else self.model.late_ttft_s(flight.predicted_ttft_s, quantile)
 
-    def tell_learnt(self, listener: ClusterListener) -> None:
-        """Tell `listener` what is known of its speed by now, if that has changed."""
-        learnt = (self.model.snapshot(), self.adaptive_limit)
+    def tell_learnt(self, listener: ClusterListener) -> bool:
+        """Tell `listener` what is known of its speed by now, if that has changed; did its adaptive limit change?"""
+        learnt, has_moved = (self.model.snapshot(), self.adaptive_limit), False
         if learnt != self.reported:
             # ten gauges, and an answer that came whole teaches nothing
+            has_moved = self.reported is not None and self.reported[1] != learnt[1]
             self.reported = learnt
             listener.learnt(self.backend.name, *learnt)
         load = self.backend.load()
@@ -330,6 +329,7 @@ class Member:
         if load.fetched is not None and load.fetched != self.fetched:
             self._learn_fetches(load.fetched)
             listener.fetched(self.backend.name, load.fetched)
+        return has_moved
 
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""
@@ -392,7 +392,8 @@ class Member:
             before = self.health.may_serve, self.health.is_well
             self.health.answered(flight.first_at)
             self._tell(before)
-        self._learn_ttft(flight)
+        if flight.is_first_try:
+            self.later(self._learn_ttft, flight)
 
     def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
         """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
@@ -452,8 +453,6 @@ class Member:
         return min(1.0, max(0.0, 1.0 - (now - busy_since) / self.model.snapshot().work_s(waiting)))
 
     def _learn_ttft(self, flight: Flight) -> None:
-        if not flight.is_first_try:
-            return
         ttft_s = flight.ttft_s
         if flight.accepted_at is not None:
             self.first_byte.observe(flight.accepted_at - flight.sent_at)
@@ -499,11 +498,11 @@ class Member:
             return
         self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
 
-    def _learn_whole(self, flight: Flight, now: float) -> None:
+    def _learn_whole(self, flight: Flight, company: tuple[float, float], now: float) -> None:
         """Its first token was not seen; its whole time is learnt from, for prompt and answer together."""
         steps = max(0.0, flight.whole_tokens / flight.request.sampling.choices - 1)
         uncached, cached = _computed(flight)
-        batch, context_tokens = self._company(flight, now)
+        batch, context_tokens = company
         took_s, latency = now - flight.sent_at, self.model.snapshot()
         if self._learn_adapter(flight, took_s - steps * latency.tpot_s(batch, context_tokens)):
             return
@@ -521,11 +520,21 @@ class Member:
                 context_tokens=context_tokens,
             )
 
-    def _learn_decode(self, flight: Flight, now: float) -> None:
+    def _learn_end(self, flight: Flight, is_whole: bool, company: tuple[float, float], now: float) -> None:
+        """Learn from `flight`, which ended at `now`, whole or cancelled, and decoded in this `company`."""
+        if not is_whole and not flight.answered and not flight.is_silent:
+            self._learn_wait(flight, now)
+        self._learn_decode(flight, company)
+        if is_whole and flight.whole_tokens:
+            self._learn_whole(flight, company, now)
+        elif is_whole and not self._reports_cache:
+            self._learn_late(flight)
+
+    def _learn_decode(self, flight: Flight, company: tuple[float, float]) -> None:
         steps = flight.later_tokens / flight.request.sampling.choices
         if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
             return
-        self.model.observe_decode(*self._company(flight, now), (flight.last_at - flight.first_at) / steps)
+        self.model.observe_decode(*company, (flight.last_at - flight.first_at) / steps)
 
     def _company(self, flight: Flight, now: float) -> tuple[float, float]:
         """Sequences that decoded beside `flight`, itself included, and the tokens of their contexts: the means."""

@@ -32,6 +32,7 @@ def add_usage(routes: Routes, operations: Operations) -> None:
         return UsageQuery.read(query_of(request), now=gateway.unix_time())
 
     async def usage(request: Request) -> Response:
+        gateway.later.flush()
         if recorder is None:
             up_s = gateway.clock() - board.started_at
             since = gateway.unix_time() - up_s
@@ -41,12 +42,14 @@ def add_usage(routes: Routes, operations: Operations) -> None:
         return Response(200, b'{"since":%d,"usage":%s}' % (query.since or 0, rows), _JSON)
 
     async def usage_csv(request: Request) -> Response:
+        gateway.later.flush()
         if recorder is None:
             return _sheet("pointsman-usage", _as_csv(list(_since_start(board))))
         query, database = asked(request), recorder.database
         return _sheet("pointsman-usage", await _answered(recorder, lambda: as_csv(query.answer(database))))
 
     async def focus(request: Request) -> Response:
+        gateway.later.flush()
         if recorder is None:
             raise InvalidRequest("this router keeps no usage by the hour", hint="write usage: {store: usage.sqlite}")
         query, database = asked(request), recorder.database

@@ -133,19 +133,19 @@ class Board:
     def __repr__(self) -> str:
         return f"<Board {len(self._rows)} rows with {self._keys} keys, {len(self.totals)} totals>"
 
-    def decided(self, request: Request, decision: Decision) -> None:
+    def decided(self, request: Request, decision: Decision, at: float) -> None:
         """See Listener."""
         before = self._newest.get(request.id)
         if before is not None and before.ended_at is None:
-            self._retried(before)
-        self._add(request.id, request.tenant, request.service_class, request, decision)
+            self._retried(before, at)
+        self._add(request.id, request.tenant, request.service_class, at, request, decision)
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """See Listener."""
         word, usage = outcome.value, account.usage
         cost = sum([spent.cost for spent in account.spent])
         only = self._newest.get(account.id)
-        rows, is_reported = self._rows_of(account) if only is None else [only], True
+        rows, is_reported = self._rows_of(account, at) if only is None else [only], True
         for row in rows:
             if row.decision is not None and row.decision.chosen is not None:
                 is_reported = is_reported and self._reports_cache(row.decision.chosen)
@@ -211,13 +211,14 @@ class Board:
         request: str,
         tenant: str,
         service_class: str,
+        at: float,
         asked: Request | None = None,
         decision: Decision | None = None,
     ) -> Row:
         """A row at the end; the oldest go where there is no more room."""
         self._number += 1
         self.revision += 1
-        row = Row(self._number, self.revision, request, tenant, service_class, self._clock(), asked, decision)
+        row = Row(self._number, self.revision, request, tenant, service_class, at, asked, decision)
         self._rows.append(row)
         self._newest[request] = row
         if asked is not None:
@@ -229,25 +230,25 @@ class Board:
                 del self._newest[gone.request]
         return row
 
-    def _retried(self, row: Row) -> None:
+    def _retried(self, row: Row, at: float) -> None:
         """Reset the row: its attempt failed, and the prompt is decided again."""
-        row.outcome, row.ended_at = "retried", self._clock()
+        row.outcome, row.ended_at = "retried", at
         self._changed(row)
         if row.decision is not None and row.decision.chosen is not None:
-            sums = self._window.at(row.ended_at).backends[row.decision.chosen]
+            sums = self._window.at(at).backends[row.decision.chosen]
             sums.count("retried", _NO_USAGE, 0, is_reported=True)
 
     def _changed(self, row: Row) -> None:
         self.revision += 1
         row.revision = self.revision
 
-    def _rows_of(self, account: Account) -> list[Row]:
+    def _rows_of(self, account: Account, at: float) -> list[Row]:
         """The rows of a call with several prompts, one for each, or a new row if none was decided."""
         rows: list[Row] = []
         while f"{account.id}-{len(rows)}" in self._newest:
             rows.append(self._newest[f"{account.id}-{len(rows)}"])
         if not rows:
-            rows.append(self._add(account.id, account.tenant, account.service_class))
+            rows.append(self._add(account.id, account.tenant, account.service_class, at))
         return rows
 
     def _total(self, account: Account) -> Totals:

@@ -47,6 +47,7 @@ _MOST_TROUBLE = 300
 async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
     """The router's state now, with the decisions that changed after revision `since`."""
     gateway, board = operations.gateway, operations.board
+    gateway.later.flush()
     now, unix, config = gateway.clock(), gateway.unix_time(), gateway.config
     tenants = await asyncio.gather(*(_tenant_row(tenant, operations, now) for tenant in config.tenants.values()))
     if since > board.revision:

@@ -20,6 +20,7 @@ from policies.shadow import Difference
 from router.call.observer import Account
 from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import Answered, PromptTrace, Tracing
+from router.later import Do, Later, at_once
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.operate.telemetry.logs import LogFields
@@ -42,8 +43,8 @@ _NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
 class Listener(Protocol):
     """Gets the events of telemetry as they happen. Its methods must be cheap, because calls wait for them."""
 
-    def decided(self, request: Request, decision: Decision) -> None:
-        """`decision` was made for `request`."""
+    def decided(self, request: Request, decision: Decision, at: float) -> None:
+        """`decision` was made for `request` at `at` of the router's clock."""
         ...
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
@@ -59,7 +60,7 @@ class Telemetry:
     """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
 
     `tracing` and `decisions`, if given, get every call. `on_refused` gets the address and the reason of each key or
-    token that was not accepted.
+    token that was not accepted. What calls tell is counted `later`, in order, and before the metrics are read.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Telemetry:
         tracing: Tracing | None = None,
         decisions: DecisionLog | None = None,
         unix_time: Callable[[], float] = time.time,
+        later: Do = at_once,
     ) -> None:
+        self.later = later
         self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
-        self.registry = CollectorRegistry()
-        made = self.metrics = Metrics(self.registry)
+        self._registry = CollectorRegistry()
+        made = self.metrics = Metrics(self._registry)
         self.backends = BackendMetrics(made)
         labels = ("tenant", "service_class")
         self._requests = made.counter("requests", "Requests by how they ended", (*labels, "outcome"))
@@ -126,6 +129,17 @@ class Telemetry:
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """All metrics, with what calls have told so far."""
+        self.flush()
+        return self._registry
+
+    def flush(self) -> None:
+        """Count what calls have told so far; from another thread than that of the calls nothing is done."""
+        if isinstance(self.later, Later):
+            self.later.flush()
+
     def listen(self, listener: Listener) -> None:
         """Pass all further events to `listener`."""
         self._listeners.append(listener)
@@ -136,7 +150,7 @@ class Telemetry:
         `context` is the call's incoming trace context (W3C headers).
         """
         trace, headers = (None, context) if self._tracing is None else self._tracing.call(id, context)
-        return Account(id, self._clock(), headers, trace, self._count)
+        return Account(id, self._clock(), headers, trace, self._ended)
 
     def prompt(self, account: Account, *, config_version: str) -> PromptTrace | None:
         """The trace of the next prompt of a classified call; None if neither trace nor decision log wants it."""
@@ -162,18 +176,21 @@ class Telemetry:
 
         `config_version` names the SLA file that decided.
         """
+        self.later(self._count_decision, request, decision, self._clock())
+        if _decisions.isEnabledFor(logging.INFO):
+            facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
+            facts["config_version"] = config_version
+            sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
+            _decisions.info(LogFields({**facts, **sizes, **msgspec.to_builtins(decision)}))
+
+    def _count_decision(self, request: Request, decision: Decision, at: float) -> None:
         self._decided[decision.policy, decision.chosen or "none"].inc()
         if decision.fetch is not None:
             self._transferred[decision.chosen or "none", "cache"].inc(decision.fetch.tokens)
         if decision.prefill is not None:
             self._transferred[decision.chosen or "none", "prefill"].inc(request.prompt_tokens)
         for listener in self._listeners:
-            listener.decided(request, decision)
-        if _decisions.isEnabledFor(logging.INFO):
-            facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
-            facts["config_version"] = config_version
-            sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
-            _decisions.info(LogFields({**facts, **sizes, **msgspec.to_builtins(decision)}))
+            listener.decided(request, decision, at)
 
     def config(self, version: str) -> None:
         """The SLA file of this `version` is in effect now."""
@@ -191,7 +208,10 @@ class Telemetry:
 
     def queued(self, request: Request, seconds: float) -> None:
         """`request` was placed after `seconds` in the router."""
-        self._queue_s[request.tenant, request.service_class].observe(seconds)
+        self.later(self._count_wait, request.tenant, request.service_class, seconds)
+
+    def _count_wait(self, tenant: str, service_class: str, seconds: float) -> None:
+        self._queue_s[tenant, service_class].observe(seconds)
 
     def refused(self, address: str, error: ExpectedError) -> None:
         """See Observer."""
@@ -275,32 +295,16 @@ class Telemetry:
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """All metrics, and their content type: OpenMetrics with exemplars if `accept` allows it, else Prometheus' text.
 
-        Slow with many series (55 ms for 600): call it in a thread.
+        Slow with many series (55 ms for 600): call it in a thread, after `flush`.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _count(self, account: Account, failure: BaseException | None) -> None:
+    def _ended(self, account: Account, failure: BaseException | None) -> None:
         now, labels, usage = self._clock(), (account.tenant, account.service_class), account.usage
         outcome, code, trace = outcome_of(failure), code_of(failure), account.trace
+        self.later(self._count, account, outcome, code, failure is not None, now)
         ids = None if trace is None else trace.ids
-        for listener in self._listeners:
-            listener.ended(account, outcome, code, now)
-        self._requests[*labels, outcome.value].inc()
-        if failure is not None:
-            self._refusals[code].inc()
-        self._total[*labels].observe(now - account.started_at)
-        if account.first_at is not None and account.last_at is not None:
-            exemplar = None if ids is None else ids._asdict()
-            self._ttft[*labels].observe(account.first_at - account.started_at, exemplar)
-            if usage.completion_tokens > 1:
-                spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
-                self._tpot[*labels].observe(spread)
-        self._tokens[*labels, "prompt"].inc(usage.prompt_tokens)
-        if usage.cached_tokens:
-            # zero could mean that the backend does not report cached tokens; without a series it is clear
-            self._tokens[*labels, "cached"].inc(usage.cached_tokens)
-        self._tokens[*labels, "completion"].inc(usage.completion_tokens)
         if trace is not None:
             asked = (account.path, account.model)
             trace.end(Answered(outcome, code, *asked, *labels, account.rule, usage, account.inputs))
@@ -310,3 +314,23 @@ class Telemetry:
             found = {} if ids is None else ids._asdict()
             found |= {} if (why := why_of(failure)) is None else {"error": why}
             _outcomes.info(LogFields({**facts, **end, **msgspec.to_builtins(usage), **found}))
+
+    def _count(self, account: Account, outcome: Outcome, code: str, is_refused: bool, now: float) -> None:
+        labels, usage, trace = (account.tenant, account.service_class), account.usage, account.trace
+        for listener in self._listeners:
+            listener.ended(account, outcome, code, now)
+        self._requests[*labels, outcome.value].inc()
+        if is_refused:
+            self._refusals[code].inc()
+        self._total[*labels].observe(now - account.started_at)
+        if account.first_at is not None and account.last_at is not None:
+            exemplar = None if trace is None else trace.ids._asdict()
+            self._ttft[*labels].observe(account.first_at - account.started_at, exemplar)
+            if usage.completion_tokens > 1:
+                spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
+                self._tpot[*labels].observe(spread)
+        self._tokens[*labels, "prompt"].inc(usage.prompt_tokens)
+        if usage.cached_tokens:
+            # zero could mean that the backend does not report cached tokens; without a series it is clear
+            self._tokens[*labels, "cached"].inc(usage.cached_tokens)
+        self._tokens[*labels, "completion"].inc(usage.completion_tokens)

@@ -82,7 +82,7 @@ class UsageRecorder:
     def __repr__(self) -> str:
         return f"<UsageRecorder {self._folder} {self.database}{', away' if self._is_away else ''}>"
 
-    def decided(self, request: Request, decision: Decision) -> None:
+    def decided(self, request: Request, decision: Decision, at: float) -> None:
         """See Listener."""
 
     def missed(self, service_class: str, step: str) -> None:

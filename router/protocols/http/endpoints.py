@@ -236,6 +236,7 @@ class HttpEndpoints:
         if self._gateway.config.server.metrics != OPEN:
             await self._require_viewer(request)
         request.is_known = True
+        self._gateway.later.flush()
         # in a thread: 55 ms for 600 series
         body, content_type = await asyncio.to_thread(self._metrics, request.headers.get("accept", ""))
         return Response(200, body, {"Content-Type": content_type})

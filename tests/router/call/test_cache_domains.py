@@ -17,9 +17,8 @@ from policies.nouns import Usage
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, well
-from tests.router.parts import ScriptedBackend, a_chat, a_config, a_tenant, an_answer
+from tests.router.parts import ScriptedBackend, a_chat, a_config, a_tenant, an_answer, built
 
 DOCUMENT = "the quick brown fox\n" * 600
 ANOTHER = "the brown quick fox\n" + DOCUMENT[20:]
@@ -50,7 +49,7 @@ async def a_world(*, shared: bool = False) -> tuple[Gateway, list[Telling]]:
             backend.listener, backend.held = listener, set()  # type: ignore[attr-defined]
         return backends
 
-    gateway = build(a_config(*tenants), backends=make, rng=random.Random(3), clock=lambda: 1.0).gateway
+    gateway = built(a_config(*tenants), backends=make, rng=random.Random(3), clock=lambda: 1.0).gateway
     return await well(gateway, *(backend.name for backend in backends)), backends
 
 

@@ -15,8 +15,8 @@ from policies.sla.parse import parse
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended
+from tests.router.parts import built
 
 FILE = """
 classes: {{interactive: {{}}}}
@@ -37,7 +37,7 @@ async def a_gateway(limits: str = "", models: str = "[large, small]") -> AsyncIt
     large = FakeBackend("large-0", "large", models=frozenset({"large"}))
     small = FakeBackend("small-0", "small", ANSWER, models=frozenset({"small"}))
     config = parse(FILE.format(limits=limits, models=models))
-    gateway = build(config, backends=lambda _: (large, small), rng=random.Random(1)).gateway
+    gateway = built(config, backends=lambda _: (large, small), rng=random.Random(1)).gateway
     for backend in (large, small):
         assert await gateway.cluster.probe(backend.name)
     gateway.cluster.drain(large.name)

@@ -23,7 +23,6 @@ from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.call.prepare import find_model
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from router.text.documents import HEADING, MARK
 from router.text.token_ids import unpack
 from tests.router.callers import Listener, well
@@ -39,6 +38,7 @@ from tests.router.parts import (
     a_tenant,
     a_tokenizer,
     an_answer,
+    built,
 )
 
 DOCUMENTS = [
@@ -172,7 +172,7 @@ async def a_fleet(*backends: ScriptedBackend, config: Config | None = None) -> G
             backend.listener = listener  # type: ignore[attr-defined]
         return backends
 
-    gateway = build(config or a_config(), backends=make, rng=random.Random(1)).gateway
+    gateway = built(config or a_config(), backends=make, rng=random.Random(1)).gateway
     return await well(gateway, *(backend.name for backend in backends))
 
 

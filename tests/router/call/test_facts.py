@@ -8,9 +8,8 @@ import pytest
 
 from policies.sla.parse import parse
 from router.protocols.openai.request import completion_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended, well
-from tests.router.parts import MODEL, ScriptedBackend, an_answer
+from tests.router.parts import MODEL, ScriptedBackend, an_answer, built
 
 FILE = f"""
 classes: {{short: {{}}, long: {{}}}}
@@ -34,7 +33,7 @@ LONG = "word " * 400
 )
 async def test_the_longest_prompt_of_a_call_decides_its_class(prompts: list[str], service_class: str) -> None:
     backend = ScriptedBackend(speaks_tokens=False, scripts=[an_answer("ok") for _ in prompts])
-    gateway = build(parse(FILE), backends=lambda _: [backend], rng=random.Random(1)).gateway
+    gateway = built(parse(FILE), backends=lambda _: [backend], rng=random.Random(1)).gateway
     await well(gateway, "b0")
     ask = completion_ask({"model": MODEL, "prompt": prompts}, {"x-pointsman-explain": "1"})
     caller = Listener(ask, key=None)

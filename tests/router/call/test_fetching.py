@@ -19,10 +19,9 @@ from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.explanations import as_header, as_text
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, well
 from tests.router.lenders import Lending
-from tests.router.parts import MODEL, a_chat, a_config
+from tests.router.parts import MODEL, a_chat, a_config, built
 from tests.virtual_time import run_virtually
 
 LONG = "word " * 8000
@@ -37,7 +36,7 @@ class World:
     def __init__(self, count: int = 3) -> None:
         self.backends = [Lending(f"b{at}", models=frozenset({MODEL}), reported=FREE) for at in range(count)]
         clock = asyncio.get_running_loop().time
-        self.gateway: Gateway = build(
+        self.gateway: Gateway = built(
             a_config(), backends=lambda _: self.backends, rng=random.Random(1), clock=clock
         ).gateway
 

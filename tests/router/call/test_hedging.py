@@ -19,9 +19,8 @@ from router.call.bid import Placed
 from router.call.gateway import Gateway
 from router.call.hedging import Beaten, Race
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended, well
-from tests.router.parts import MODEL, a_chat, a_config
+from tests.router.parts import MODEL, a_chat, a_config, built
 from tests.virtual_time import run_virtually
 
 TTFT_S = 0.1
@@ -54,7 +53,7 @@ class World:
         service_class = ServiceClass("chat", 0, hedge_quantile=hedge, hedge_budget=budget)
         clock = asyncio.get_running_loop().time
         config: Config = replace(a_config(), classes={"chat": service_class})
-        self.gateway: Gateway = build(
+        self.gateway: Gateway = built(
             config, backends=lambda _: self.backends, rng=random.Random(1), clock=clock
         ).gateway
         self.gateway.observer.event = lambda name: self.events.update([name])  # type: ignore[method-assign]

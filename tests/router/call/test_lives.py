@@ -22,7 +22,7 @@ from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
+from tests.router.parts import built
 from tests.virtual_time import run_virtually
 
 RULES = HealthRules(failures=2, probe_every_s=0.5, retry_s=0.2, slow_start_s=2.0)
@@ -238,7 +238,7 @@ def test_whatever_happens_at_once_each_request_ends_by_its_rules_and_nothing_is_
         machines = {
             name: a_machine(rng, name) for name in ("own-0", "own-1", "own-2", "far-0", "odd-0")[rng.randrange(3) :]
         }
-        gateway = build(
+        gateway = built(
             a_file(rng), backends=lambda _: list(machines.values()), clock=loop.time, rng=rng, health=RULES
         ).gateway
         async with gateway.cluster, asyncio.TaskGroup() as group:

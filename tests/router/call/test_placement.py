@@ -13,9 +13,8 @@ from policies.errors import InvalidRequest, NoBackend, UnknownModel
 from policies.nouns import Capability
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask, completion_ask
-from router.start.build import build
 from tests.router.callers import Listener, a_gateway, ended, well
-from tests.router.parts import KEY, ScriptedBackend, a_chat, a_config, a_tenant
+from tests.router.parts import KEY, ScriptedBackend, a_chat, a_config, a_tenant, built
 
 
 async def test_a_request_goes_where_its_prefix_lives() -> None:
@@ -26,7 +25,7 @@ async def test_a_request_goes_where_its_prefix_lives() -> None:
         listeners.append(listener)
         return backends
 
-    gateway = build(a_config(), backends=make, rng=random.Random(2)).gateway
+    gateway = built(a_config(), backends=make, rng=random.Random(2)).gateway
     await well(gateway, "b0", "b1", "b2")
     ask = chat_ask(a_chat("the quick brown fox " * 100))
     first = Listener(ask)
@@ -45,7 +44,7 @@ async def test_a_request_goes_where_its_prefix_lives() -> None:
 async def test_two_tenants_with_one_prompt_have_no_key_in_common() -> None:
     backend = ScriptedBackend()
     config = a_config(a_tenant("acme"), a_tenant("labs", "labs-key"), a_tenant("twin", "twin-key", domain="acme"))
-    gateway = await well(build(config, backends=lambda _: [backend]).gateway, "b0")
+    gateway = await well(built(config, backends=lambda _: [backend]).gateway, "b0")
     for key in (KEY, "labs-key", "twin-key"):
         await serve(Listener(chat_ask(a_chat("word " * 300)), key=key), gateway)
     acme, labs, twin = (set(request.block_keys) for request in backend.requests)

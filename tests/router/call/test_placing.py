@@ -15,9 +15,8 @@ from policies.sla.config import PoolSpec
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended
-from tests.router.parts import MODEL, ScriptedBackend, a_chat, a_config
+from tests.router.parts import MODEL, ScriptedBackend, a_chat, a_config, built
 
 
 async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) -> Gateway:
@@ -26,7 +25,7 @@ async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) ->
     config = replace(
         a_config(), pools=pools, rules=(Rule("chat", pools=("own",)),), on_miss={"chat": steps}, outage_s=0.02
     )
-    gateway = build(config, backends=lambda _: backends, rng=random.Random(1)).gateway
+    gateway = built(config, backends=lambda _: backends, rng=random.Random(1)).gateway
     for backend in backends:
         await gateway.cluster.probe(backend.name)
     return gateway

@@ -31,9 +31,8 @@ from router.call.bid import MOST_TRIES
 from router.call.gateway import Gateway
 from router.call.prefill import LEAST_S, may_transfer
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended, well
-from tests.router.parts import MODEL, a_chat, a_config
+from tests.router.parts import MODEL, a_chat, a_config, built
 from tests.virtual_time import run_virtually
 
 LONG = "word " * 8000
@@ -123,7 +122,7 @@ class World:
         self.events: Counter[str] = Counter()
         self.spent: list[Usage] = []
         clock = asyncio.get_running_loop().time
-        self.gateway: Gateway = build(
+        self.gateway: Gateway = built(
             config, backends=lambda _: [*self.answers, *self.all_prompts], rng=random.Random(1), clock=clock
         ).gateway
         self.gateway.observer.event = lambda name: self.events.update([name])  # type: ignore[method-assign]

@@ -11,9 +11,8 @@ from policies.prefix.index import PrefixIndex
 from policies.rules import Range, Rule, When
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, a_gateway, ended, well
-from tests.router.parts import ScriptedBackend, a_chat, a_config
+from tests.router.parts import ScriptedBackend, a_chat, a_config, built
 
 
 class CountingIndex(PrefixIndex):
@@ -31,7 +30,7 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     config = replace(a_config(), rules=(cached, Rule("chat")))
     backends = [ScriptedBackend("b0", scripts=[[BackendFailed("gone")]]), ScriptedBackend("b1")]
     # a clock that stands still: neither is found to be faster
-    router = build(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0).gateway
+    router = built(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0).gateway
     gateway = await well(router, "b0", "b1")
     index = gateway.beliefs.index = CountingIndex()
     ask = chat_ask(a_chat("word " * 300), {"x-pointsman-explain": "1"})

@@ -24,7 +24,7 @@ from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
+from tests.router.parts import built
 from tests.virtual_time import run_virtually
 
 SLOTS = 4
@@ -129,7 +129,7 @@ async def a_router(text: str, backends: Sequence[FakeBackend]) -> AsyncIterator[
     pools = "".join(f"  {name}: {{kind: fake, at: ['{name}:1'], model: {model}}}\n" for name, model in models.items())
     environment = {name: name for name in ("BIG", "SMALL", "ACME")}
     config = parse(f"{text}\npools:\n{pools}", environment=environment)
-    gateway = build(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7)).gateway
+    gateway = built(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7)).gateway
     for backend in backends:
         assert await gateway.cluster.probe(backend.name)
     try:

@@ -20,9 +20,8 @@ from policies.sla.config import Config
 from policies.sla.parse import parse
 from router.call.gateway import Gateway
 from router.protocols.openai.request import chat_ask
-from router.start.build import build
 from tests.router.callers import Listener, ended, well
-from tests.router.parts import MODEL, a_chat
+from tests.router.parts import MODEL, a_chat, built
 from tests.virtual_time import run_virtually
 
 FILE = """
@@ -55,7 +54,7 @@ class World:
             for name, pool, script in (("s0", "stable", self.stable), ("c0", "canary", self.canary))
         ]
         clock = asyncio.get_running_loop().time
-        self.gateway: Gateway = build(
+        self.gateway: Gateway = built(
             self.config, backends=lambda _: self.backends, rng=random.Random(1), clock=clock
         ).gateway
         self.gateway.observer.event = lambda name: self.events.update([name])  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from policies.sla.config import Config, PoolSpec
 from router.ask import Ask
 from router.call.warming import GatewayWarmer, as_warm_up
 from router.start.app import Router
-from tests.router.parts import MODEL, a_config, a_tenant, some_assets
+from tests.router.parts import MODEL, a_config, a_tenant, board_of, some_assets
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 60
 
@@ -132,7 +132,7 @@ async def test_its_tokens_are_charged_to_the_tenant() -> None:
     tenant = a_tenant(limits=Limits(tokens_per_minute=100_000))
     async with a_warmer(config=a_config(tenant)) as (warmer, router):
         await warmer.warm(an_ask(), "acme", avoiding=frozenset(), placed=ignored)
-        ((key, totals),) = router.operations.board.totals.items()
+        ((key, totals),) = board_of(router).totals.items()
         assert key == ("acme", MODEL)
         assert totals.prompt_tokens > 64
 

@@ -26,7 +26,7 @@ from router.operate.dashboard.board import Totals
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.start.app import Router
-from tests.router.parts import KEY, MODEL, a_tenant
+from tests.router.parts import KEY, MODEL, a_tenant, board_of
 from tests.router.protocols.picker.parts import (
     AUTH,
     CHAT,
@@ -84,7 +84,7 @@ async def test_what_is_learnt_of_an_answer_is_what_a_proxied_one_would_teach() -
     async with a_gateway() as (envoy, router):
         await chat(envoy, a_chat("x" * 400, stream=True))
         view = router.gateway.cluster.view(router.gateway.clock())
-        minute = router.operations.board.of_class("chat", router.gateway.clock())
+        minute = board_of(router).of_class("chat", router.gateway.clock())
         assert view.backends[0].running == 0
         assert len(minute.ttft) == 1
 
@@ -199,7 +199,7 @@ async def test_a_gateway_that_goes_down_the_list_takes_the_flight_along() -> Non
             assert (reply.status, reply.headers["x-pointsman-backend"]) == (200, "b1")
             assert settled(router) == {Outcome.FINISHED: 2}
             now = router.gateway.clock()
-            assert router.operations.board.of_backend("b1", now).completion_tokens == len(alive.text)
+            assert board_of(router).of_backend("b1", now).completion_tokens == len(alive.text)
             assert b'pointsman_events_total{event="retried"} 1.0' in exposed(router)
 
 
@@ -498,7 +498,7 @@ def settled(router: Router) -> dict[Outcome, int]:
 
 
 def totals(router: Router) -> Totals:
-    return router.operations.board.of_tenant("acme", router.gateway.clock())
+    return board_of(router).of_tenant("acme", router.gateway.clock())
 
 
 def exposed(router: Router) -> bytes:
