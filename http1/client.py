@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from http1.answer import Answer
 from http1.errors import BadAnswer, Disconnected, Unconnected
-from http1.headers import header_lines
+from http1.headers import Lines, lines_of
 from http1.limits import ClientLimits
 from http1.server_connection import Body, ServerConnection
 
@@ -53,7 +53,7 @@ class HttpClient:
         self,
         method: str,
         target: str,
-        headers: Mapping[str, str] | None = None,
+        headers: Lines = b"",
         body: Body = None,
         *,
         connect_s: float | None = None,
@@ -66,7 +66,7 @@ class HttpClient:
         given. Raises ValueError for a request that cannot be sent, and AnswerError: Unconnected, Disconnected,
         AnswerTimeout, BadAnswer.
         """
-        head = self._head(method, target, headers or {}, body)
+        head = self._head(method, target, headers, body)
         silence_s = self.limits.silence_s if silence_s is None else silence_s
         connection = self._idle.pop() if self._idle else await self._connect(connect_s)
         try:
@@ -94,18 +94,14 @@ class HttpClient:
             self._changed.clear()
             await self._changed.wait()
 
-    def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
-        target = self._path + target
-        if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
-            raise ValueError("a request has a method in capitals, and a path of printable ASCII")
+    def _head(self, method: str, target: str, headers: Lines, body: Body) -> bytes:
         if body is None:
             framing = b"" if method in ("GET", "HEAD") else b"Content-Length: 0\r\n"
         elif isinstance(body, bytes):
             framing = b"Content-Length: %d\r\n" % len(body)
         else:
             framing = b"Transfer-Encoding: chunked\r\n"
-        first = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
-        return b"".join((first, self._fixed, header_lines(headers.items()), framing, b"\r\n"))
+        return b"".join((_first_line(method, self._path + target), self._fixed, lines_of(headers), framing, b"\r\n"))
 
     async def _connect(self, connect_s: float | None) -> ServerConnection:
         if self._is_closed:
@@ -147,3 +143,11 @@ class HttpClient:
         if connection in self._idle:
             self._idle.remove(connection)
         self._changed.set()
+
+
+@lru_cache(maxsize=256)
+def _first_line(method: str, target: str) -> bytes:
+    """The first line of a request. Raises ValueError for one that could be read in another way."""
+    if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
+        raise ValueError("a request has a method in capitals, and a path of printable ASCII")
+    return f"{method} {target} HTTP/1.1\r\n".encode("ascii")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from http1.deadline import Deadline
 from http1.errors import BodyTimeout, ClientGone, HttpError
 from http1.greeting import Abortable
-from http1.headers import Headers, header_lines
+from http1.headers import Headers, Lines, header_lines, lines_of
 from http1.incoming import Incoming
 from http1.limits import ServerLimits
 from http1.request import Handler, Request, Response, Stream
@@ -286,7 +286,7 @@ class ClientConnection(Abortable):
             self._reading.within(self._limits.idle_s)
         self._proceed()
 
-    def _start(self, request: Request, status: int, headers: Mapping[str, str]) -> Stream:
+    def _start(self, request: Request, status: int, headers: Lines) -> Stream:
         if request.stream is not None:
             raise RuntimeError("a request has one answer")
         if request.is_http_10:
@@ -308,10 +308,10 @@ class ClientConnection(Abortable):
             self._transport.write(head)
             self._transport.write(body)
 
-    def _head(self, request: Request | None, status: int, headers: Mapping[str, str], length: int | None) -> bytes:
+    def _head(self, request: Request | None, status: int, headers: Lines, length: int | None) -> bytes:
         """The head of an answer: chunked if its `length` is not known. It decides whether the connection stays."""
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._owner.date()]
-        lines.append(header_lines(headers.items()))
+        lines.append(lines_of(headers))
         stays = False
         if request is not None:
             stays = request.keeps_alive and request.incoming.is_ended

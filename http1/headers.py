@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+
+Lines = Mapping[str, str] | bytes
+"""Fields to send: by name, or as `header_lines` made them before."""
 
 _FRAMING = frozenset({"connection", "content-length", "date", "transfer-encoding"})
 
@@ -19,8 +23,7 @@ class Headers(Mapping[str, str]):
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         self.raw, by_name = raw, dict[str, str]()
         for raw_name, raw_value in raw:
-            name = raw_name.lower().decode("ascii")
-            value = raw_value.strip(b" \t").decode("utf-8", "surrogateescape")
+            name, value = _lowered(raw_name), raw_value.strip(b" \t").decode("utf-8", "surrogateescape")
             by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
         self.lowered = by_name
 
@@ -36,6 +39,16 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self.lowered)
+
+
+@lru_cache(maxsize=512)
+def _lowered(name: bytes) -> str:
+    return name.lower().decode("ascii")
+
+
+def lines_of(fields: Lines) -> bytes:
+    """`fields` as they are sent."""
+    return fields if isinstance(fields, bytes) else header_lines(fields.items())
 
 
 def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:

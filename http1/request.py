@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from http1.errors import BodyTooLarge
-from http1.headers import Headers
+from http1.headers import Headers, Lines
 from http1.incoming import Incoming
 
 
@@ -18,7 +18,7 @@ class Response:
 
     status: int = 200
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Lines = field(default_factory=dict)
 
 
 class Wire(Protocol):
@@ -115,7 +115,7 @@ class Request:
         target: str,
         headers: Headers,
         incoming: Incoming,
-        start: Callable[[Request, int, Mapping[str, str]], Stream],
+        start: Callable[[Request, int, Lines], Stream],
         most_bytes: int,
     ) -> None:
         self.method, self.target, self.headers, self.incoming = method, target, headers, incoming
@@ -166,7 +166,7 @@ class Request:
         """The body as it comes. Raises as `body` does, at the server's own limit."""
         return self.incoming.pieces()
 
-    def start(self, status: int, headers: Mapping[str, str]) -> Stream:
+    def start(self, status: int, headers: Lines) -> Stream:
         """Begin an answer of many pieces; the handler returns it when it has ended."""
         return self._start(self, status, headers)
 

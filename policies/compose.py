@@ -76,8 +76,10 @@ class Policy:
             return Decision(None, self.name, dropped, left_out=view.left_out)
         totals, details = self._scored(request, kept)
         chosen = self.pick(totals, rng)
-        backend = next(backend for backend in kept if backend.name == chosen)
-        if waits:
+        for backend in kept:
+            if backend.name == chosen:
+                break
+        if waits and dropped:
             full = {name for name, reason in dropped if reason in PLACE}
             if chosen in full:
                 has_other = any(other.name not in full for other in kept)
@@ -102,7 +104,7 @@ class Policy:
             if reason is not None:
                 dropped.append((backend.name, reason))
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
-            sure = [backend for backend in kept if will_fit(request, backend)]
+            sure = [backend for backend in kept if backend.context_tokens is None or will_fit(request, backend)]
             if 0 < len(sure) < len(kept):
                 names = {backend.name for backend in sure}
                 dropped += [(backend.name, "may_not_fit") for backend in kept if backend.name not in names]

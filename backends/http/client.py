@@ -16,6 +16,7 @@ from backends.http.errors import error_of
 from http1.answer import Answer as Reply
 from http1.client import HttpClient as Http1Client
 from http1.errors import AnswerError, Unconnected
+from http1.headers import header_lines
 from http1.limits import ClientLimits
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import ACCEPTED, Delta
@@ -137,6 +138,7 @@ class HttpClient:
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
         self._post_headers = {"content-type": "application/json", **options.headers}
+        self._post_lines: bytes | None = None
         self._http: Http1Client | None = None
         self._is_closed = False
         self._replies: set[Reply] = set()
@@ -282,6 +284,14 @@ class HttpClient:
     def _headers(self, of_request: Mapping[str, str]) -> dict[str, str]:
         return {**self._options.headers, **of_request, **self._key_headers}
 
+    def _lines(self, of_request: Mapping[str, str]) -> bytes:
+        """The header lines of a post. What every post has is written once."""
+        if self._post_lines is None:
+            self._post_lines = header_lines({**self._post_headers, **self._key_headers}.items())
+        if not of_request:
+            return self._post_lines
+        return header_lines({**self._post_headers, **of_request, **self._key_headers}.items())
+
     def _unreachable(self, error: BaseException) -> BackendFailed:
         kind = Unreached if isinstance(error, Unconnected) else BackendFailed
         reason = str(error) or type(error).__name__
@@ -309,9 +319,8 @@ class _Call:
     async def reply(self, headers: Mapping[str, str], deadline_s: float | None) -> Reply:
         """The 200 of the server, at its body. Raises the error that the exchange defines for any other reply."""
         client, exchange, post = self._client, self._exchange, self._exchange.post
-        fields = {**client._post_headers, **headers, **client._key_headers}
         http, silence_s = client._http or client._connections(), client._options.idle_s + exchange.quiet_s
-        asking = http.request("POST", post.path, fields, post.content, silence_s=silence_s)
+        asking = http.request("POST", post.path, client._lines(headers), post.content, silence_s=silence_s)
         if deadline_s is None:
             reply = self._reply = await asking
         else:

@@ -58,6 +58,10 @@ class Ahead(msgspec.Struct, frozen=True, gc=False):
     beyond: Work = Work()
 
 
+NOTHING_AHEAD = Ahead()
+"""The usual case."""
+
+
 def prefill_work(uncached: float, cached: float = 0.0) -> Work:
     """The work of computing `uncached` tokens behind `cached` ones."""
     return Work(uncached, uncached * (cached + uncached / 2))
@@ -196,19 +200,22 @@ class LatencyModel:
 
     def snapshot(self) -> Latency:
         """The present estimate."""
+        return self.present()[0]
+
+    def present(self) -> tuple[Latency, tuple[float, float]]:
+        """The present estimate, and its `doubt`."""
         learnt = self._peers.prefill.fit.observations + self._peers.decode.fit.observations
         if self._snapshot is None or self._learnt != learnt:
             self._snapshot = self._peers.latency(self._prefill.fit.values[0], self._decode.fit.values[0])
             models = len(self._peers.models)
             self._doubt = (self._prefill.doubt(models), self._decode.doubt(models))
             self._learnt = learnt
-        return self._snapshot
+        return self._snapshot, self._doubt
 
     @property
     def doubt(self) -> tuple[float, float]:
         """Prefill and decode at the pace that the backend surely has, in those of `snapshot`."""
-        self.snapshot()
-        return self._doubt
+        return self.present()[1]
 
     def note_speed(self, token_s: float | None) -> None:
         """Record that the backend reports a prefill cost of `token_s` per token. Used until its first observation.

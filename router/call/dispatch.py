@@ -423,7 +423,9 @@ class Dispatcher:
             queue.rate.emptied(self._clock())
 
     def _placed(self, bid: Bid, found: Found) -> Placed:
-        chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
+        for chosen in found.view.backends:
+            if chosen.name == found.decision.chosen:
+                break
         leg, fetch = found.decision.prefill, found.decision.fetch
         uncached = uncached_tokens(bid.request, chosen) if leg is None else 1
         if fetch is not None:

@@ -33,20 +33,6 @@ class Doors:
         if all were turned out."""
         return _Stay(self)
 
-    def let_in(self, stay: _Stay) -> None:
-        """Count `stay`. Raises Unavailable. Called by the stay itself."""
-        if not self.open:
-            hint = "try again: another replica may take it"
-            raise Unavailable("the router is shutting down", hint=hint, retry_after_s=_RETRY_AFTER_S)
-        self._inside.add(stay)
-        self._empty.clear()
-
-    def let_out(self, stay: _Stay) -> None:
-        """Count `stay` no more. Called by the stay itself."""
-        self._inside.discard(stay)
-        if not self._inside:
-            self._empty.set()
-
     def close(self) -> None:
         """Let no more calls in; those inside stay."""
         self.open = False
@@ -81,13 +67,21 @@ class _Stay:
     def __enter__(self) -> None:
         task = self._task = asyncio.current_task()
         assert task is not None, "a call runs in a task"
-        self._was_cancelling = task.cancelling()
-        self._doors.let_in(self)
+        self._was_cancelling, doors = task.cancelling(), self._doors
+        if not doors.open:
+            hint = "try again: another replica may take it"
+            raise Unavailable("the router is shutting down", hint=hint, retry_after_s=_RETRY_AFTER_S)
+        if not doors._inside:
+            doors._empty.clear()
+        doors._inside.add(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._doors.let_out(self)
+        doors = self._doors
+        doors._inside.discard(self)
+        if not doors._inside:
+            doors._empty.set()
         if not self._is_ended or self._task is None:
             return
         # the client may have left in the same moment

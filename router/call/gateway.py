@@ -21,6 +21,7 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.observer import Observer
+from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.fleet.beliefs import Beliefs
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 class Gateway:
     """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
 
-    `shadow` decides beside it without effect, where there is one. `replicas` are the other routers, where there may be
-    any. `tokens` verifies those of issuers, where the file has any.
+    `placer` places prompts of classes without steps of `on_miss`. `shadow` decides beside it without effect, where
+    there is one. `replicas` are the other routers, where there may be any. `tokens` verifies those of issuers, where the
+    file has any.
     """
 
     config: Config
@@ -61,6 +63,7 @@ class Gateway:
     observer: Observer
     doors: Doors
     dispatcher: Dispatcher
+    placer: Placer
     lengths: AnswerLengths
     text_lengths: TextLengths
     clock: Callable[[], float]

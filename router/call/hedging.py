@@ -56,15 +56,16 @@ class Race:
         second = "no second" if self._second is None else self._second.chosen.name
         return f"<Race of {self.first.chosen.name} and {second}>"
 
-    async def run(self) -> ExpectedError | None:
+    def run(self) -> Coroutine[Any, Any, ExpectedError | None]:
         """The whole answer; why it failed, if another backend may be tried. Raises what the attempt raises.
 
         If one fails before any has begun its answer, the other goes on: `first` whatever the second failed with, the
         second where another backend may be tried after `first`.
         """
-        if self._late_s is None:
-            return await self._attempt(self.first, self)
-        self._timer = asyncio.get_running_loop().call_later(self._late_s, self._start_second, self._late_s)
+        return self._attempt(self.first, self) if self._late_s is None else self._hedged(self._late_s)
+
+    async def _hedged(self, late_s: float) -> ExpectedError | None:
+        self._timer = asyncio.get_running_loop().call_later(late_s, self._start_second, late_s)
         try:
             try:
                 failure = await self._attempt(self.first, self)

@@ -51,7 +51,7 @@ from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import with_documents
 from router.call.gateway import Gateway
-from router.call.giving_up import until_given_up
+from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
 from router.call.identify import Identity, identified, on_behalf_of
 from router.call.observer import Account, Observer, Spent
@@ -206,9 +206,9 @@ def digest(bid: Bid) -> bytes:
 
 
 class _Others:
-    """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
+    """Permits of one prompt at models that it was degraded to, open until `stack` is left; without one there are none."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack | None = None) -> None:
         self.permits: dict[str, Permit] = {}
         self._stack = stack
 
@@ -217,7 +217,11 @@ class _Others:
 
     async def admit(self, model: str, permit: Permit) -> None:
         """Open the `permit` for `model`. Raises QuotaExceeded."""
+        assert self._stack is not None, "only the steps of a class degrade"
         self.permits[model] = await self._stack.enter_async_context(permit)
+
+
+_NO_OTHERS = _Others()
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -242,31 +246,39 @@ class _Call(msgspec.Struct, frozen=True):
             bid = self._bid(at, model, prompt, trace=trace)
             if self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
+            steps = () if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ())
+            if not steps:
+                await self._placed(at, bid, trace, gateway.placer, _NO_OTHERS)
+                return
             async with AsyncExitStack() as stack:
                 others = _Others(stack)
                 placer = Placer(
                     gateway.dispatcher,
                     gateway.clock,
-                    steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
+                    steps=steps,
                     degraded=lambda other, name: self._degraded(at, other, name, trace, others),
                     on_step=partial(gateway.observer.missed, self.ruling.service_class.name),
                     on_shed=lambda shed, found: self._record(
                         at, shed.request, found.view, found.decision, is_late=True
                     ),
                 )
-                with NO_SPAN if trace is None else trace.queue():
-                    race = self._race(at, await placer.place(bid), trace)
+                await self._placed(at, bid, trace, placer, others)
+
+    async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
+        """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
+        with NO_SPAN if trace is None else trace.queue():
+            race = self._race(at, await placer.place(bid), trace)
+        try:
+            while (failure := await race.run()) is not None:
+                self.gateway.observer.event("retried")
                 try:
-                    while (failure := await race.run()) is not None:
-                        gateway.observer.event("retried")
-                        try:
-                            with NO_SPAN if trace is None else trace.queue():
-                                race = self._race(at, await placer.elsewhere(race.placed.bid), trace)
-                        except (NoBackend, Overloaded):
-                            # the last backend's error tells more than that no other is left
-                            raise failure from None
-                finally:
-                    self._settle(race.placed, others)
+                    with NO_SPAN if trace is None else trace.queue():
+                        race = self._race(at, await placer.elsewhere(race.placed.bid), trace)
+                except (NoBackend, Overloaded):
+                    # the last backend's error tells more than that no other is left
+                    raise failure from None
+        finally:
+            self._settle(race.placed, others)
 
     def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race:
         """The backend of `placed`, and where its class hedges, a second one once that is late."""
@@ -300,33 +312,38 @@ class _Call(msgspec.Struct, frozen=True):
         def can_move() -> bool:
             return not self.caller.has_seen(at) or bid.beginning() is not None
 
-        has_other, leg, fetch = True, placed.found.decision.prefill, placed.found.decision.fetch
+        flight, cluster, has_other = placed.flight, gateway.cluster, True
+        leg, fetch = placed.found.decision.prefill, placed.found.decision.fetch
         try:
-            with gateway.cluster.flying(placed.flight):
-                backend = gateway.cluster.backend_of(placed.flight)
+            try:
+                backend = cluster.backend_of(flight)
                 if placed is race.first:
-                    gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
+                    gateway.observer.queued(bid.request, flight.sent_at - bid.arrived_at)
                     self._announce(at, placed, backend)
                 attempt = None if trace is None else trace.sent(placed, backend)
                 with attempt or NO_SPAN:
-                    prompt = bid.prompt if fetch is None else with_lent(placed, fetch, gateway.cluster)
+                    prompt = bid.prompt if fetch is None else with_lent(placed, fetch, cluster)
                     if attempt is not None:
                         prompt = attempt.stamped(prompt)
                     carrier: Carrier | Fetching | Meeting = self.carrier
                     if leg is not None:
                         carrier, prompt = await gateway.first_legs.before(self.carrier, placed, leg, prompt)
                         # only from here on can this backend be late
-                        placed.flight.fetch(gateway.clock())
-                        has_other = gateway.cluster.has_other(placed.flight)
+                        flight.fetch(gateway.clock())
+                        has_other = cluster.has_other(flight)
                         gateway.observer.event("prefilled_elsewhere")
                     delivery = self._delivery(at, placed, backend, attempt, race)
                     try:
-                        with until_given_up(placed.flight, can_move):
+                        with UntilGivenUp(flight, can_move):
                             await carrier.carry(placed, backend, prompt, delivery)
                     finally:
                         delivery.close()
                 if gateway.poison.has_any_of(bid.request.tenant):
                     gateway.poison.passed(bid.request.tenant, digest(bid))
+            except BaseException as failure:
+                cluster.end(flight, failure)
+                raise
+            cluster.end(flight)
         except ExpectedError as failure:
             return await self._after(failure, at, placed, race, has_other=has_other)
         return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +18,10 @@ from router.call.bid import Bid, Found, Placed
 from router.call.dispatch import Dispatcher
 
 
+async def _as_it_is(bid: Bid, _: str) -> Bid:
+    return bid
+
+
 class Placer(msgspec.Struct, frozen=True):
     """Finds a backend for one prompt within what its class promises.
 
@@ -26,12 +31,12 @@ class Placer(msgspec.Struct, frozen=True):
 
     dispatcher: Dispatcher
     clock: Callable[[], float]
-    steps: tuple[Step, ...]
-    degraded: Callable[[Bid, str], Awaitable[Bid]]
-    on_step: Callable[[str], None]
-    on_shed: Callable[[Bid, Found], None]
+    steps: tuple[Step, ...] = ()
+    degraded: Callable[[Bid, str], Awaitable[Bid]] = _as_it_is
+    on_step: Callable[[str], None] = lambda _: None
+    on_shed: Callable[[Bid, Found], None] = lambda *_: None
 
-    async def place(self, bid: Bid) -> Placed:
+    def place(self, bid: Bid) -> Coroutine[Any, Any, Placed]:
         """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
@@ -40,6 +45,9 @@ class Placer(msgspec.Struct, frozen=True):
         Raises Overloaded where a step sheds or the queue is full, and the bid's `refusal` if no backend can take it at
         all, or none is well for too long.
         """
+        return self._by_steps(bid) if self.steps else self.whenever(bid)
+
+    async def _by_steps(self, bid: Bid) -> Placed:
         for at, step in enumerate(self.steps):
             leads_on = any(isinstance(later, Spill | Degrade) for later in self.steps[at:])
             try:
@@ -87,7 +95,10 @@ class Placer(msgspec.Struct, frozen=True):
 
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
-        placed = await self._by(None, bid, self.dispatcher.look(bid))
+        found = self.dispatcher.look(bid)
+        if found.is_free:
+            return self.dispatcher.take(bid, found)
+        placed = await self.dispatcher.wait(bid, found, seconds=None)
         assert placed is not None, "a wait without an end ends with a place"
         return placed
 

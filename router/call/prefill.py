@@ -16,7 +16,7 @@ from policies.nouns import Delta, Fetch, Native, PrefillLeg, Prompt, Request, Us
 from policies.predict import uncached_tokens
 from router.call.bid import Placed
 from router.call.carrier import Carrier
-from router.call.giving_up import until_given_up
+from router.call.giving_up import UntilGivenUp
 from router.fleet.cluster.cluster import Cluster
 
 PATIENCE, LEAST_S = 3.0, 1.0
@@ -71,7 +71,7 @@ class FirstLegs(msgspec.Struct, frozen=True):
                     raise PrefillFailed(f"{name} computes no prompts for others")
                 try:
                     async with asyncio.timeout(limit_s):
-                        with until_given_up(flight):
+                        with UntilGivenUp(flight):
                             done = await backend.prefill(alone, prompt)
                 except TimeoutError as error:
                     raise BackendFailed(f"{name} did not compute the prompt within {limit_s:.1f} s") from error

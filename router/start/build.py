@@ -26,6 +26,7 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
+from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing
@@ -108,6 +109,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         once=once(config.store, store_tls),
         on_event=base.telemetry.event,
     )
+    dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting)
     tokenizers = Tokenizers()
     gateway = Gateway(
         config=config,
@@ -123,7 +125,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         keys=KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event),
         observer=base.telemetry,
         doors=Doors(),
-        dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
+        dispatcher=dispatcher,
+        placer=Placer(dispatcher, base.clock),
         lengths=AnswerLengths(),
         text_lengths=TextLengths(),
         clock=base.clock,

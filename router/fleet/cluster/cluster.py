@@ -236,7 +236,7 @@ class Cluster:
     def check(self) -> None:
         """Nothing is at any backend, and there is one probe for each; for an idle router."""
         for name, member in self._members.items():
-            assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
+            assert not member.flights, f"{name} still has {len(member.flights.open)} requests of this router"
             member.check()
         assert not self._flying, f"{len(self._flying)} requests are at backends that were removed"
         servers = {member.server.ranks[0] for member in self._members.values()}
@@ -316,7 +316,7 @@ class Cluster:
         """
         held = held or {}
         members = self._members.values() if among is None else [self._members[name] for name in among]
-        views = tuple(member.view(now, held, rank, prompt_tokens, model) for member in members)
+        views = tuple([member.view(now, held, rank, prompt_tokens, model) for member in members])
         if among is not None:
             # not every backend announces its reports, so all of the shortlist are noted
             for member in members:
@@ -463,10 +463,11 @@ class Cluster:
         if fetch is not None and fetch.backend in self._members:
             self._members[fetch.backend].lends_until = flight.sent_at + fetch.seconds
         self._flying[flight] = member
-        cache_tokens = member.backend.load().total_tokens
+        # known since a moment ago
+        cache_tokens = None if member.standing is None else member.standing.load.total_tokens
         self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._unnoted[name] = None
-        self._listeners.in_flight(member.backend.name, len(member.flights))
+        self._listeners.in_flight(member.backend.name, len(member.flights.open))
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
@@ -474,7 +475,7 @@ class Cluster:
         member, name = self._flying.pop(flight), flight.backend
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
-            self._listeners.in_flight(member.backend.name, len(member.flights))
+            self._listeners.in_flight(member.backend.name, len(member.flights.open))
             # behind what it learns
             self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more

@@ -233,7 +233,8 @@ class Flights:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Flight, None] = {}
+        self.open: dict[Flight, None] = {}
+        """All of them: changed here alone."""
         self._ranks: dict[int, _Rank] = {}
         self.waiting = 0
         self.waiting_tokens, self.waiting_pairs = 0, 0.0
@@ -254,11 +255,11 @@ class Flights:
         return f"<Flights {len(self)} open, {self.waiting} of them without an answer>"
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def movable(self) -> list[Flight]:
         """Those that another backend can take, or continue."""
-        return [flight for flight in self._open if flight.give_up is not None and flight.can_move()]
+        return [flight for flight in self.open if flight.give_up is not None and flight.can_move()]
 
     @property
     def decoding(self) -> tuple[float, float]:
@@ -268,7 +269,7 @@ class Flights:
     @property
     def mean_weight(self) -> float:
         """The mean weight of their classes; 1 without any."""
-        return self._weights / len(self._open) if self._open else 1.0
+        return self._weights / len(self.open) if self.open else 1.0
 
     def traffic(self) -> Traffic:
         """What others need to know of them."""
@@ -280,7 +281,7 @@ class Flights:
         if not self.waiting:
             self.busy_since = flight.sent_at
         self.waiting += 1
-        self._open[flight] = None
+        self.open[flight] = None
         self._weights += _weight_of(flight)
         if flight.is_silent:
             heapq.heappush(self.silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
@@ -306,7 +307,7 @@ class Flights:
         """Count a flight as decoding from its predicted first token on, if that is due and will not be seen."""
         while self.silent and self.silent[0][0] <= now:
             due_at, _, flight = heapq.heappop(self.silent)
-            if flight in self._open and flight.is_waiting:
+            if flight in self.open and flight.is_waiting:
                 self._begin_decoding(flight, due_at)
 
     def _begin_decoding(self, flight: Flight, now: float) -> None:
@@ -336,11 +337,12 @@ class Flights:
         """`flight` is over, with or without an answer."""
         if self.silent:
             self.presume(now)
-        self._changed()
+        self._seen.clear()
+        self.revision += 1
         self._count(now)
-        del self._open[flight]
+        del self.open[flight]
         # from zero again, so that rounding does not add up
-        self._weights = self._weights - _weight_of(flight) if self._open else 0.0
+        self._weights = self._weights - _weight_of(flight) if self.open else 0.0
         self._ended.append((flight.sent_at, now))
         self._gone += flight.sent_at <= self._reported_at
         request, rank = flight.request, self._ranks[flight.request.rank]
@@ -371,7 +373,7 @@ class Flights:
         """Requests sent after a report of `reported_at`, and the prompt tokens that they still have to compute."""
         requests = tokens = 0
         if self._last_sent_at > reported_at:
-            for flight in reversed(self._open):
+            for flight in reversed(self.open):
                 if flight.sent_at <= reported_at:
                     break
                 requests += 1
@@ -404,23 +406,23 @@ class Flights:
 
     def check(self) -> None:
         """Prove that every sum is what its parts add up to."""
-        assert self.waiting == sum(flight.is_waiting for flight in self._open), f"{self!r}: lost count"
+        assert self.waiting == sum(flight.is_waiting for flight in self.open), f"{self!r}: lost count"
         assert sum(rank.requests for rank in self._ranks.values()) == len(self), f"{self!r}: ranks lost count"
-        waiting = [flight.uncached_tokens for flight in self._open if flight.is_waiting]
+        waiting = [flight.uncached_tokens for flight in self.open if flight.is_waiting]
         assert self.waiting_tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
-        pairs = sum(flight.work.pairs for flight in self._open if flight.is_waiting)
+        pairs = sum(flight.work.pairs for flight in self.open if flight.is_waiting)
         assert self.waiting_pairs == pairs, f"{self!r}: waiting pairs are wrong"
         preemptible = [
-            flight.uncached_tokens + flight.drawn_tokens for flight in self._open if flight.request.preemptible
+            flight.uncached_tokens + flight.drawn_tokens for flight in self.open if flight.request.preemptible
         ]
         assert self._look(-1)[1:] == (len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
         for rank, seen in self._seen.items():
             now = self._look(rank)
             assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
             assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers flights that are gone"
-        weights = sum(map(_weight_of, self._open))
+        weights = sum(map(_weight_of, self.open))
         assert math.isclose(self._weights, weights, abs_tol=1e-6), f"{self!r}: weights are wrong"
-        assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
+        assert self.open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
 
     def _changed(self) -> None:
         self._seen.clear()
@@ -437,7 +439,7 @@ class Flights:
             # the usual case
             return Seen(_NO_FRONT, requests, held)
         waiting = [
-            flight.work for flight in self._open if flight.is_waiting and (rank is None or flight.request.rank <= rank)
+            flight.work for flight in self.open if flight.is_waiting and (rank is None or flight.request.rank <= rank)
         ]
         return Seen(Front(waiting), requests, held)
 

@@ -16,7 +16,7 @@ from policies.errors import BackendErred, BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
-from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+from policies.learning.cost import NOTHING_AHEAD, Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.learning.sample import ObservationSample
 from policies.learning.slow import SlowTime
 from policies.learning.turnover import FadingSum, Turnover
@@ -146,31 +146,35 @@ class Member:
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
         """
-        if self.flights.silent:
-            self.flights.presume(now)
+        flights, health = self.flights, self.server.health
+        if flights.silent and flights.silent[0][0] <= now:
+            flights.presume(now)
         standing = self.known()
         load, description, seen_before = standing.load, standing.description, standing.view
-        seen = self.flights.seen_by(rank if description.preempts else None)
+        seen = flights.seen_by(rank if description.preempts else None)
         held_tokens = held.get(seen_before.name, seen_before.held_tokens)
-        latency, tokens = self.model.snapshot(), max(1.0, prompt_tokens - (held_tokens or 0))
-        queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
+        (latency, doubt), queue_s = self.model.present(), 0.0
+        if flights.waiting or standing.theirs.tokens:
+            # not the usual case
+            tokens = max(1.0, prompt_tokens - (held_tokens or 0))
+            queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
         readiness = self._readiness(model, description, load) if model in description.tuned else None
-        share = self.server.health.share(now)
+        share = health.share(now)
         return replace(
             seen_before,
             held_tokens=held_tokens,
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             weight=self.server.weight * share,
             latency=latency,
-            doubt=self.model.doubt,
+            doubt=doubt,
             queue_s=queue_s if readiness is None else queue_s + self.adapters.seconds(readiness),
             adapter=readiness,
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
-            may_take=None if share >= 1.0 and not self.server.health.is_on_trial else self._may_take(share, load),
+            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
             fresh_tokens=self.fresh.at(self.turnover.at),
-            decoding_tokens=self.flights.decoding[1],
-            mean_weight=self.flights.mean_weight,
+            decoding_tokens=flights.decoding[1],
+            mean_weight=flights.mean_weight,
             link=None if self.lender is None else self._link(self.lender.kv_group, now),
         )
 
@@ -216,20 +220,23 @@ class Member:
     ) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one, behind those
         of `fetch`."""
-        if self.flights.silent:
-            self.flights.presume(now)
+        flights = self.flights
+        if flights.silent and flights.silent[0][0] <= now:
+            flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
         standing = self.known()
-        load, description = standing.load, standing.description
-        seen = self.flights.seen_by(request.rank if description.preempts else None)
-        ahead = self._ahead(now, standing, seen, uncached_tokens)
-        there = len(self.flights) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
+        load, description, ahead = standing.load, standing.description, NOTHING_AHEAD
+        if flights.waiting or standing.theirs.tokens:
+            seen = flights.seen_by(request.rank if description.preempts else None)
+            ahead = self._ahead(now, standing, seen, uncached_tokens)
+        there = len(self.flights.open) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
             there = max(0, load.running + (load.waiting or 0) - standing.gone) + standing.unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         readiness = self._readiness(request.model, description, load) if request.model in description.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
-        queue_s, fetch_s = latency.queue_s(ahead) + adapter_s, 0.0 if fetch is None else fetch.seconds
+        queue_s = adapter_s if ahead is NOTHING_AHEAD else latency.queue_s(ahead) + adapter_s
+        fetch_s = 0.0 if fetch is None else fetch.seconds
         flight = Flight(
             self.backend.name,
             request,
@@ -237,7 +244,7 @@ class Member:
             sent_at=now,
             ahead=ahead,
             crowd=there + 1,
-            own_crowd=len(self.flights) + 1,
+            own_crowd=len(self.flights.open) + 1,
             predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=max(queue_s, fetch_s)),
             is_first_try=is_first_try,
             book=self.flights,
@@ -384,7 +391,7 @@ class Member:
         if self.health.is_on_trial:
             return 0 if self.server.trial else 1
         most = self.limit.limit if load.max_requests is None else load.max_requests
-        return max(0, math.ceil(most * share) - len(self.flights))
+        return max(0, math.ceil(most * share) - len(self.flights.open))
 
     def _hear_first(self, flight: Flight) -> None:
         """The first piece of its answer came."""
@@ -540,7 +547,7 @@ class Member:
         """Sequences that decoded beside `flight`, itself included, and the tokens of their contexts: the means."""
         batch, context_tokens = self.flights.company(flight, now)
         # requests of other routers: as many as are reported beyond ours, with contexts like ours
-        others = max(0, (self.backend.load().running or 0) - len(self.flights))
+        others = max(0, (self.backend.load().running or 0) - len(self.flights.open))
         scale = 1.0 + others / max(1.0, batch)
         return batch * scale, context_tokens * scale
 

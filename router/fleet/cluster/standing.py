@@ -74,12 +74,12 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role =
     load, description, _, others, limit, may_serve, is_kept_out = inputs
     known = description or _NOTHING
     if load.reported_at is None:
-        unseen, unseen_tokens, gone = len(flights), flights.waiting_tokens, 0
+        unseen, unseen_tokens, gone = len(flights.open), flights.waiting_tokens, 0
     else:
         unseen, unseen_tokens = flights.unseen(load.reported_at)
         gone = flights.gone(load.reported_at)
     if load.running is None:
-        running, late = len(flights) - flights.waiting + others.running, 0
+        running, late = len(flights.open) - flights.waiting + others.running, 0
     else:
         running, late = max(0, load.running - gone), max(0, gone - load.running)
     waiting = flights.waiting + others.waiting if load.waiting is None else max(0, load.waiting - late) + unseen
@@ -104,7 +104,7 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role =
         held_tokens=0 if known.reports_cache else None,
         capabilities=known.capabilities,
         # flights of other routers must not keep this one from its first there: it would never learn the limit
-        adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
+        adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights.open) + 1),
         unfit=ONLY_PREFILLS if role.only_prefills else None,
         cache_tokens=load.total_tokens,
         prefill=role.prefill,

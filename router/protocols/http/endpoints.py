@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from backends.messages.answer import MESSAGES_PATH
 from http1.errors import ClientGone, HttpError
+from http1.headers import header_lines
 from http1.request import Handler, Reply, Request, Response, Stream
 from policies.errors import ExpectedError, InvalidRequest, NoCredential, Unauthenticated, UnknownModel
 from policies.explain import Explanation
@@ -25,7 +27,7 @@ from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
 from router.call.identify import identified, identify, key_in
 from router.call.operators import operator_of
-from router.call.pipeline import outer_edge, serve
+from router.call.pipeline import serve, unplanned
 from router.call.tracing import w3c_headers
 from router.fleet.cluster.served_model import ServedModel
 from router.protocols.answer import Answer, Head, usage_sum
@@ -58,6 +60,7 @@ Metrics = Callable[[str], tuple[bytes, str]]
 
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _JSON = {"Content-Type": "application/json"}
+_SSE_LINES, _JSON_LINES = header_lines(_SSE.items()), header_lines(_JSON.items())
 
 _ROUTES_HINT = (
     f"this router answers POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, "
@@ -108,19 +111,21 @@ class HttpEndpoints:
             request.hang_up = True
         origins = server.cors_origins
         try:
-            with outer_edge(gateway.observer):
-                if origins:
-                    allow_origin(request, origins)
-                    if is_preflight(request):
-                        return preflight(request, origins)
-                by_method = self._routes.at(path)
-                method = "GET" if request.method == "HEAD" else request.method
-                handler = None if by_method is None else by_method.get(method)
-                return self._misdirected(request, by_method) if handler is None else await handler(request)
+            if origins:
+                allow_origin(request, origins)
+                if is_preflight(request):
+                    return preflight(request, origins)
+            by_method = self._routes.at(path)
+            method = "GET" if request.method == "HEAD" else request.method
+            handler = None if by_method is None else by_method.get(method)
+            return self._misdirected(request, by_method) if handler is None else await handler(request)
         except ExpectedError as error:
             return failure_response(_shape(request)(error), error, headers={})
         except CallerGone as error:
             raise ClientGone("the client has gone") from error
+        except Exception as error:  # noqa: BLE001 - the outer edge
+            mistake = unplanned(error, gateway.observer)
+            return failure_response(_shape(request)(mistake), mistake, headers={})
         finally:
             if address is not None and most is not None and not request.is_known:
                 self._strangers.count(address, most)
@@ -345,14 +350,13 @@ class HttpCaller:
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         if self._events is None:
             body = self._dialect.whole(self._head, self._ask, self._answers, usage)
-            return Response(200, body, _JSON | self._headers(is_answer=True))
+            return Response(200, body, self._lines(_JSON_LINES))
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 
     async def fail(self, error: ExpectedError) -> Reply:
         """Report `error` to the client: by the status if none was sent yet, else in the last event of the stream."""
         if self._response is None or self._events is None:
-            headers = self._headers(is_answer=False)
-            return failure_response(self._dialect.failure(error), error, headers=headers)
+            return failure_response(self._dialect.failure(error), error, headers=self._headers())
         return await self._end(self._events.fail(error))
 
     def _rendered(self, index: int, delta: Delta) -> bytes:
@@ -395,22 +399,34 @@ class HttpCaller:
 
     def _begun(self) -> Stream:
         if self._response is None:
-            self._response = self._http.start(200, _SSE | self._headers(is_answer=True))
+            self._response = self._http.start(200, self._lines(_SSE_LINES))
         return self._response
 
-    def _headers(self, *, is_answer: bool) -> dict[str, str]:
-        """Headers of every answer, errors too; those of a successful one name its backend, class and tenant."""
+    def _lines(self, first: bytes) -> bytes:
+        """The header lines of a successful answer: `first`, and its backend, class and tenant."""
+        where, rest = self._placement, header_lines(self._headers().items())
+        if where is None:
+            return first + rest
+        request = where.request
+        lines = first + rest + _placement_lines(where.backend, request.service_class, request.tenant)
+        if request.documents:
+            lines += header_lines([(DOCUMENTS_HEADER, documents_header(request.documents))])
+        return lines
+
+    def _headers(self) -> dict[str, str]:
+        """Headers of every answer, errors too."""
         # Anthropic's clients read the second
         headers = {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
         if self._explanation is not None:
             headers["X-Pointsman-Decision"] = as_header(self._explanation)
-        if is_answer and (where := self._placement) is not None:
-            headers["X-Pointsman-Backend"] = shown_name(where.backend)
-            headers["X-Pointsman-Class"] = where.request.service_class
-            headers["X-Pointsman-Tenant"] = where.request.tenant
-            if where.request.documents:
-                headers[DOCUMENTS_HEADER] = documents_header(where.request.documents)
         return headers
+
+
+@lru_cache(maxsize=1024)
+def _placement_lines(backend: str, service_class: str, tenant: str) -> bytes:
+    """The header lines that name where an answer comes from; the same for many requests."""
+    names = {"Backend": shown_name(backend), "Class": service_class, "Tenant": tenant}
+    return header_lines([(f"X-Pointsman-{what}", name) for what, name in names.items()])
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:
