@@ -51,10 +51,17 @@ class Listeners(ClusterListener):
 
     def __init__(self) -> None:
         self._all: list[ClusterListener] = []
+        # of each request: those that heed it
+        self._of_changes: list[ClusterListener] = []
+        self._of_flights: list[ClusterListener] = []
 
     def add(self, listener: ClusterListener) -> None:
         """Let `listener` hear what happens from now on."""
         self._all.append(listener)
+        if getattr(listener.changed, "__func__", None) is not ClusterListener.changed:
+            self._of_changes.append(listener)
+        if getattr(listener.in_flight, "__func__", None) is not ClusterListener.in_flight:
+            self._of_flights.append(listener)
 
     def reached(self, backend: Backend) -> None:
         """See ClusterListener."""
@@ -73,12 +80,12 @@ class Listeners(ClusterListener):
 
     def changed(self, backend: str) -> None:
         """See ClusterListener."""
-        for listener in self._all:
+        for listener in self._of_changes:
             listener.changed(backend)
 
     def in_flight(self, backend: str, count: int) -> None:
         """See ClusterListener."""
-        for listener in self._all:
+        for listener in self._of_flights:
             listener.in_flight(backend, count)
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:

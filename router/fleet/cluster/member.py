@@ -47,7 +47,7 @@ _LEAST_STEPS = 4
 
 _NO_FETCHES = Fetched()
 
-_OBSERVED_PER_S, _OBSERVED_AT_ONCE = 20.0, 400.0
+_OBSERVED_PER_S, _OBSERVED_AT_ONCE = 20.0, 100.0
 """The model of one backend learns from so many first tokens and ends of requests."""
 
 
