@@ -47,8 +47,8 @@ class Gateway:
     """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
 
     `placer` places prompts of classes without steps of `on_miss`. `shadow` decides beside it without effect, where
-    there is one. `replicas` are the other routers, where there may be any. `tokens` verifies those of issuers, where the
-    file has any.
+    there is one. `replicas` are the other routers, where there may be any. `tokens` verifies those of issuers, where
+    the file has any.
     """
 
     config: Config

@@ -206,7 +206,7 @@ def digest(bid: Bid) -> bytes:
 
 
 class _Others:
-    """Permits of one prompt at models that it was degraded to, open until `stack` is left; without one there are none."""
+    """Permits of one prompt at models that it was degraded to, open until `stack` is left; None: none are asked for."""
 
     def __init__(self, stack: AsyncExitStack | None = None) -> None:
         self.permits: dict[str, Permit] = {}
