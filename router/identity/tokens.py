@@ -26,7 +26,7 @@ MOST_BYTES = 16 << 10
 """Of one token."""
 
 MOST_KNOWN = 20_000
-"""Verified tokens that are kept, 2 KB each with ten claims; the one that was verified first makes room."""
+"""Verified tokens that are kept, 1.2 KB each with ten claims; the one that was verified first makes room."""
 
 _NEW = "get a new token from its issuer"
 

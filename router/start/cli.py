@@ -496,12 +496,12 @@ def audit(
       pointsman audit audit.log --verify
       pointsman audit audit.log --from 2026-11-01 --format csv > audit.csv
     """
-    from router.operate.audit.reader import Period
+    from router.operate.audit.reader import AuditPeriod
     from router.start.commands.audit import FORMATS, AuditOptions, read_head, run
 
     if format not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {format}")
-    options = AuditOptions(verify, format, Period.read(since, until), read_head(head), secret_file)
+    options = AuditOptions(verify, format, AuditPeriod.read(since, until), read_head(head), secret_file)
     if not run(file, options):
         raise typer.Exit(1)
 

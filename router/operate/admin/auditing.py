@@ -8,7 +8,7 @@ from typing import Any
 from http1.request import Request, Response
 from policies.errors import InvalidRequest, Unavailable
 from policies.suggest import did_you_mean
-from router.operate.audit.reader import Period, newest
+from router.operate.audit.reader import AuditPeriod, newest
 from router.operate.dashboard.routes import json_reply, query_of
 from router.operate.operations import Operations
 from router.protocols.http.routes import Routes
@@ -30,7 +30,7 @@ def add_auditing(routes: Routes, operations: Operations) -> None:
             hint = did_you_mean(unknown[0], _PARAMETERS) or f"known: {', '.join(_PARAMETERS)}"
             raise InvalidRequest(f"there is no parameter '{unknown[0][:80]}'", hint=hint, param=unknown[0][:80])
         limit, before = _number(query.get("limit"), "limit") or _USUAL, _number(query.get("before"), "before")
-        period, event = Period.read(query.get("from"), query.get("to")), query.get("event") or None
+        period, event = AuditPeriod.read(query.get("from"), query.get("to")), query.get("event") or None
         most = min(limit, MOST)
 
         def read() -> list[dict[str, Any]]:

@@ -205,11 +205,11 @@ async def _to_page(_: Request) -> Response:
 def _shown(name: str, operator: Operator, request: Request, address: str, status: int) -> dict[str, Any]:
     """What the audit log says of a call."""
     path = request.path.encode("utf-8", "replace").decode()[:_MOST_PATH]
-    who = {"name": operator.name, "role": str(operator.role), "by": operator.by, "address": address}
+    its = {"name": operator.name, "role": str(operator.role), "by": operator.by, "address": address}
     noted = dict(request.noted or {})
     if len(asked := msgspec.json.encode(noted.get("asked"))) > _MOST_ASKED:
         noted["asked"] = {"bytes": len(asked)}
-    return {**who, "call": name, "path": path, **noted, "status": status}
+    return {**its, "call": name, "path": path, **noted, "status": status}
 
 
 def _refusal(error: ExpectedError) -> Response:

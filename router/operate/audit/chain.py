@@ -25,14 +25,14 @@ _SEALED = re.compile(
 )
 
 
-class Link(NamedTuple):
+class ChainPlace(NamedTuple):
     """The place of a line in the chain: its number and its seal."""
 
     seq: int
     seal: str
 
 
-START = Link(0, FIRST)
+START = ChainPlace(0, FIRST)
 
 
 class BrokenChainError(ValueError):
@@ -53,14 +53,14 @@ class Chain:
         """The seals that it makes."""
         return "sha256" if self._secret is None else "hmac"
 
-    def line(self, record: Mapping[str, Any], after: Link) -> tuple[bytes, Link]:
+    def line(self, record: Mapping[str, Any], after: ChainPlace) -> tuple[bytes, ChainPlace]:
         """`record` as the line behind `after`, with its newline, and its place."""
         seq = after.seq + 1
         body = msgspec.json.encode({"seq": seq, "prev": after.seal, **record})[:-1]
         seal = self._seal(body)
-        return b'%b,"%b":"%b"}\n' % (body, self.kind.encode(), seal.encode()), Link(seq, seal)
+        return b'%b,"%b":"%b"}\n' % (body, self.kind.encode(), seal.encode()), ChainPlace(seq, seal)
 
-    def check(self, line: bytes, after: Link | None) -> tuple[dict[str, Any], Link]:
+    def check(self, line: bytes, after: ChainPlace | None) -> tuple[dict[str, Any], ChainPlace]:
         """The record of `line`, without its newline, and its place. Raises BrokenChainError.
 
         `after` is the place of the line before it; None: of the first line that is there, which may follow others.
@@ -84,7 +84,7 @@ class Chain:
             record = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BrokenChainError("is no JSON") from error
-        return record, Link(int(seq), seal.decode())
+        return record, ChainPlace(int(seq), seal.decode())
 
     def _seal(self, body: bytes) -> str:
         if self._secret is None:
@@ -92,7 +92,7 @@ class Chain:
         return hmac.new(self._secret, body, hashlib.sha256).hexdigest()
 
 
-def place_of(line: bytes) -> Link | None:
+def place_of(line: bytes) -> ChainPlace | None:
     """The place that a line says it has, unchecked; None if it is no line of an audit log."""
     found = _SEALED.fullmatch(line)
-    return None if found is None else Link(int(found[2]), found[5].decode())
+    return None if found is None else ChainPlace(int(found[2]), found[5].decode())

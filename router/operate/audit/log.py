@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from policies.errors import ConfigError
-from router.operate.audit.chain import START, BrokenChainError, Chain, Link
+from router.operate.audit.chain import START, BrokenChainError, Chain, ChainPlace
 from router.operate.audit.files import last_line, set_aside
 from router.operate.audit.refused import RefusedLogins, written
 
@@ -71,7 +71,7 @@ class AuditLog:
         self.trouble: str | None = None
         self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
         # of the thread
-        self._left: tuple[tuple[int, int], Link] | None = None
+        self._left: tuple[tuple[int, int], ChainPlace] | None = None
         self._head = START
         self._told_at = self._taken_at = time.monotonic()
 
@@ -190,7 +190,7 @@ class AuditLog:
             if status.st_size >= self._file_bytes:
                 set_aside(self.path, self._keep)
 
-    def _end(self, descriptor: int) -> tuple[Link, list[AuditRecord]]:
+    def _end(self, descriptor: int) -> tuple[ChainPlace, list[AuditRecord]]:
         """The place of the file's last line, and records that say what is wrong with it, if anything is."""
         status = os.fstat(descriptor)
         if self._left is not None and self._left[0] == (status.st_ino, status.st_size):
@@ -212,7 +212,7 @@ class AuditLog:
             self._broke(extra, f"the file is gone, with record {left.seq}")
         return max(before, left), extra
 
-    def _checked(self, line: bytes, extra: list[AuditRecord], otherwise: Link) -> Link:
+    def _checked(self, line: bytes, extra: list[AuditRecord], otherwise: ChainPlace) -> ChainPlace:
         """The place of `line`, or `otherwise` if it is no line of this log."""
         try:
             return self._chain.check(line, None)[1]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from policies.errors import InvalidRequest
-from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, Link
+from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, ChainPlace
 from router.operate.audit.files import files_of, newest_first
 
 COLUMNS = (
@@ -30,18 +30,18 @@ class Found(NamedTuple):
     file: Path
     number: int
     record: dict[str, Any]
-    place: Link | None
+    place: ChainPlace | None
     problem: str | None = None
 
 
-class Period(NamedTuple):
+class AuditPeriod(NamedTuple):
     """From `since` to before `until`, as texts of ISO 8601 in UTC; "" is open."""
 
     since: str = ""
     until: str = ""
 
     @classmethod
-    def read(cls, since: str | None, until: str | None) -> Period:
+    def read(cls, since: str | None, until: str | None) -> AuditPeriod:
         """The period that two texts give. Raises InvalidRequest."""
         return cls(_time(since, "from"), _time(until, "to"))
 
@@ -51,7 +51,7 @@ class Period(NamedTuple):
         return self.since <= at and (not self.until or at < self.until)
 
 
-ALWAYS = Period()
+ALWAYS = AuditPeriod()
 
 
 def checked(path: Path, chain: Chain) -> Iterator[Found]:
@@ -59,7 +59,7 @@ def checked(path: Path, chain: Chain) -> Iterator[Found]:
 
     Raises OSError.
     """
-    place: Link | None = None
+    place: ChainPlace | None = None
     for file in files_of(path):
         with file.open("rb") as lines:
             number = 0
@@ -76,7 +76,7 @@ def checked(path: Path, chain: Chain) -> Iterator[Found]:
 
 
 def newest(
-    path: Path, *, most: int, period: Period = ALWAYS, event: str | None = None, before: int | None = None
+    path: Path, *, most: int, period: AuditPeriod = ALWAYS, event: str | None = None, before: int | None = None
 ) -> list[dict[str, Any]]:
     """The newest `most` records of this `event` (None: of any), with numbers below `before`, newest first, unchecked.
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from policies.errors import ConfigError
-from router.operate.audit.chain import Chain, Link
+from router.operate.audit.chain import Chain, ChainPlace
 from router.operate.audit.files import files_of
-from router.operate.audit.reader import Found, Period, as_csv, checked
+from router.operate.audit.reader import AuditPeriod, Found, as_csv, checked
 
 FORMATS = ("table", "json", "csv")
 SECRET = "POINTSMAN_AUDIT_SECRET"  # noqa: S105 - its name
@@ -26,8 +26,8 @@ class AuditOptions(NamedTuple):
 
     verify: bool
     format: str
-    period: Period
-    head: Link | None
+    period: AuditPeriod
+    head: ChainPlace | None
     secret_file: Path | None
 
 
@@ -52,20 +52,20 @@ def run(file: Path, options: AuditOptions) -> bool:
     return checking.problem is None
 
 
-def read_head(text: str | None) -> Link | None:
+def read_head(text: str | None) -> ChainPlace | None:
     """The place in `NUMBER:SEAL`. Raises ConfigError."""
     if text is None:
         return None
     number, _, seal = text.partition(":")
     if not (number.isdigit() and len(seal) == 64 and set(seal) <= set("0123456789abcdef")):
         raise ConfigError(f"'{text[:100]}' is no record", hint=_HEAD_HINT)
-    return Link(int(number), seal)
+    return ChainPlace(int(number), seal)
 
 
 class _Checking:
     """Checks a log while it is read, and keeps what it found."""
 
-    def __init__(self, chain: Chain, head: Link | None) -> None:
+    def __init__(self, chain: Chain, head: ChainPlace | None) -> None:
         self._chain, self._wanted = chain, head
         self._first: Found | None = None
         self._last: Found | None = None

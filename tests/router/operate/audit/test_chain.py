@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.operate.audit.chain import START, BrokenChainError, Chain, Link
+from router.operate.audit.chain import START, BrokenChainError, Chain, ChainPlace
 from router.operate.audit.reader import checked
 
 CHAINS = [Chain(), Chain(b"a secret")]
@@ -86,9 +86,9 @@ def test_without_the_secret_no_line_can_be_made_that_fits(tmp_path: Path) -> Non
 
 def test_a_first_line_may_follow_files_that_are_gone_but_not_the_first_of_all() -> None:
     chain = Chain()
-    line, _ = chain.line({"at": ""}, Link(7, "a" * 64))
+    line, _ = chain.line({"at": ""}, ChainPlace(7, "a" * 64))
     assert chain.check(line[:-1], None)[1].seq == 8
-    line, _ = chain.line({"at": ""}, Link(0, "a" * 64))
+    line, _ = chain.line({"at": ""}, ChainPlace(0, "a" * 64))
     with pytest.raises(BrokenChainError, match="is called the first"):
         chain.check(line[:-1], None)
 
