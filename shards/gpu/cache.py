@@ -74,10 +74,20 @@ def working_bytes(config: NetworkConfig, *, batch_tokens: int, rows: int, dtype:
     and split for dense attention; logits and their float32 copy.
     """
     wide = 4 * config.hidden_size + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim
-    per_token = (wide + 3 * config.intermediate_size) * dtype.itemsize
+    per_token = (wide + _inner_numbers(config)) * dtype.itemsize
     gathered = 4 * config.kv_heads * config.max_positions * config.head_dim * dtype.itemsize
     logits = rows * config.vocab_size * (dtype.itemsize + 2 * _SCALE_BYTES)
     return batch_tokens * per_token + gathered + logits
+
+
+def _inner_numbers(config: NetworkConfig) -> int:
+    """The numbers of a token inside the widest MLP, or beside those of the shared one in all of its experts."""
+    dense, experts = 3 * config.intermediate_size, config.experts
+    if experts is None:
+        return dense
+    # the sum over experts is float32
+    mixed = experts.chosen * (3 * experts.inner + 2 * config.hidden_size) + 3 * experts.shared_inner
+    return max(dense, mixed)
 
 
 def room_bytes(memory: GpuMemory, working: int, *, shards: int = 1) -> int:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shards.gpu.cache import GpuCache
-from shards.gpu.weights import GpuLayer, GpuWeights, Matrix
-from shards.kernels.gate import gate
+from shards.gpu.weights import GpuLayer, GpuWeights
 from shards.kernels.gather_prefill import Dense, gather_prefill
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.norm import rms_norm
@@ -98,10 +97,9 @@ class GpuDecoder:
             if index == last and inputs.wanted is not None:
                 # past the last attention no token needs another, so only the wanted ones continue
                 mixed, stream = mixed.index_select(0, inputs.wanted), stream.index_select(0, inputs.wanted)
-            hidden = _after(_linear(mixed, layer.output), layer.attention_after_norm, epsilon)
+            hidden = _after(layer.output(mixed), layer.attention_after_norm, epsilon)
             normal, residual = _joined(hidden, layer.mlp_norm, epsilon, stream)
-            inner = gate(_linear(normal, layer.gate_up), self.config.activation)
-            hidden = _after(_linear(inner, layer.down), layer.mlp_after_norm, epsilon)
+            hidden = _after(layer.mlp(normal), layer.mlp_after_norm, epsilon)
         normal, _ = rms_norm(hidden, self.weights.norm, epsilon=epsilon, residual=residual)
         return torch.mm(normal, self.weights.head.mT, out=out)
 
@@ -113,7 +111,7 @@ class GpuDecoder:
     def _write(self, index: int, normal: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
         """Write this layer's keys and values to the cache; returns the rotated queries [tokens, heads, head_dim]."""
         config, layer = self.config, self.weights.layers[index]
-        projected = _linear(normal, layer.query_key_value)
+        projected = layer.query_key_value(normal)
         if config.wide_norm:
             projected = _normalised(projected, layer, config)
         split = torch.split(
@@ -212,10 +210,6 @@ def _normalised(projected: Tensor, layer: GpuLayer, config: NetworkConfig) -> Te
     queries, keys, values = torch.split(projected, [query, key_value, key_value], dim=1)
     sides = [_after(queries, layer.query_norm, config.rms_norm_eps), _after(keys, layer.key_norm, config.rms_norm_eps)]
     return torch.cat((*sides, values), dim=1)
-
-
-def _linear(hidden: Tensor, matrix: Matrix) -> Tensor:
-    return functional.linear(hidden, matrix.weight, matrix.bias)
 
 
 def query_growth(config: NetworkConfig, device: torch.device) -> Tensor | None:

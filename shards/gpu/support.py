@@ -8,9 +8,8 @@ from shards.network.errors import UnsupportedCheckpoint
 
 def require_gpu_support(config: NetworkConfig) -> None:
     """Raise UnsupportedCheckpoint if there are no kernels for a part of this network."""
-    missing = "a mixture of experts" if config.experts else "latent attention" if config.latent else None
-    if missing is not None:
+    if config.latent is not None:
         raise UnsupportedCheckpoint(
-            f"{config.architecture} has {missing}, which shards compute on CPUs only",
+            f"{config.architecture} has latent attention, which shards compute on CPUs only",
             hint="choose --device cpu, or serve it with another engine, in a pool of that engine's kind",
         )

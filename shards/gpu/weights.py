@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from shards.gpu.mlp import GpuMixture, GpuMlp, Matrix
 from shards.network.config import NetworkConfig
 from shards.network.heads import HeadProjection
-from shards.network.layers import DenseLinear, LayerWeights, Linear, Weights
+from shards.network.layers import DenseLinear, LayerWeights, Linear, Mlp, Weights
 from shards.network.mlp import GatedMlp
+from shards.network.moe import ExpertRouter, MixtureOfExperts
 
 _SPREAD = 0.02
 """Standard deviation of the matrices in Hugging Face's initialisation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A linear layer: weight [out, in], and a bias [out] or none."""
-
-    weight: Tensor
-    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +29,7 @@ class GpuLayer:
 
     query_key_value: Matrix
     output: Matrix
-    gate_up: Matrix
-    down: Matrix
+    mlp: GpuMlp | GpuMixture
     attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
     attention_after_norm: Tensor | None = None
@@ -61,7 +55,7 @@ class GpuWeights:
         for layer in self.layers:
             for field in fields(layer):
                 held = getattr(layer, field.name)
-                read += [held.weight, held.bias] if isinstance(held, Matrix) else [held]
+                read += [held] if held is None or isinstance(held, Tensor) else held.tensors()
         return sum(tensor.nbytes for tensor in read if tensor is not None)
 
 
@@ -103,16 +97,43 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         dense = _dense(linear)
         return Matrix(move(dense.weight), None if dense.bias is None else move(dense.bias))
 
+    def gated(mlp: Mlp) -> GpuMlp:
+        assert isinstance(mlp, GatedMlp), "an expert or an MLP is gated"
+        return GpuMlp(matrix(mlp.gate_up), matrix(mlp.down), config.activation)
+
+    def joined(linears: Iterable[Linear]) -> tuple[Tensor, Tensor | None]:
+        # one by one, so that the device holds no second copy
+        parts = [_dense(linear) for linear in linears]
+        weights = torch.empty((len(parts), *parts[0].weight.shape), dtype=dtype, device=device)
+        for target, part in zip(weights, parts, strict=True):
+            target.copy_(part.weight)
+        biases = [move(part.bias) for part in parts if part.bias is not None]
+        return weights, torch.stack(biases) if biases else None
+
+    def mixture(mixed: MixtureOfExperts) -> GpuMixture:
+        experts = [expert for expert in mixed.experts if isinstance(expert, GatedMlp)]
+        gate_up, gate_up_bias = joined(expert.gate_up for expert in experts)
+        down, down_bias = joined(expert.down for expert in experts)
+        router = mixed.router
+        placed = (None if held is None else held.to(device) for held in (router.bias, router.correction))
+        return GpuMixture(
+            ExpertRouter(router.experts, router.weight.to(device), *placed),
+            gate_up,
+            down,
+            gate_up_bias,
+            down_bias,
+            config.activation,
+            None if mixed.shared is None else gated(mixed.shared),
+        )
+
     def move_layer(layer: LayerWeights) -> GpuLayer:
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(attention, HeadProjection), "latent attention is not on the GPU"
-        assert isinstance(mlp, GatedMlp), "mixtures are not on the GPU"
         query_norm, key_norm = head_norms(attention)
         return GpuLayer(
             query_key_value=matrix(attention.query_key_value),
             output=matrix(attention.linear_out),
-            gate_up=matrix(mlp.gate_up),
-            down=matrix(mlp.down),
+            mlp=mixture(mlp) if isinstance(mlp, MixtureOfExperts) else gated(mlp),
             attention_norm=norm(layer.attention_norm),
             mlp_norm=norm(layer.mlp_norm),
             attention_after_norm=norm(layer.attention_after_norm),
@@ -152,8 +173,9 @@ def random_on(device: torch.device, config: NetworkConfig, *, dtype: torch.dtype
             query_key_value=matrix(query + 2 * config.kv_heads * config.head_dim, hidden, config.qkv_bias),
             output=matrix(hidden, query, config.output_bias),
             mlp_norm=ones(hidden),
-            gate_up=matrix(2 * inner, hidden, config.mlp_bias),
-            down=matrix(hidden, inner, config.mlp_bias),
+            mlp=GpuMlp(
+                matrix(2 * inner, hidden, config.mlp_bias), matrix(hidden, inner, config.mlp_bias), config.activation
+            ),
             query_norm=ones(config.head_dim) if config.query_key_norm else None,
             key_norm=ones(config.head_dim) if config.query_key_norm else None,
         )

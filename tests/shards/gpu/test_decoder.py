@@ -43,6 +43,8 @@ FAMILIES = [
     "olmo2",
     "gemma3",
     "mistral3, growing queries",
+    "gpt-oss",
+    "glm4 moe",
 ]
 
 

@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from shards.kernels.copy_blocks import copy_blocks
+from shards.kernels.experts import multiply_by_expert
 from shards.kernels.gate import gate
 from shards.kernels.gather_pages import gather_pages
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
@@ -132,6 +133,14 @@ def copy(gpu: Gpu) -> None:
     copy_blocks(cache, cache, empty(7, 2, dtype=torch.int64), gpu=gpu)
 
 
+def mix(gpu: Gpu, tokens: int) -> None:
+    # Qwen3-30B-A3B
+    pairs, int32 = 8 * tokens, torch.int32
+    numbers = {"sources": empty(pairs, dtype=int32), "targets": empty(pairs, dtype=int32)}
+    more = numbers | {"shares": empty(pairs, dtype=torch.float32), "bounds": empty(129, dtype=int32)}
+    multiply_by_expert(empty(tokens, 2048), empty(128, 1536, 2048), pairs=pairs, **more, gpu=gpu)
+
+
 ROWS: dict[str, Callable[[Gpu], object]] = {
     "norm": lambda gpu: rms_norm(empty(64, WIDTH), empty(WIDTH), epsilon=1e-6, residual=empty(64, WIDTH), gpu=gpu),
     "gate": lambda gpu: gate(empty(64, 2 * INNER), gpu=gpu),
@@ -139,6 +148,8 @@ ROWS: dict[str, Callable[[Gpu], object]] = {
     "gate clamped_swiglu": lambda gpu: gate(empty(64, 2 * INNER), "clamped_swiglu", gpu=gpu),
     "sample": draw,
     "copy": copy,
+    "experts, few": partial(mix, tokens=4),
+    "experts, many": partial(mix, tokens=2048),
 }
 ATTENTION: tuple[Callable[[Gpu, Heads], None], ...] = (write, decode, prefill, gather)
 
