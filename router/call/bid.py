@@ -18,6 +18,7 @@ from policies.predict import cost_s, fastest_decode_s, promised_ttft_s
 from policies.waiting import is_outage
 from router.call.so_far import SoFar
 from router.fleet.cluster.flights import Flight
+from router.text.thoughts import ThoughtSyntax
 from router.text.tool_calls import ToolSyntax
 
 MOST_TRIES = 3
@@ -72,7 +73,7 @@ class Decide(Protocol):
 @dataclass(eq=False, slots=True)
 class Bid:
     """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
-    how it may call `tools`.
+    how it may call `tools` and contain `thoughts`.
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error if no backend can
     take it; `sent` is called with the backend that gets it, and `ended` with its last flight and the backend's view
@@ -99,6 +100,7 @@ class Bid:
     ended: Callable[[Flight, BackendView], None]
     echo: str = ""
     tools: ToolSyntax | None = None
+    thoughts: ThoughtSyntax | None = None
     so_far: SoFar | None = None
     way: Hashable = None
     due_at: float | None = None

@@ -15,6 +15,7 @@ from router.call.caller import Caller
 from router.call.hedging import Race
 from router.call.observer import Account
 from router.call.tracing import AttemptTrace
+from router.text.thoughts import reading_thoughts
 from router.text.tool_calls import reading_calls
 
 
@@ -54,10 +55,12 @@ class Ourselves:
         return view
 
     def carry(self, placed: Placed, backend: Backend, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
-        """What the backend answers, with tool calls parsed out of its text unless the backend has parsed them."""
+        """What the backend answers, with reasoning and tool calls parsed out of its text unless it has parsed them."""
         request = placed.bid.request
         if (tools := placed.bid.tools) is not None:
             to = reading_calls(to, backend, request, tools)
+        if (thoughts := placed.bid.thoughts) is not None:
+            to = reading_thoughts(to, backend, request, thoughts, prompt.beginning)
         if isinstance(backend, HttpBackend):
             return backend.relay(request, prompt, to)
         return give_all(backend.generate(request, prompt), to)

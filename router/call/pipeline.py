@@ -503,6 +503,7 @@ class _Call(msgspec.Struct, frozen=True):
             ),
             echo=tokens.echo,
             tools=tokens.tools,
+            thoughts=tokens.thoughts,
             so_far=SoFar() if self._may_continue else None,
             arrived_at=self.account.started_at,
             service_class=self.ruling.service_class,

@@ -18,6 +18,7 @@ from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
 from router.text.forced_calls import grammar_of, with_tools_listed
 from router.text.text_tokenizer import ChunkCache, TextTokenizer, TooManyTokensError
+from router.text.thoughts import ThoughtSyntax, thoughts_behind
 from router.text.token_ids import count, unpack
 from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
 from router.text.turns import Turns, at_once, once
@@ -28,6 +29,9 @@ INLINE_CHARACTERS = 512
 
 TURN_CHARACTERS = 32 * 2**10
 """A thread turns to another prompt after so many characters: 15 ms."""
+
+_END_BYTES = 8 * TOKEN_BYTES
+"""The end of a prompt in which a mark of reasoning is looked for."""
 
 _OTHER_SIZE = 64
 """What each number and object counts beside its texts, so that many tiny messages are not free."""
@@ -43,7 +47,8 @@ class Tokens(msgspec.Struct, frozen=True):
     `measured` is what the estimate rests on.
 
     `keys` are its block keys, each of `key_tokens` tokens on average. `echo` is its text, where the client
-    wants it back. `tools` is how it may call some, and `calls` what its answer must be if it has to.
+    wants it back. `tools` is how it may call some, and `calls` what its answer must be if it has to. `thoughts` is how
+    its answer may contain reasoning.
     """
 
     count: int
@@ -52,6 +57,7 @@ class Tokens(msgspec.Struct, frozen=True):
     echo: str = ""
     tools: ToolSyntax | None = None
     calls: Grammar | None = None
+    thoughts: ThoughtSyntax | None = None
     least: int | None = None
     likely: tuple[int, int] | None = None
     measured: Measured | None = None
@@ -108,7 +114,10 @@ class ModelText:
         if not isinstance(given, Chat) or not how.is_sent:
             return Tokens(count(ids), ids, keys, text)
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
-        return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls)
+        thoughts = None
+        if self.template.thinks:
+            thoughts = thoughts_behind((yield from self.tokenizer.decoded_in_turns(ids[-_END_BYTES:])))
+        return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls, thoughts)
 
     def apart_in_turns(
         self, given: Chat, how: How, mark: str, texts: Sequence[str]
