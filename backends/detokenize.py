@@ -11,10 +11,16 @@ from tokenizers.decoders import DecodeStream
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
 """Marks around tool calls. They are special tokens in some models, and the parser of calls needs them as text."""
 
+CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+"""Marks around the messages in an answer of gpt-oss: special tokens that the parser of channels needs as text."""
 
-def tool_marks(tokenizer: Tokenizer) -> dict[int, str]:
-    """Those of TOOL_MARKS that `tokenizer` has as one token, by their id."""
-    return {number: mark for mark in TOOL_MARKS if (number := tokenizer.token_to_id(mark)) is not None}
+
+def marks_of(tokenizer: Tokenizer, *, has_tools: bool) -> dict[int, str]:
+    """The marks that `tokenizer` has as one token, by their id: of channels, and of calls if a request `has_tools`."""
+    known = tokenizer.token_to_id
+    channels = CHANNEL_MARKS if known("<|channel|>") is not None else ()
+    marks = (*channels, *(TOOL_MARKS if has_tools else ()))
+    return {number: mark for mark in marks if (number := known(mark)) is not None}
 
 
 class TokenText:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from backends.detokenize import StopCutter, TokenText, tool_marks
+from backends.detokenize import StopCutter, TokenText, marks_of
 from backends.shard.inbox import News, Piece
 from backends.shard.messages import error_of
 from policies.nouns import Beginning, Delta, Sampling, TokenLogprob, Usage
@@ -38,8 +38,8 @@ class ShardAnswer:
     """Turns News into Deltas until every choice is done; the last Delta then carries usage.
 
     A stop string is found here too, so that none is ever shown, whatever the shard does; `is_done` is then True before
-    the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. `shows_tool_marks`: what
-    stands around tool calls is text, also where the model has special tokens for it.
+    the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. Of a chat, what
+    stands around channels, and with `has_tools` around calls, is text, also where the model has special tokens for it.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class ShardAnswer:
         *,
         backend: str,
         prompt_tokens: int,
-        shows_tool_marks: bool = False,
+        is_chat: bool = False,
+        has_tools: bool = False,
     ) -> None:
         self._tokenizer, self._backend, self._grammar = tokenizer, backend, sampling.grammar
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
         self._resumed_tokens = 0
-        shown = tool_marks(tokenizer) if tokenizer and shows_tool_marks else {}
+        shown = marks_of(tokenizer, has_tools=has_tools) if tokenizer and is_chat else {}
         self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
 
     def __repr__(self) -> str:

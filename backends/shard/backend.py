@@ -146,7 +146,8 @@ class ShardBackend:
             tokenizer,
             backend=self.name,
             prompt_tokens=prompt_tokens,
-            shows_tool_marks=bool(prompt.body and prompt.body.get("tools")),
+            is_chat=bool(prompt.body and "messages" in prompt.body),
+            has_tools=bool(prompt.body and prompt.body.get("tools")),
         )
         try:
             if beginning is not None:

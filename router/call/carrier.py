@@ -60,7 +60,7 @@ class Ourselves:
         if (tools := placed.bid.tools) is not None:
             to = reading_calls(to, backend, request, tools)
         if (thoughts := placed.bid.thoughts) is not None:
-            to = reading_thoughts(to, backend, request, thoughts, prompt.beginning)
+            to = reading_thoughts(to, backend, request, thoughts)
         if isinstance(backend, HttpBackend):
             return backend.relay(request, prompt, to)
         return give_all(backend.generate(request, prompt), to)

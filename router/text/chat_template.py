@@ -17,7 +17,7 @@ from policies.errors import InvalidRequest
 from router.ask import Chat
 from router.text.content_format import wants_parts
 from router.text.conversation import seen_by_template
-from router.text.thoughts import thinks
+from router.text.thoughts import thoughts_in
 from router.text.tool_calls import format_of
 
 _HINT = "check the roles of the messages, their order and their fields"
@@ -68,7 +68,7 @@ class ChatTemplate:
         sources = _sources(settings, assets)
         self._templates = {name: _Template.of(source, now) for name, source in sources.items()}
         self.tool_format = format_of("".join(sources.values()))
-        self.thinks = thinks("".join(sources.values()))
+        self.thoughts = thoughts_in("".join(sources.values()))
 
     def __repr__(self) -> str:
         return f"<ChatTemplate {', '.join(self._templates) or 'none'}>"

@@ -1,62 +1,59 @@
 """Parses a model's reasoning out of its own text while it streams: `<think>...</think>` before the answer.
 
 For backends that draw tokens and do not know reasoning, such as shards. Qwen3, DeepSeek R1, GLM-4.5 and others write it
-so; some chat templates end the prompt with the opening mark, so that the answer begins with the reasoning.
+so; some chat templates end the prompt with the opening mark, so that the answer begins with the reasoning. gpt-oss
+has channels instead (`router/text/channels.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from backends.base import Backend, Taker
-from policies.nouns import Beginning, Delta, Request
+from policies.nouns import Delta, Request
+from router.text.channels import CHANNEL, ChannelReader
+from router.text.tool_calls import ParsedText, ended_by_calls, namer
 
 OPENS, CLOSES = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSyntax:
-    """How reasoning may stand in one answer. `is_open`: the prompt ends within it."""
+    """How reasoning may stand in one answer: in channels, or between marks. `is_open`: the prompt ends within it."""
 
     is_open: bool = False
+    has_channels: bool = False
 
 
-def thinks(template: str) -> bool:
-    """Whether a chat template knows the marks of reasoning."""
-    return CLOSES in template
+def thoughts_in(template: str) -> ThoughtSyntax | None:
+    """The syntax that a chat template teaches its model; None if it teaches none."""
+    if CHANNEL in template:
+        return ThoughtSyntax(has_channels=True)
+    return ThoughtSyntax() if CLOSES in template else None
 
 
-def thoughts_behind(prompt_end: str) -> ThoughtSyntax:
-    """The syntax of the answer to a prompt that ends with `prompt_end`."""
-    return ThoughtSyntax(is_open=prompt_end.rstrip().endswith(OPENS))
+def thoughts_behind(syntax: ThoughtSyntax, prompt_end: str) -> ThoughtSyntax:
+    """`syntax` for the answer to a prompt that ends with `prompt_end`."""
+    return syntax if syntax.has_channels else ThoughtSyntax(is_open=prompt_end.rstrip().endswith(OPENS))
 
 
-def reading_thoughts(
-    to: Taker, backend: Backend, request: Request, syntax: ThoughtSyntax, beginning: Beginning | None
-) -> Taker:
+def reading_thoughts(to: Taker, backend: Backend, request: Request, syntax: ThoughtSyntax) -> Taker:
     """A Taker that parses reasoning out of the text of `backend` for `to`, unless the backend parses it itself.
 
-    An answer that is held to a grammar has none. One that another backend began is still within its reasoning if none
-    of its text is known.
+    An answer that is held to a grammar has none.
     """
     described = backend.describe()
     if described is None or not described.speaks_tokens or request.sampling.grammar is not None:
         return to
-    if beginning is not None:
-        if beginning.text:
-            return to
-        syntax = ThoughtSyntax(is_open=True)
-    return _ThoughtTaker(to, syntax)
+    return _ThoughtTaker(to, request.id, syntax)
 
 
 class _ThoughtTaker:
     """Gives `to` each Delta with its reasoning apart from its text."""
 
-    def __init__(self, to: Taker, syntax: ThoughtSyntax) -> None:
-        self._to, self._syntax = to, syntax
-        self._choices: dict[int, ThoughtReader] = {}
+    def __init__(self, to: Taker, request_id: str, syntax: ThoughtSyntax) -> None:
+        self._to, self._request_id, self._syntax = to, request_id, syntax
+        self._choices: dict[int, ThoughtReader | ChannelReader] = {}
 
     def __repr__(self) -> str:
         return f"<_ThoughtTaker with {self._choices}>"
@@ -74,23 +71,27 @@ class _ThoughtTaker:
             return delta
         reader = self._choices.get(delta.choice)
         if reader is None:
-            reader = self._choices[delta.choice] = ThoughtReader(self._syntax)
-        thought, text = reader.push(delta.text, is_last=delta.finish_reason is not None)
-        if not thought and text == delta.text:
-            return delta
-        message = {**(delta.message or {}), "reasoning_content": thought} if thought else delta.message
-        return msgspec.structs.replace(delta, text=text, message=message)
+            reader = self._choices[delta.choice] = self._reader(delta.choice)
+        read = reader.push(delta.text, is_last=delta.finish_reason is not None).changes(delta)
+        return ended_by_calls(read) if reader.calls else read
+
+    def _reader(self, choice: int) -> ThoughtReader | ChannelReader:
+        if self._syntax.has_channels:
+            return ChannelReader(namer(self._request_id, choice))
+        return ThoughtReader(is_open=self._syntax.is_open)
 
 
 class ThoughtReader:
     """Parses one choice. The joined output does not depend on how the text is cut into pieces.
 
     White space within the marks at both ends, and behind the closing one, belongs to them. Reasoning that the answer's
-    end cuts off is reasoning. Only the first text of an answer can be reasoning.
+    end cuts off is reasoning. Only the first text of an answer can be reasoning. `is_open`: it begins within it.
     """
 
-    def __init__(self, syntax: ThoughtSyntax) -> None:
-        self._is_thinking, self._is_over = syntax.is_open, False
+    calls = 0
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_thinking, self._is_over = is_open, False
         self._held = ""
         self._has_begun = False
 
@@ -98,15 +99,15 @@ class ThoughtReader:
         state = "over" if self._is_over else "thinking" if self._is_thinking else "before"
         return f"<ThoughtReader {state}, {len(self._held)} characters held>"
 
-    def push(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
+    def push(self, text: str, *, is_last: bool = False) -> ParsedText:
         """The reasoning and the text that are final once `text` is added; `is_last`: no more comes."""
         if self._is_over and self._has_begun and not self._held:
-            return "", text
+            return ParsedText(text)
         self._held += text
         if not self._is_thinking and not self._is_over:
             self._look_for_opening(is_last=is_last)
         thought = self._thought(is_last=is_last) if self._is_thinking else ""
-        return thought, self._text(is_last=is_last) if self._is_over else ""
+        return ParsedText(self._text(is_last=is_last) if self._is_over else "", thought)
 
     def _look_for_opening(self, *, is_last: bool) -> None:
         start = self._held.lstrip()

@@ -114,9 +114,9 @@ class ModelText:
         if not isinstance(given, Chat) or not how.is_sent:
             return Tokens(count(ids), ids, keys, text)
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
-        thoughts = None
-        if self.template.thinks:
-            thoughts = thoughts_behind((yield from self.tokenizer.decoded_in_turns(ids[-_END_BYTES:])))
+        thoughts = self.template.thoughts
+        if thoughts is not None:
+            thoughts = thoughts_behind(thoughts, (yield from self.tokenizer.decoded_in_turns(ids[-_END_BYTES:])))
         return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls, thoughts)
 
     def apart_in_turns(

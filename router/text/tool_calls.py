@@ -118,28 +118,42 @@ class AnswerReader:
             return delta
         reader = self._choices.get(delta.choice)
         if reader is None:
-            reader = self._choices[delta.choice] = CallReader(self._syntax, self._namer(delta.choice))
-        finish = delta.finish_reason
-        parsed = reader.push(delta.text, is_last=finish is not None)
-        if finish is None and not parsed.calls and parsed.text == delta.text:
-            return delta
-        finish = "tool_calls" if reader.calls and finish == "stop" else finish
-        message = {**(delta.message or {}), "tool_calls": parsed.calls} if parsed.calls else delta.message
-        return msgspec.structs.replace(delta, text=parsed.text, message=message, finish_reason=finish)
+            reader = self._choices[delta.choice] = CallReader(self._syntax, namer(self._request_id, delta.choice))
+        read = reader.push(delta.text, is_last=delta.finish_reason is not None).changes(delta)
+        return ended_by_calls(read) if reader.calls else read
 
-    def _namer(self, choice: int) -> Callable[[int], str]:
-        # nine letters or digits: Mistral's chat templates refuse the ids of any other length
-        return lambda call: hashlib.sha256(f"{self._request_id} {choice} {call}".encode()).hexdigest()[:9]
+
+def ended_by_calls(delta: Delta) -> Delta:
+    """`delta` with the reason of an answer that has made calls, if it ends one."""
+    return msgspec.structs.replace(delta, finish_reason="tool_calls") if delta.finish_reason == "stop" else delta
+
+
+def namer(request_id: str, choice: int) -> Callable[[int], str]:
+    """Makes the ids of the calls in one choice, by their number."""
+    # nine letters or digits: Mistral's chat templates refuse the ids of any other length
+    return lambda call: hashlib.sha256(f"{request_id} {choice} {call}".encode()).hexdigest()[:9]
 
 
 @dataclass(slots=True)
 class ParsedText:
-    """Text and pieces of calls that later text does not change. Pieces have the shape of OpenAI's `tool_calls` deltas,
-    at most one for each call.
+    """Text, reasoning and pieces of calls that later text does not change. Pieces have the shape of OpenAI's
+    `tool_calls` deltas, at most one for each call.
     """
 
     text: str = ""
+    thought: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def changes(self, delta: Delta) -> Delta:
+        """`delta` with this in place of its text; itself if that is the same."""
+        if not self.thought and not self.calls and self.text == delta.text:
+            return delta
+        message = delta.message or {}
+        if self.thought:
+            message = {**message, "reasoning_content": self.thought}
+        if self.calls:
+            message = {**message, "tool_calls": self.calls}
+        return msgspec.structs.replace(delta, text=self.text, message=message or None)
 
     def call(self, number: int, call_id: str, name: str) -> None:
         """Call `number` begins."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from backends.detokenize import StopCutter, TokenText, tool_marks
+from backends.detokenize import StopCutter, TokenText, marks_of
 from tests.backends.parts import END, a_tokenizer, ids_of
 
 
@@ -116,8 +116,19 @@ def test_special_tokens_around_tool_calls_are_text_for_the_tool_call_reader(
 ) -> None:
     tokenizer = with_marks()
     ids = [number for piece in written for number in tokenizer.encode(piece).ids]
-    plain, shown = TokenText(tokenizer), TokenText(tokenizer, tool_marks(tokenizer))
+    plain, shown = TokenText(tokenizer), TokenText(tokenizer, marks_of(tokenizer, has_tools=True))
     pieces = [ids[piece] for piece in pieces_of(len(ids), cuts)]
     seen = "".join(map(shown.push, pieces)) + shown.flush()
     assert seen == "".join(written).replace(END, "")
     assert "[TOOL_CALLS]" not in "".join(map(plain.push, pieces)) + plain.flush()
+
+
+def test_special_tokens_around_channels_are_text_where_the_model_has_them() -> None:
+    tokenizer = Tokenizer.from_str(a_tokenizer().to_str())
+    assert marks_of(tokenizer, has_tools=False) == {}
+    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    assert set(marks_of(tokenizer, has_tools=False).values()) == set(marks)
+    written = "<|channel|>final<|message|>Grüße<|end|>"
+    text = TokenText(tokenizer, marks_of(tokenizer, has_tools=False))
+    assert text.push(tokenizer.encode(written, add_special_tokens=False).ids) + text.flush() == written

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
-from backends.detokenize import TokenText, tool_marks
+from backends.detokenize import TokenText, marks_of
 from policies.nouns import Delta
 from router.ask import Chat
 from router.protocols.answer import Answer
@@ -61,7 +61,7 @@ def drawn(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer, seed: int) 
     compiler = Compiler.of(Model("m", FakeNetwork(vocabulary=vocabulary), tokenizer, frozenset({end_id()})))
     assert compiler is not None
     guide = compiler.compile(Grammar(GrammarForm.RULES, grammar.text)).guide()
-    rng, text, answer_text = random.Random(seed), TokenText(tokenizer, tool_marks(tokenizer)), ""
+    rng, text, answer_text = random.Random(seed), TokenText(tokenizer, marks_of(tokenizer, has_tools=True)), ""
     for _ in range(300):
         token = rng.choice(np.flatnonzero(guide.allowed()).tolist())
         guide.note(token)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.nouns import Beginning, Delta, Grammar, Sampling
-from router.text.thoughts import ThoughtReader, ThoughtSyntax, reading_thoughts, thinks, thoughts_behind
+from policies.nouns import Delta, Grammar, Sampling
+from router.text.thoughts import ThoughtReader, ThoughtSyntax, reading_thoughts, thoughts_behind, thoughts_in
 
 CASES = [
     (False, "<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),
@@ -29,10 +29,9 @@ CASES = [
 
 
 def read(pieces: list[str], *, is_open: bool) -> tuple[str, str]:
-    reader = ThoughtReader(ThoughtSyntax(is_open))
+    reader = ThoughtReader(is_open=is_open)
     parts = [*(reader.push(piece) for piece in pieces), reader.push("", is_last=True)]
-    thoughts, texts = zip(*parts, strict=True)
-    return "".join(thoughts), "".join(texts)
+    return "".join(part.thought for part in parts), "".join(part.text for part in parts)
 
 
 @pytest.mark.parametrize(("is_open", "text", "thought", "rest"), CASES)
@@ -45,18 +44,23 @@ def test_reasoning_and_answer_do_not_depend_on_the_cut(
 
 
 def test_reasoning_streams_while_it_is_thought() -> None:
-    reader = ThoughtReader(ThoughtSyntax(is_open=True))
-    assert reader.push("First, ") == ("First,", "")
-    assert reader.push("second") == (" second", "")
-    assert reader.push(".</think>ok") == (".", "ok")
-    assert reader.push(" then") == ("", " then")
+    reader = ThoughtReader(is_open=True)
+    parts = [reader.push(piece) for piece in ("First, ", "second", ".</think>ok", " then")]
+    assert [(part.thought, part.text) for part in parts] == [
+        ("First,", ""),
+        (" second", ""),
+        (".", "ok"),
+        ("", " then"),
+    ]
 
 
 def test_a_prompt_may_end_within_the_reasoning() -> None:
-    assert thoughts_behind("<|assistant|><think>\n").is_open
-    assert not thoughts_behind("<think>\n\n</think>\n\n").is_open
-    assert thinks("{% if x %}<think>{{ y }}</think>{% endif %}")
-    assert not thinks("<|im_start|>assistant")
+    syntax = thoughts_in("{% if x %}<think>{{ y }}</think>{% endif %}")
+    assert syntax == ThoughtSyntax()
+    assert thoughts_behind(syntax, "<|assistant|><think>\n").is_open
+    assert not thoughts_behind(syntax, "<think>\n\n</think>\n\n").is_open
+    assert thoughts_in("<|im_start|>assistant") is None
+    assert thoughts_in("<|start|>assistant<|channel|>final<|message|>") == ThoughtSyntax(has_channels=True)
 
 
 class Got:
@@ -74,11 +78,11 @@ class Got:
 
 
 def reading(
-    got: Got, *, speaks_tokens: bool = True, grammar: Grammar | None = None, beginning: Beginning | None = None
+    got: Got, syntax: ThoughtSyntax | None = None, *, speaks_tokens: bool = True, grammar: Grammar | None = None
 ) -> Any:
     backend = SimpleNamespace(describe=lambda: SimpleNamespace(speaks_tokens=speaks_tokens))
-    request = SimpleNamespace(sampling=Sampling(grammar=grammar))
-    return reading_thoughts(got, cast("Any", backend), cast("Any", request), ThoughtSyntax(), beginning)
+    request = SimpleNamespace(id="r", sampling=Sampling(grammar=grammar))
+    return reading_thoughts(got, cast("Any", backend), cast("Any", request), syntax or ThoughtSyntax())
 
 
 def test_each_choice_has_reasoning_of_its_own_and_keeps_its_tokens() -> None:
@@ -103,6 +107,23 @@ def test_a_backend_that_parses_it_and_an_answer_held_to_a_grammar_pass_unchanged
 
 def test_an_answer_that_another_backend_began_goes_on_where_it_was() -> None:
     got = Got()
-    assert reading(got, beginning=Beginning(5, "Four")) is got
-    reading(got, beginning=Beginning(5, "")).take(Delta(text="so</think>Four", tokens=3))
-    assert (got.deltas[0].text, got.deltas[0].message) == ("Four", {"reasoning_content": "so"})
+    taker = reading(got)
+    # a shard repeats what was drawn elsewhere, and the repetition is not passed on to the client
+    taker.take(Delta(text="<think>two and", tokens=3, is_repeat=True))
+    taker.take(Delta(text=" two</think>Four", tokens=3))
+    assert (got.deltas[1].text, got.deltas[1].message) == ("Four", {"reasoning_content": " two"})
+
+
+def test_channels_are_reasoning_text_and_calls() -> None:
+    got = Got()
+    taker = reading(got, ThoughtSyntax(has_channels=True))
+    taker.take(Delta(text="<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", tokens=5))
+    taker.take(
+        Delta(text="<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{}<|call|>", tokens=5)
+    )
+    taker.take(Delta(finish_reason="stop"))
+    assert got.deltas[0].message == {"reasoning_content": "Hm."}
+    assert got.deltas[1].message is not None
+    (call,) = got.deltas[1].message["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": "{}"}
+    assert got.deltas[2].finish_reason == "tool_calls"

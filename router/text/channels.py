@@ -1,0 +1,94 @@
+"""Parses the channels of gpt-oss's answers while they stream (OpenAI's "harmony" format): reasoning, text and calls.
+
+An answer is messages of the form `<|start|>assistant<|channel|>NAME<|message|>...<|end|>`, and the prompt ends within
+the first one's head. The channel `analysis` is reasoning; a message to `functions.NAME` is a call with its arguments in
+JSON, ended by `<|call|>`; all others are text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from router.text.tool_calls import ParsedText
+
+CHANNEL = "<|channel|>"
+_BODY, _START = "<|message|>", "<|start|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_HEADS = (CHANNEL, _START, " to=")
+_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_TOOL = re.compile(r"to=functions\.([\w.-]+)")
+
+MOST_HEAD_CHARACTERS = 1 << 12
+"""A longer head is text."""
+
+
+class ChannelReader:
+    """Parses one choice. The joined output does not depend on how the text is cut into pieces.
+
+    Text without a head, as an answer that is held to a grammar, stays text. `id_of` gives the ids of calls by number.
+    """
+
+    def __init__(self, id_of: Callable[[int], str]) -> None:
+        self.calls = 0
+        self._id_of, self._held = id_of, ""
+        self._is_in_head, self._is_analysis, self._is_call = True, False, False
+
+    def __repr__(self) -> str:
+        return f"<ChannelReader {self.calls} calls, {len(self._held)} characters held>"
+
+    def push(self, text: str, *, is_last: bool = False) -> ParsedText:
+        """Everything that is final once `text` is added; `is_last`: no more text comes."""
+        self._held += text
+        parsed = ParsedText()
+        while self._head(parsed, is_last=is_last) if self._is_in_head else self._body(parsed, is_last=is_last):
+            pass
+        return parsed
+
+    def _head(self, parsed: ParsedText, *, is_last: bool) -> bool:
+        """The head of a message, up to its body; whether to go on."""
+        held = self._held
+        may_be_head = any(held.startswith(mark) or mark.startswith(held) for mark in _HEADS)
+        if not may_be_head or len(held) > MOST_HEAD_CHARACTERS:
+            self._is_in_head = self._is_analysis = self._is_call = False
+            return True
+        head, found, rest = held.partition(_BODY)
+        if not found:
+            # a head that the answer's end cuts off says nothing
+            self._held = "" if is_last else held
+            return False
+        name, tool = _NAME.search(head), _TOOL.search(head)
+        self._held, self._is_in_head = rest, False
+        self._is_analysis, self._is_call = tool is None and name is not None and name[1] == "analysis", tool is not None
+        if tool is not None:
+            parsed.call(self.calls, self._id_of(self.calls), tool[1])
+            self.calls += 1
+        return True
+
+    def _body(self, parsed: ParsedText, *, is_last: bool) -> bool:
+        """The body of a message, up to a mark that ends it; whether to go on."""
+        held = self._held
+        at, mark = min(((held.find(mark), mark) for mark in _ENDS if mark in held), default=(-1, ""))
+        if at < 0:
+            certain = len(held) if is_last else len(held) - max(_overlap(held, end) for end in _ENDS)
+            self._give(parsed, held[:certain])
+            self._held = held[certain:]
+            return False
+        self._give(parsed, held[:at])
+        self._held = held[at if mark == _START else at + len(mark) :]
+        self._is_in_head = True
+        return bool(self._held)
+
+    def _give(self, parsed: ParsedText, text: str) -> None:
+        if self._is_call and text:
+            parsed.argue(self.calls - 1, text)
+        elif self._is_analysis:
+            parsed.thought += text
+        else:
+            parsed.text += text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Number of characters at the end of `text` that begin `mark`."""
+    longest = min(len(text), len(mark) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)

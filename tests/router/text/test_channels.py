@@ -1,0 +1,57 @@
+"""Channels in an answer of gpt-oss, however it is cut. Formats are those of OpenAI's harmony guide."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.nouns import Delta
+from router.protocols.answer import Answer
+from router.text.channels import MOST_HEAD_CHARACTERS, ChannelReader
+
+ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>Four.<|return|>"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"at": "K\u00f6ln"}<|call|>'
+TURNED = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"at": 1}<|call|>'
+
+Calls = list[tuple[str, str]]
+CASES: list[tuple[str, str, str, Calls]] = [
+    (ANALYSIS + FINAL, "Two and two.", "Four.", []),
+    (FINAL.removesuffix("<|return|>"), "", "Four.", []),
+    (ANALYSIS + CALL, "Two and two.", "", [("weather", '{"at": "K\u00f6ln"}')]),
+    (CALL + TURNED, "", "", [("weather", '{"at": "K\u00f6ln"}'), ("weather", '{"at": 1}')]),
+    ("<|channel|>commentary<|message|>I look.<|end|>" + TURNED, "", "I look.", [("weather", '{"at": 1}')]),
+    ("<|channel|>analysis<|message|>cut <|o", "cut <|o", "", []),
+    ("<|channel|>ana", "", "", []),
+    ('{"a": "<b>"}', "", '{"a": "<b>"}', []),
+    ("Four.", "", "Four.", []),
+    ("", "", "", []),
+]
+
+
+def read(pieces: list[str]) -> tuple[str, str, Calls]:
+    reader, answer, thought = ChannelReader(lambda number: f"id{number}"), Answer(), ""
+    for parsed in [*map(reader.push, pieces), reader.push("", is_last=True)]:
+        message: Any = {"tool_calls": parsed.calls} if parsed.calls else None
+        answer.add(Delta(text=parsed.text, message=message))
+        thought += parsed.thought
+    calls = answer.message.get("tool_calls") or []
+    return thought, answer.text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize(("text", "thought", "rest", "calls"), CASES)
+@given(places=st.lists(st.integers(0, 200), max_size=8))
+def test_what_is_read_does_not_depend_on_the_cut(
+    text: str, thought: str, rest: str, calls: Calls, places: list[int]
+) -> None:
+    ends = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    assert read([text[begin:end] for begin, end in pairwise(ends)]) == (thought, rest, calls)
+
+
+def test_a_head_without_end_becomes_text() -> None:
+    text = "<|channel|>" + "x" * MOST_HEAD_CHARACTERS
+    assert read([text]) == ("", text, [])
