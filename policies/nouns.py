@@ -180,6 +180,7 @@ class Tenant:
     with equal domains share KV. `limits` are those of the whole tenant; in addition `model_limits` are those of one
     model, and `key_limits` those of one of its keys, by its hash. `team_by_key` is the name of a team of `teams` by the
     hash of its key. `user_limits` hold for each end user that its clients name; `needs_user`: they must name one.
+    `tag_limits` are those of all its requests with a tag, by the tags that its clients may give them.
     At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
     """
 
@@ -197,6 +198,7 @@ class Tenant:
     user_limits: Limits = NO_LIMITS
     needs_user: bool = False
     organization: Organization | None = None
+    tag_limits: Mapping[str, Limits] = field(default_factory=dict)
     pinned_tokens: int = USUAL_PINNED_TOKENS
 
 
@@ -345,15 +347,34 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its choices. `cached_tokens` are prompt tokens that were not computed again.
-    `reasoning_tokens` are completion tokens of reasoning, None if the backend does not report them. `is_guess`: the
-    backend reports no usage, and `prompt_tokens` is the router's own count or estimate."""
+    """What one request used, over all its choices. `cached_tokens` are prompt tokens that were not computed again,
+    `cache_write_tokens` those that were computed and written to a cache at a price, as Anthropic's. `reasoning_tokens`
+    are completion tokens of reasoning, None if the backend does not report them. `is_guess`: the backend reports no
+    usage, and `prompt_tokens` is the router's own count or estimate. The router adds the `images` of the prompt, and
+    `backend_ms`, the milliseconds from when its backend got it until it ended."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int | None = None
     is_guess: bool = False
+    cache_write_tokens: int = 0
+    images: int = 0
+    backend_ms: int = 0
+
+    def and_(self, more: Usage) -> Usage:
+        """The sum of both. Tokens of reasoning are known only if they are for both."""
+        thoughts = (self.reasoning_tokens, more.reasoning_tokens)
+        return Usage(
+            self.prompt_tokens + more.prompt_tokens,
+            self.completion_tokens + more.completion_tokens,
+            self.cached_tokens + more.cached_tokens,
+            None if None in thoughts else sum(filter(None, thoughts)),
+            self.is_guess or more.is_guess,
+            self.cache_write_tokens + more.cache_write_tokens,
+            self.images + more.images,
+            self.backend_ms + more.backend_ms,
+        )
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -22,6 +22,9 @@ PRICE_PARTS = 10**6
 CURRENCY_UNITS = 10**6
 """Units of cost in one of a currency: a price of a token in units is that of a million tokens in the currency."""
 
+MOST_PER_ONE = 10 * CURRENCY_UNITS
+"""The highest price of an image or a second, in units of cost."""
+
 MOST_BUDGET = 4 * 10**12
 """The largest budget in units of cost: its thousandths, and a debt beside them, stay below 2**53."""
 
@@ -111,6 +114,12 @@ def read_price(text: str) -> int:
     if parts != int(parts):
         raise ValueError(f"must be in whole millionths, not {quoted(text)} (make the unit smaller)")
     return int(parts)
+
+
+@_scalar(_looks({"": 1.0}, minimum=0, maximum=MOST_PER_ONE))
+def read_amount(text: str) -> Decimal:
+    """The price of an image or a second: a number of at most twelve decimals, zero included."""
+    return _decimal(text, {"": 1}, "a number like 0.002")
 
 
 class CostLimit(NamedTuple):

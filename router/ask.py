@@ -14,8 +14,9 @@ class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into a prompt.
 
     `messages` and `tools` are in the form for templates (`router/text/conversation.py`), with `content` always text, in
-    which a mark replaces each image, sound and file; `media` counts them. `parts` has the original parts of
-    messages, by number, if the content had several or a part that is not text. `variables` reach the template by name.
+    which a mark replaces each image, sound and file; `media` counts them, and `images` those that are images. `parts`
+    has the original parts of messages, by number, if the content had several or a part that is not text. `variables`
+    reach the template by name.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -26,6 +27,7 @@ class Chat(msgspec.Struct, frozen=True):
     continues: bool = False
     """The last message is to be continued, not answered: the prompt ends with its content."""
     media: int = 0
+    images: int = 0
     forced: frozenset[str] = frozenset()
     """Names of tools; the answer must call one of them. Empty: no call is required."""
     one_call: bool = False

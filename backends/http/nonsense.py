@@ -46,12 +46,16 @@ def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
     return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
 
 
-def reported_usage(prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None) -> Usage:
+def reported_usage(
+    prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None, written: Any = None
+) -> Usage:
     """An engine's counts; None if it does not report one.
 
     Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.
     """
-    counts = (int(prompt or 0), int(completion or 0), int(cached or 0), int(reasoning or 0))
+    counts = (int(prompt or 0), int(completion or 0), int(cached or 0), int(reasoning or 0), int(written or 0))
     if min(counts) < 0 or max(counts) >= MOST_TOKENS:
         raise ValueError(f"{counts} are no numbers of tokens")
-    return Usage(counts[0], counts[1], counts[2], None if reasoning is None else counts[3])
+    return Usage(
+        counts[0], counts[1], counts[2], None if reasoning is None else counts[3], cache_write_tokens=counts[4]
+    )

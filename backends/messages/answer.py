@@ -117,8 +117,9 @@ class AnthropicAnswer(EventAnswer):
         """
         self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
-        prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
-        return reported_usage(prompt, self._usage.get("output_tokens"), cached)
+        written = self._usage.get("cache_creation_input_tokens", 0)
+        prompt = self._usage.get("input_tokens", 0) + cached + written
+        return reported_usage(prompt, self._usage.get("output_tokens"), cached, written=written)
 
 
 def finish_of(stop_reason: str) -> str:

@@ -40,7 +40,10 @@ def usage_of(usage: Mapping[str, Any]) -> Usage:
         cached = usage.get("cached_tokens") if cached is None else cached
     # SGLang puts it beside the choices
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", usage.get("reasoning_tokens"))
-    return reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought)
+    # OpenRouter's and LiteLLM's gateways pass Anthropic's count on
+    details = usage.get("prompt_tokens_details") or {}
+    written = details.get("cache_write_tokens", details.get("cache_creation_tokens"))
+    return reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought, written)
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:

@@ -39,6 +39,10 @@ MOST_TOKENS = 10**9
 """More tokens than any request has: larger reports of a backend are cut to this. Keeps levels far below 2**53."""
 
 
+MOST_MS = 10**8
+"""More milliseconds than any request takes."""
+
+
 class Charge(msgspec.Struct, frozen=True):
     """The charge of one request, never negative. `tokens` are those that are computed: uncached prompt and answer.
     `cost` is in thousandths of a unit of cost, so that sums are exact."""
@@ -61,17 +65,35 @@ def charge_of(usage: Usage, prices: Prices) -> Charge:
     cached = min(max(0, usage.cached_tokens), prompt)
     output = min(max(0, usage.completion_tokens), MOST_TOKENS)
     parts = (prompt - cached) * prices.uncached + cached * prices.cached + output * prices.output
+    if usage.cache_write_tokens:
+        written = min(max(0, usage.cache_write_tokens), prompt - cached)
+        parts += written * (prices.written - prices.uncached)
+    if prices.image:
+        parts += usage.images * prices.image
+    if prices.second:
+        parts += min(usage.backend_ms, MOST_MS) * prices.second // 1000
     # rounded once for a request, half up: the sums of charges are exact from here on
     return Charge(1, prompt - cached + output, (parts + _COST_PARTS // 2) // _COST_PARTS)
 
 
 def estimate(
-    prompt_tokens: int, *, uncached_tokens: int | None, max_new_tokens: int, choices: int = 1, prices: Prices
+    prompt_tokens: int,
+    *,
+    uncached_tokens: int | None,
+    max_new_tokens: int,
+    choices: int = 1,
+    prices: Prices,
+    images: int = 0,
+    backend_ms: int = 0,
 ) -> Charge:
-    """The charge to reserve for one request: the estimated uncached part of its prompt (None: all of it), and for each
-    of its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS, whichever is shorter."""
+    """The charge to reserve for one request: the estimated uncached part of its prompt (None: all of it), which may
+    have to be written to a cache, and for each of its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS,
+    whichever is shorter."""
     cached = 0 if uncached_tokens is None else prompt_tokens - uncached_tokens
-    return charge_of(Usage(prompt_tokens, min(max_new_tokens, ANSWER_TOKENS) * choices, cached), prices)
+    written = prompt_tokens - cached if prices.written > prices.uncached else 0
+    new_tokens = min(max_new_tokens, ANSWER_TOKENS) * choices
+    usage = Usage(prompt_tokens, new_tokens, cached, None, False, written, images, backend_ms)
+    return charge_of(usage, prices)
 
 
 class Resource(enum.StrEnum):
@@ -84,8 +106,8 @@ class Resource(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The callers that `limits` bind: a tenant, or a part of it, which is a team, one of its keys (by the key's id), an
-    end user, or those of its requests that go to one model; or, without a tenant, an organization.
+    """The callers that `limits` bind: a tenant, or a part of it, which is a team, one of its keys (by the key's id), a
+    tag, an end user, or those of its requests that go to one model; or, without a tenant, an organization.
 
     The meters of one request have one `ledger`, so that they are taken together: that of the organization, if its
     tenant has one. `scope` is the part of a meter's name that tells the descriptors of one tenant apart; empty for the
@@ -98,6 +120,7 @@ class Descriptor:
     key: str | None = None
     team: str | None = None
     user: str | None = None
+    tag: str | None = None
     organization: str | None = None
     ledger: str = field(init=False, compare=False, repr=False)
     scope: str = field(init=False, compare=False, repr=False)
@@ -122,7 +145,7 @@ class Descriptor:
             span = Span(budget.name, budget.first_day, budget.last_day)
             counted.append((Resource.COST, budget.cost, span, budget.is_soft))
         # a user's name may have any characters, so nothing stands behind it
-        parts = (("&", self.team), ("@", self.key), (":", self.model), ("~", self.user))
+        parts = (("&", self.team), ("@", self.key), ("#", self.tag), (":", self.model), ("~", self.user))
         scope = "".join([sign + name for sign, name in parts if name is not None])
         # the name of a tenant has no space
         ledger = self.tenant if self.organization is None else f"organization {self.organization}"
@@ -139,7 +162,7 @@ class Descriptor:
     @property
     def kind(self) -> str:
         """What is limited, in a word."""
-        kinds = (("user", self.user), ("key", self.key), ("model", self.model), ("team", self.team))
+        kinds = (("user", self.user), ("key", self.key), ("tag", self.tag), ("model", self.model), ("team", self.team))
         return next((kind for kind, name in kinds if name is not None), "tenant" if self.tenant else "organization")
 
     def __str__(self) -> str:
@@ -147,9 +170,10 @@ class Descriptor:
             return f"organization '{self.organization}'"
         of_user = "" if self.user is None else f"user '{self.user}' of "
         of_key = "" if self.key is None else f"key {self.key} of "
+        of_tag = "" if self.tag is None else f"tag '{self.tag}' of "
         of_team = "" if self.team is None else f"team '{self.team}' of "
         at_model = "" if self.model is None else f" at model '{self.model}'"
-        return f"{of_user}{of_key}{of_team}tenant '{self.tenant}'{at_model}"
+        return f"{of_user}{of_key}{of_tag}{of_team}tenant '{self.tenant}'{at_model}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,10 +368,16 @@ _made = lru_cache(maxsize=4096)(Descriptor)
 
 
 def descriptors(
-    tenant: Tenant, model: str, key: Descriptor | None = None, *, team: Team | None = None, user: str | None = None
+    tenant: Tenant,
+    model: str,
+    key: Descriptor | None = None,
+    *,
+    team: Team | None = None,
+    user: str | None = None,
+    tags: Sequence[str] = (),
 ) -> tuple[Descriptor, ...]:
-    """The descriptors of a request of `tenant` to `model`, with that `key`, of that `team` and end `user`; it must keep
-    the limits of all of them. The tenant's is the first."""
+    """The descriptors of a request of `tenant` to `model`, with that `key`, of that `team` and end `user` and with
+    those `tags`; it must keep the limits of all of them. The tenant's is the first."""
     name, above = tenant.name, _above(tenant)
     found = [_made(name, tenant.limits, organization=above)]
     if team is not None:
@@ -356,6 +386,9 @@ def descriptors(
         found += at_model(tenant, model, team)
     if key is not None:
         found.append(key)
+    for tag in tags:
+        if (of_tag := tenant.tag_limits[tag]) != NO_LIMITS:
+            found.append(_made(name, of_tag, tag=tag, organization=above))
     if user is not None and tenant.user_limits != NO_LIMITS:
         found.append(_made(name, tenant.user_limits, user=user, organization=above))
     if tenant.organization is not None:

@@ -1,21 +1,43 @@
-"""The price of a token: of each model, of each pool, and from a day on. Whole numbers, so that sums are exact."""
+"""What a request costs: of each model, of each pool, and from a day on. Whole numbers, so that sums are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 from policies.quantities import PRICE_PARTS
 
 
 class Prices(NamedTuple):
-    """The price of a token in millionths of a unit of cost: of a prompt token that was computed, of one that was
-    cached, and of one of the answer."""
+    """Prices in millionths of a unit of cost: of a prompt token that was computed, of one that was cached, of one of
+    the answer, of a computed one that was written to a cache (None: as any computed one), of an image, and of a second
+    at the backend."""
 
     uncached: int = PRICE_PARTS
     cached: int = PRICE_PARTS // 10
     output: int = 4 * PRICE_PARTS
+    cache_write: int | None = None
+    image: int = 0
+    second: int = 0
+
+    @property
+    def written(self) -> int:
+        """That of a token that is written to a cache."""
+        return self.uncached if self.cache_write is None else self.cache_write
+
+    def or_higher(self, other: Prices) -> Prices:
+        """The higher one of each price."""
+        has_own = self.cache_write is not None or other.cache_write is not None
+        return Prices(
+            max(self.uncached, other.uncached),
+            max(self.cached, other.cached),
+            max(self.output, other.output),
+            max(self.written, other.written) if has_own else None,
+            max(self.image, other.image),
+            max(self.second, other.second),
+        )
 
 
 class SomePrices(NamedTuple):
@@ -24,11 +46,20 @@ class SomePrices(NamedTuple):
     uncached: int | None = None
     cached: int | None = None
     output: int | None = None
+    cache_write: int | None = None
+    image: int | None = None
+    second: int | None = None
 
     def over(self, below: Prices) -> Prices:
         """These prices, and those of `below` where none is given."""
-        given = zip(self, below, strict=True)
-        return Prices(*(under if price is None else price for price, under in given))
+        return Prices(
+            below.uncached if self.uncached is None else self.uncached,
+            below.cached if self.cached is None else self.cached,
+            below.output if self.output is None else self.output,
+            below.cache_write if self.cache_write is None else self.cache_write,
+            below.image if self.image is None else self.image,
+            below.second if self.second is None else self.second,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +96,4 @@ class PriceList:
         if not self.pools:
             return self.of(model, "")
         found = [self.of(model, pool) for pool in (("", *self.pools) if pools is None else pools)]
-        return Prices(*map(max, zip(*found, strict=True))) if found else self.of(model, "")
+        return reduce(Prices.or_higher, found) if found else self.of(model, "")

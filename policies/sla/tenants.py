@@ -88,6 +88,8 @@ TEAM = Table(
     }
 )
 
+TAG = Table({"limits": Key(Table(ALL_LIMITS), "limits for all requests with this tag, in addition to the others")})
+
 END_USERS = Table(
     {
         "limits": Key(Table(ALL_LIMITS), "limits for each end user, in addition to the tenant's own"),
@@ -100,6 +102,7 @@ TENANT = Table(
         "keys": KEYS,
         "teams": Key(Named(TEAM), "parts of the tenant with keys and limits of their own, by name"),
         "end_users": Key(END_USERS, "limits for each end user that a request names with `user`"),
+        "tags": Key(Named(TAG), "tags that a request may have, by name, with limits for all that have one"),
         "organization": Key(TEXT, "the organization that the limits of `organizations` bind with it; default none"),
         "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; at most one tenant"),
         "weight": Key(read_weight, "share among the tenants of one class; default 1"),
@@ -180,6 +183,7 @@ def _read_tenant(
         bounds = entry.section("limits")
         teams[team] = Team(team, _read_limits(bounds, currency), _read_model_limits(bounds, currency))
     users = section.section("end_users")
+    tags = {name: one.section(TAG) for name, one in _named(section.get("tags")).items()}
     tenant = Tenant(
         name,
         domain=name,
@@ -194,6 +198,7 @@ def _read_tenant(
         team_by_key=of_teams,
         user_limits=_read_limits(users.section("limits"), currency),
         needs_user=users.read("required", False),
+        tag_limits={name: _read_limits(one.section("limits"), currency) for name, one in tags.items()},
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
     )
     _check_model_limits(limits, tenant.model_limits, tenant)
@@ -201,6 +206,8 @@ def _read_tenant(
         bounds = entry.section("limits")
         _check_model_limits(bounds, teams[team].model_limits, tenant)
         _check_within(entry.get("limits"), teams[team].limits, tenant.limits, "the tenant's own")
+    for name, one in tags.items():
+        _check_within(one.get("limits"), tenant.tag_limits[name], tenant.limits, "the tenant's own")
     _check_within(users.get("limits"), tenant.user_limits, tenant.limits, "the tenant's own")
     _check_keys(keys, tenant)
     return tenant

@@ -141,15 +141,7 @@ class Permit:
         return charge.cost
 
     def _add(self, usage: Usage) -> None:
-        if self.usage is None:
-            self.usage = usage
-            return
-        before = self.usage
-        self.usage = Usage(
-            before.prompt_tokens + usage.prompt_tokens,
-            before.completion_tokens + usage.completion_tokens,
-            before.cached_tokens + usage.cached_tokens,
-        )
+        self.usage = usage if self.usage is None else self.usage.and_(usage)
 
     async def __aenter__(self) -> Permit:
         answer = await self._admission.admit(self)

@@ -80,7 +80,7 @@ class Bid:
     from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first token is promised
     (None: at any time), and `cost_s`, the predicted backend time. `way` tells which backends its carrier can reach.
 
-    `so_far` records the answer, where another backend may continue it.
+    Its prompt has `images`. `so_far` records the answer, where another backend may continue it.
 
     The state of its retries is changed here alone: `tries` counts the backends that had it and failed, `failed` are the
     backends that did not answer it, the first of them at `failed_at`, and `avoiding` are those that may not get it.
@@ -103,6 +103,7 @@ class Bid:
     thoughts: ThoughtSyntax | None = None
     so_far: SoFar | None = None
     way: Hashable = None
+    images: int = 0
     due_at: float | None = None
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()

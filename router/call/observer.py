@@ -25,8 +25,8 @@ class Spent(NamedTuple):
 
 class Account:
     """What is known of one call while it runs. `tenant` and the others are set as soon as they are known: `key` is the
-    id of its API key, `team` its part of the tenant, `user` the end user that its client names, `spent` has an entry
-    for each answered prompt.
+    id of its API key, `team` its part of the tenant, `user` the end user that its client names, `tags` the tags that
+    count, `spent` has an entry for each answered prompt.
 
     A context manager: leaving it ends the call, and `end` gets it with what it was left by. `trace` is None where the
     call is not traced; `headers` are the trace context that goes on to backends.
@@ -45,6 +45,7 @@ class Account:
         self.key: str | None = None
         self.team: str | None = None
         self.user: str | None = None
+        self.tags: tuple[str, ...] = ()
         self.rule: int | None = None
         self.spent: tuple[Spent, ...] = ()
         self.inputs: Sequence[Input] = ()

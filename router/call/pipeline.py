@@ -39,6 +39,7 @@ from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Re
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.quota.prices import PriceList
+from policies.quota.tags import tags_of
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
@@ -47,6 +48,7 @@ from router.call.admission import Permit
 from router.call.bid import Bid, Look, Placed
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
+from router.call.claims import claim_at, claim_of, images_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import with_documents
@@ -60,8 +62,6 @@ from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, with
 from router.call.prepare import (
     LookedUp,
     believed,
-    claim_at,
-    claim_of,
     facts_of,
     find_model,
     learn,
@@ -115,6 +115,7 @@ async def serve(
                     # what the issuer says counts, not what the client says
                     ask = replace(ask, user=identity.user)
                 account.user = ask.user
+                account.tags = tags_of(tenant, ask.headers, ask.metadata)
                 require_user(ask, tenant)
                 require_allowed_urls(ask, config)
                 async with within(ask.deadline_s):
@@ -132,7 +133,18 @@ async def serve(
                     prices = config.prices.at(gateway.unix_time())
                     highest = prices.highest(model.name, ruling.pools)
                     user = gateway.end_users.counted(tenant, ask.user)
-                    claim = claim_of(caller.id, ask, prompts, facts=facts, identity=identity, user=user, prices=highest)
+                    claim = claim_of(
+                        caller.id,
+                        ask,
+                        prompts,
+                        facts=facts,
+                        identity=identity,
+                        user=user,
+                        tags=account.tags,
+                        prices=highest,
+                        pools=ruling.pools,
+                        gateway=gateway,
+                    )
                     async with gateway.admission.permit(claim, caller.limited) as permit:
                         call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
                         await together([*map(call.answer, count(), repeat(model), prompts)])
@@ -455,10 +467,12 @@ class _Call(msgspec.Struct, frozen=True):
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
         if flight.answered or drawn_tokens:
             # a caller that left gets no usage from the backend
-            usage = self._used(placed)
+            at_backend_s = max(0.0, gateway.clock() - flight.sent_at)
+            usage = replace(self._used(placed), images=bid.images, backend_ms=round(1000 * at_backend_s))
             model, pool = bid.request.model, placed.chosen.pool
             prices = self.prices.of(model, pool)
             cost = self.permit.spend(usage, prices)
+            flight.charged = usage, cost
             if (beside := others.permits.get(model)) is not None:
                 beside.spend(usage, prices)
             self.account.usage = self.permit.usage or Usage()
@@ -466,7 +480,7 @@ class _Call(msgspec.Struct, frozen=True):
             uncached = max(1, usage.prompt_tokens - usage.cached_tokens)
             used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
-            actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
+            actual_s = min(used_s, at_backend_s)
             if not self.ask.yields:
                 each = min(bid.request.max_new_tokens, usage.completion_tokens // bid.request.sampling.choices)
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
@@ -513,6 +527,7 @@ class _Call(msgspec.Struct, frozen=True):
             sent=lambda backend: gateway.beliefs.sent(backend, keys),
             ended=partial(learn, prompt, model.name, gateway),
             way=self.carrier.way,
+            images=images_of(ask.inputs[at]),
             avoiding=ask.avoiding,
         )
 
@@ -536,7 +551,7 @@ class _Call(msgspec.Struct, frozen=True):
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
-            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant, prices=highest)
+            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant, prices=highest, gateway=gateway)
             if claim is not None:
                 await others.admit(model.name, gateway.admission.permit(claim))
             return other

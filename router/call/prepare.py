@@ -12,17 +12,12 @@ from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.media_urls import why_refused
 from policies.nouns import BackendView, Capability, Sampling, Tenant
-from policies.quota.budget import Charge, at_model, descriptors, estimate
-from policies.quota.prices import Prices
 from policies.rules import Facts
 from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
-from router.call.admission import Claim
-from router.call.bid import Bid
 from router.call.disclosure import public_trouble, shown_name
 from router.call.gateway import Gateway
-from router.call.identify import Identity
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
@@ -164,6 +159,7 @@ def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> b
         tenant.user_limits,
         *tenant.model_limits.values(),
         *tenant.key_limits.values(),
+        *tenant.tag_limits.values(),
         *(limits for team in teams for limits in (team.limits, *team.model_limits.values())),
         *(() if tenant.organization is None else (tenant.organization.limits,)),
     )
@@ -273,62 +269,11 @@ def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: Se
     )
 
 
-def claim_of(
-    id: str,  # noqa: A002 - it is the call's id
-    ask: Ask,
-    prompts: Sequence[LookedUp],
-    *,
-    facts: Facts,
-    identity: Identity,
-    user: str | None,
-    prices: Prices,
-) -> Claim:
-    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
-
-    `identity` is that of its caller, `user` its end user; `prices` are the highest that it may cost.
-    """
-    charges = [
-        estimate(
-            prompt.tokens.count,
-            uncached_tokens=prompt.uncached_tokens,
-            max_new_tokens=facts.max_new_tokens,
-            choices=ask.sampling.choices,
-            prices=prices,
-        )
-        for prompt in prompts
-    ]
-    whole = charges[0]
-    if len(charges) > 1:
-        whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    bound = descriptors(facts.tenant, facts.model, identity.key, team=identity.team, user=user)
-    return Claim(id, bound, whole)
-
-
 def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
     """What a backend must be able to do for `ask`, and how it is to draw: calls that must be made shape the answer."""
     if tokens.calls is None:
         return ask.needs, ask.sampling
     return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
-
-
-def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant, prices: Prices) -> Claim | None:
-    """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
-    tenant and team may use of that model, the same as if it had asked for it. None where nothing is limited there.
-    """
-    team = next((one.team for one in claim.descriptors if one.team is not None), None)
-    bound = at_model(tenant, model, None if team is None else tenant.teams.get(team))
-    limited = tuple(one for one in bound if one not in claim.descriptors)
-    if not limited:
-        return None
-    request = bid.request
-    charge = estimate(
-        request.prompt_tokens,
-        uncached_tokens=None,
-        max_new_tokens=request.max_new_tokens,
-        choices=request.sampling.choices,
-        prices=prices,
-    )
-    return Claim(f"{request.id}:{model}", limited, charge)
 
 
 def learn(prompt: LookedUp, model: str, gateway: Gateway, flight: Flight, where: BackendView) -> None:

@@ -54,6 +54,7 @@ class Alert(msgspec.Struct, frozen=True):
     organization: str | None
     team: str | None
     key: str | None
+    tag: str | None
     model: str | None
 
 
@@ -160,6 +161,7 @@ def _alert(budget: Near, percent: int, stamp: int, now: int) -> Alert:
         organization=caller.organization,
         team=caller.team,
         key=caller.key,
+        tag=caller.tag,
         model=caller.model,
     )
 

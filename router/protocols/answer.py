@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -54,16 +55,8 @@ class Answer:
 
 def usage_sum(usages: Iterable[Usage]) -> Usage:
     """The usage of all prompts of a call together."""
-    prompt = completion = cached = 0
-    thoughts: list[int | None] = []
-    for usage in usages:
-        prompt += usage.prompt_tokens
-        completion += usage.completion_tokens
-        cached += usage.cached_tokens
-        thoughts.append(usage.reasoning_tokens)
-    # a sum over some prompts would look like the sum over all
-    known = None if None in thoughts or not thoughts else sum(filter(None, thoughts))
-    return Usage(prompt, completion, cached, known)
+    each = list(usages)
+    return reduce(Usage.and_, each) if each else Usage()
 
 
 def refusal_in(message: Mapping[str, Any]) -> str:

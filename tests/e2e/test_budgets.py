@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from policies.nouns import Limits, Organization, Outcome, Team, Tenant, Usage
+from policies.nouns import FixedBudget, Limits, Organization, Outcome, Team, Tenant, Usage
 from policies.quota.budget import COST_UNIT, Charge, Descriptor, Reservation, descriptors, meters, of_key
 from router.call.observer import Spent
 from router.operate.usage.database import UsageDatabase
@@ -26,13 +26,17 @@ OPERATIONS, ROUTERS, KILLS, AT_ONCE = 10_000, 4, 4, 8
 MOST_COST = 4_000
 """Most that one request costs, in thousandths of a unit."""
 
-EXAMPLE = Organization("example", Limits(cost_per_month=3_000, soft_cost_per_month=2_000))
+TODAY = int(HandClock()() // 86_400)
+PROJECT = FixedBudget("project", 2_800, TODAY - 3, TODAY + 3)
+OVER, LATER = FixedBudget("over", 1, 0, TODAY - 1), FixedBudget("later", 1, TODAY + 1)
+EXAMPLE = Organization("example", Limits(cost_per_month=3_000, soft_cost_per_month=2_000, fixed=(PROJECT,)))
 SEARCH = Team("search", Limits(cost_per_month=900), {"big": Limits(cost_per_month=300)})
 KEY = Limits(cost_per_month=1_500)
 
 
 def a_tenant(name: str, most: int, organization: Organization | None = EXAMPLE) -> Tenant:
-    limits, of_user = Limits(cost_per_month=most), Limits(cost_per_day=150)
+    trial = FixedBudget("trial", 140, TODAY)
+    limits, of_user = Limits(cost_per_month=most, fixed=(OVER, LATER)), Limits(cost_per_day=150, fixed=(trial,))
     return Tenant(
         name,
         name,
@@ -40,6 +44,7 @@ def a_tenant(name: str, most: int, organization: Organization | None = EXAMPLE) 
         model_limits={"big": Limits(cost_per_week=1_200)},
         teams={"search": SEARCH},
         user_limits=of_user,
+        tag_limits={"eval": Limits(cost_per_day=700), "nightly": Limits(fixed=(FixedBudget("nights", 900),))},
         organization=organization,
     )
 
@@ -55,14 +60,16 @@ class Asked(NamedTuple):
     team: str | None
     user: str
     model: str
+    tags: tuple[str, ...]
 
 
 def asked(dice: random.Random) -> Asked:
     tenant, team = dice.choice(TENANTS), dice.choice([None, SEARCH])
     user, model = f"user {dice.randrange(20)}", dice.choice(["small", "big"])
     key = dice.choice([None, of_key(tenant, KEY, "0a1b2c3d4e5f")])
-    bound = descriptors(tenant, model, key, team=team, user=user)
-    return Asked(bound, tenant.name, None if team is None else team.name, user, model)
+    tags = dice.choice([(), ("eval",), ("nightly",), ("eval", "nightly")])
+    bound = descriptors(tenant, model, key, team=team, user=user, tags=tags)
+    return Asked(bound, tenant.name, None if team is None else team.name, user, model, tags)
 
 
 class Books:
@@ -73,7 +80,7 @@ class Books:
         self.highest: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.limits: dict[tuple[str, str], int] = {}
-        self.charged: Counter[tuple[str, str | None, str, str]] = Counter()
+        self.charged: Counter[tuple[str, str | None, str, str, str]] = Counter()
 
     def took(self, granted: Reservation) -> None:
         self._add(granted, granted.charge.cost)
@@ -81,10 +88,12 @@ class Books:
 
     def settled(self, granted: Reservation, cost: int, row: Asked) -> None:
         self._add(granted, cost - granted.charge.cost)
-        self.charged[row.tenant, row.team, row.user, row.model] += cost
+        self.charged[row.tenant, row.team, row.user, row.model, ",".join(row.tags)] += cost
 
     def _add(self, granted: Reservation, cost: int) -> None:
         for meter in meters(granted.descriptors):
+            if not meter.holds(TODAY * 86_400_000):
+                continue
             self.level[meter.id] += cost
             self.highest[meter.id] = max(self.highest[meter.id], self.level[meter.id])
             if not meter.is_soft:
@@ -114,7 +123,7 @@ async def work(
         await store.settle(answer, Charge(1, 0, actual))
         books.settled(answer, actual, row)
         account = an_account(Spent(row.model, "own", Usage(1, 1), actual), user=row.user)
-        account.tenant, account.team = row.tenant, row.team
+        account.tenant, account.team, account.tags = row.tenant, row.team, row.tags
         for recorder in recorders:
             recorder.ended(account, Outcome.FINISHED, "", 0.0)
 
@@ -212,6 +221,9 @@ async def test_ten_thousand_operations_balance_while_redis_is_killed(tmp_path: P
     assert in_redis == +books.level
     assert books.overshoot() < 0.1
     assert rows[0] == rows[1]
-    charged = Counter({(row["tenant"], row["team"] or None, row["user"], row["model"]): row["cost"] for row in rows[0]})
+    names = ("tenant", "team", "user", "model", "tags")
+    charged = Counter(
+        {tuple(row[name] or (None if name == "team" else "") for name in names): row["cost"] for row in rows[0]}
+    )
     assert charged == books.charged
     assert sum(books.charged.values()) > 3 * COST_UNIT * 1_000

@@ -59,6 +59,9 @@ class Flight:
     first_tokens: int = 0
     drawn_tokens: int = 0
     usage: Usage | None = None
+    """What its backend reports."""
+    charged: tuple[Usage, int] | None = None
+    """What its tenant pays for, and the cost in thousandths of a unit, once it has ended with an answer."""
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)

@@ -109,6 +109,10 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     key_tokens: int = KEY_TOKENS
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    cache_write_tokens: int = 0
+    images: int = 0
+    backend_ms: int = 0
+    cost: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,10 @@ def record_of(ended: Ended) -> Record:
     """The Record of a prompt that has ended."""
     request, last = ended.request, ended.made[-1].flight if ended.made else None
     usage: Usage | None = None
-    if last is not None and last.answered:
+    cost: int | None = None
+    if last is not None and last.charged is not None:
+        usage, cost = last.charged
+    elif last is not None and last.answered:
         usage = last.usage or Usage(request.prompt_tokens, last.drawn_tokens)
     return Record(
         version=VERSION,
@@ -181,6 +188,10 @@ def record_of(ended: Ended) -> Record:
         ttft_s=_since(ended.arrived_at, last.first_at if last else None),
         completion_tokens=None if usage is None else usage.completion_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
+        cache_write_tokens=0 if usage is None else usage.cache_write_tokens,
+        images=0 if usage is None else usage.images,
+        backend_ms=0 if usage is None else usage.backend_ms,
+        cost=cost,
         trace_id=ended.trace_id,
         error=ended.error,
         likely_prompt_tokens=request.likely_prompt_tokens,

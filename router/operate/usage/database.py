@@ -45,36 +45,56 @@ VERSION = sql.Table("pointsman_usage_version", metadata, sql.Column("version", s
 
 def _first(connection: Connection) -> None:
     WRITERS.create(connection)
-    _without_teams().create(connection)
+    _once(_FIRST_TEXTS, _FIRST_AMOUNTS).create(connection)
 
 
 def _with_teams(connection: Connection) -> None:
-    # SQLite cannot change a primary key: the table is made anew
-    old = _without_teams("pointsman_usage_1")
-    connection.execute(sql.text(f"ALTER TABLE {USAGE.name} RENAME TO {old.name}"))
-    if connection.dialect.name == "postgresql":
-        connection.execute(sql.text(f"ALTER INDEX {USAGE.name}_pkey RENAME TO {old.name}_pkey"))
-    USAGE.create(connection)
-    names = [column.name for column in old.columns]
-    rows = sql.select(*old.columns, sql.literal("", sql.Text))
-    connection.execute(USAGE.insert().from_select([*names, "team"], rows))
-    old.drop(connection)
+    _remake(connection, 1, (_FIRST_TEXTS, _FIRST_AMOUNTS), ((*_FIRST_TEXTS, "team"), _FIRST_AMOUNTS))
 
 
-def _without_teams(name: str = USAGE.name) -> sql.Table:
-    texts = ("tenant", "key", "user", "model", "service_class", "pool", "kind", "currency")
-    amounts = ("finished", "cancelled", "rejected", "evicted", "failed")
-    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+def _with_tags(connection: Connection) -> None:
+    amounts = (*_FIRST_AMOUNTS, "cache_write_tokens", "images", "backend_ms")
+    texts = (*_FIRST_TEXTS, "team")
+    _remake(connection, 2, (texts, _FIRST_AMOUNTS), ((*texts, "tags"), amounts))
+
+
+_FIRST_TEXTS = ("tenant", "key", "user", "model", "service_class", "pool", "kind", "currency")
+_FIRST_AMOUNTS = (
+    *("finished", "cancelled", "rejected", "evicted", "failed"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "cost"),
+)
+_Columns = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _once(texts: Sequence[str], amounts: Sequence[str], name: str = USAGE.name) -> sql.Table:
+    """The table of usage as it was with these columns."""
     return sql.Table(
         name,
         sql.MetaData(),
         sql.Column("hour", sql.BigInteger, primary_key=True, autoincrement=False),
         *(sql.Column(each, sql.Text, primary_key=True) for each in texts),
-        *(sql.Column(each, sql.BigInteger, nullable=False) for each in (*amounts, *tokens)),
+        *(sql.Column(each, sql.BigInteger, nullable=False) for each in amounts),
     )
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _with_teams)
+def _remake(connection: Connection, version: int, before: _Columns, after: _Columns) -> None:
+    """Give the table more columns, empty or 0 in the rows that it has: SQLite cannot change a primary key."""
+    old, new = _once(*before, f"{USAGE.name}_{version}"), _once(*after)
+    connection.execute(sql.text(f"ALTER TABLE {USAGE.name} RENAME TO {old.name}"))
+    if connection.dialect.name == "postgresql":
+        connection.execute(sql.text(f"ALTER INDEX {USAGE.name}_pkey RENAME TO {old.name}_pkey"))
+    new.create(connection)
+    kept = [column.name for column in old.columns]
+    added: list[sql.ColumnElement[Any]] = []
+    for column in new.columns:
+        if column.name not in kept:
+            kept.append(column.name)
+            added.append(sql.literal("", sql.Text) if column.primary_key else sql.literal(0, sql.BigInteger))
+    connection.execute(new.insert().from_select(kept, sql.select(*old.columns, *added)))
+    old.drop(connection)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _with_teams, _with_tags)
 """The changes of the schema, in order. One that has been published never changes; a newer one is added behind it."""
 
 PERIODS = {"hour": 13, "day": 10, "month": 7}

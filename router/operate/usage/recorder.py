@@ -15,12 +15,10 @@ from router.operate.usage.database import UsageDatabase
 from router.operate.usage.journal import Journal, orphans
 from router.operate.usage.rows import (
     AT_OUTCOME,
-    CACHED,
-    COMPLETION,
     COST,
     HOUR_S,
     MOST_USER,
-    PROMPT,
+    USED,
     Rows,
     UsageKey,
     add,
@@ -105,6 +103,7 @@ class UsageRecorder:
             pool="",
             kind="",
             currency=currency,
+            tags=",".join(account.tags),
         )
         with self._lock:
             if not account.spent:
@@ -114,9 +113,8 @@ class UsageRecorder:
                 row = row_of(self._new, at_pool)
                 row[AT_OUTCOME[outcome]] += number == 0
                 usage = spent.usage
-                row[PROMPT] += usage.prompt_tokens
-                row[CACHED] += usage.cached_tokens
-                row[COMPLETION] += usage.completion_tokens
+                for at, name in enumerate(USED, len(AT_OUTCOME)):
+                    row[at] += getattr(usage, name)
                 row[COST] += spent.cost
         self._wake.set()
 

@@ -17,7 +17,7 @@ from policies.quantities import CURRENCY_UNITS
 from policies.quota.budget import COST_UNIT
 from policies.suggest import did_you_mean
 from router.operate.usage.database import GROUPS, PERIODS, UsageDatabase
-from router.operate.usage.rows import UsageKey
+from router.operate.usage.rows import USED, UsageKey
 
 USUAL = ("tenant", "model")
 
@@ -72,11 +72,11 @@ def _time(text: str, param: str) -> datetime:
 
 def _shown(row: Mapping[str, Any], by: Sequence[str]) -> dict[str, Any]:
     outcomes = {outcome.value: row[outcome.value] for outcome in Outcome}
-    tokens = {name: row[name] for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+    used = {name: row[name] for name in USED}
     cost = Decimal(row["cost"]) / COST_UNIT
     if row["currency"]:
         cost /= CURRENCY_UNITS
-    counted = {"requests": sum(outcomes.values()), **outcomes, **tokens}
+    counted = {"requests": sum(outcomes.values()), **outcomes, **used}
     return {**{name: row[name] for name in by}, **counted, "cost": cost, "currency": row["currency"]}
 
 
@@ -115,7 +115,7 @@ _EMPTY: dict[str, Any] = {
     **dict.fromkeys(_FOCUS_BY, ""),
     "hour": "1970-01-01T00:00Z",
     "cost": Decimal(0),
-    **dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "completion_tokens"), 0),
+    **dict.fromkeys(("requests", *USED), 0),
 }
 
 
@@ -130,6 +130,7 @@ def _focus_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "user": row["user"],
         "class": row["service_class"],
         "kind": row["kind"],
+        "tags": row["tags"],
     }
     return {
         "AvailabilityZone": "",
@@ -186,6 +187,9 @@ def _focus_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "x_PromptTokens": row["prompt_tokens"],
         "x_CachedTokens": row["cached_tokens"],
         "x_CompletionTokens": row["completion_tokens"],
+        "x_CacheWriteTokens": row["cache_write_tokens"],
+        "x_Images": row["images"],
+        "x_BackendSeconds": f"{Decimal(row['backend_ms']) / 1000:f}",
     }
 
 

@@ -20,7 +20,7 @@ MOST_USER = 128
 class UsageKey(NamedTuple):
     """The row: `hour` is the Unix time at which it begins; a text is empty where there is none, such as a pool for a
     refused request. `key` is the id of an API key, `team` the part of the tenant that it belongs to, `user` the end
-    user that a client names."""
+    user that a client names, `tags` the tags of the request, with commas between them."""
 
     hour: int
     tenant: str
@@ -32,12 +32,23 @@ class UsageKey(NamedTuple):
     pool: str
     kind: str
     currency: str
+    tags: str = ""
 
 
-AMOUNTS = (*(outcome.value for outcome in Outcome), "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
-"""The sums of a row: requests by how they ended, tokens, and the cost in thousandths of a unit."""
+USED = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cache_write_tokens",
+    "images",
+    "backend_ms",
+)
+"""The sums that Usage has by these names."""
 
-PROMPT, CACHED, COMPLETION, COST = range(len(Outcome), len(AMOUNTS))
+AMOUNTS = (*(outcome.value for outcome in Outcome), *USED, "cost")
+"""The sums of a row: requests by how they ended, what they used, and the cost in thousandths of a unit."""
+
+COST = AMOUNTS.index("cost")
 AT_OUTCOME = {outcome: at for at, outcome in enumerate(Outcome)}
 
 Rows = dict[UsageKey, list[int]]

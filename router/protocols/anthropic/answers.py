@@ -195,8 +195,8 @@ def _ending(finish: str | None, stop: str | None, *, has_calls: bool) -> dict[st
 def _usage(usage: Usage) -> dict[str, Any]:
     """`usage` as Anthropic counts: input tokens are the uncached ones."""
     return {
-        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
-        "cache_creation_input_tokens": 0,
+        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens),
+        "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }

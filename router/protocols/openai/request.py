@@ -107,14 +107,16 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     """The conversation of `body` (parsed: `fields`). Raises InvalidRequest."""
     continues = bool(fields.continue_final_message)
-    messages, parts_of, media = [], {}, 0
+    messages, parts_of, media, images = [], {}, 0, 0
     for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True)):
         parts = _parts(message, raw, at)
         messages.append(message_of(raw, parts))
         if len(parts) != 1 or len(parts[0]) > _ALONE:
             parts_of[at] = parts
         if isinstance(message.content, list):
-            media += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
+            kinds = [part.type for part in message.content if isinstance(part, Part) and part.type in MEDIA_PARTS]
+            media += len(kinds)
+            images += kinds.count("image_url")
     variables = fields.chat_template_kwargs or {}
     own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
     if fields.reasoning_effort is not None:
@@ -126,6 +128,7 @@ def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
         opens_answer=fields.add_generation_prompt is not False and not continues,
         continues=continues,
         media=media,
+        images=images,
         forced=frozenset() if fields.tool_choice is None else _forced(fields),
         one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
         bars_tools=fields.tool_choice == "none",
@@ -222,7 +225,12 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _texts_in(metadata: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in metadata.items() if isinstance(value, str)}
+    """The texts of `metadata`. A list of texts, as LiteLLM's clients send tags, is one with commas."""
+    found = {name: value for name, value in metadata.items() if isinstance(value, str)}
+    for name, value in metadata.items():
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            found[name] = ",".join(value)
+    return found
 
 
 def _checked_limit(limit: int, fields: Common) -> int:

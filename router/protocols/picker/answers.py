@@ -111,6 +111,8 @@ class WholeAnswer:
 def _usage_of(usage: Mapping[str, Any]) -> Usage:
     """Usage as in Responses (cached tokens are part of the input's) or Anthropic's API (they are separate)."""
     cached = int(usage.get("cache_read_input_tokens") or 0)
-    prompt = int(usage.get("input_tokens") or 0) + cached + int(usage.get("cache_creation_input_tokens") or 0)
+    written = int(usage.get("cache_creation_input_tokens") or 0)
+    prompt = int(usage.get("input_tokens") or 0) + cached + written
     details = usage.get("input_tokens_details") or {}
-    return Usage(prompt, int(usage.get("output_tokens") or 0), cached or int(details.get("cached_tokens") or 0))
+    read = cached or int(details.get("cached_tokens") or 0)
+    return Usage(prompt, int(usage.get("output_tokens") or 0), read, cache_write_tokens=written)

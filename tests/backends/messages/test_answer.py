@@ -67,7 +67,7 @@ def test_events_become_deltas_however_they_are_cut(size: int) -> None:
         Delta(message={"tool_calls": [call]}),
         Delta(message={"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]}),
         Delta(finish_reason="stop", stop="END"),
-        Delta(usage=Usage(32, 15, 4)),
+        Delta(usage=Usage(32, 15, 4, cache_write_tokens=3)),
     ]
 
 

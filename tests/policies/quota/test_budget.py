@@ -110,6 +110,36 @@ def test_a_share_of_a_fixed_budget_is_a_part_of_it() -> None:
     assert share(whole, 4) == a_descriptor(fixed=(FixedBudget("a", 2, 1, 2), FixedBudget("b", 1)))
 
 
+EVERYTHING = Prices(uncached=1_000, cached=0, output=0, cache_write=1_250, image=2_000_000, second=694_000)
+
+
+def test_cache_writes_images_and_seconds_have_prices() -> None:
+    used = Usage(1_000, 0, 400, cache_write_tokens=200, images=3, backend_ms=1_500)
+    parts = 400 * 1_000 + 200 * 1_250 + 3 * 2_000_000 + 694_000 * 3 // 2
+    assert charge_of(used, EVERYTHING) == Charge(1, 600, round(parts / 1000))
+    assert charge_of(used, EVERYTHING._replace(cache_write=None)).cost == round((parts - 200 * 250) / 1000)
+    # an engine that counts more than there can be
+    assert charge_of(msgspec.structs.replace(used, cache_write_tokens=10**9), EVERYTHING).cost == round(
+        (parts + 400 * 250) / 1000
+    )
+
+
+def test_what_is_reserved_is_not_below_what_such_a_request_costs_at_most() -> None:
+    whole = estimate(1_000, uncached_tokens=600, max_new_tokens=0, prices=EVERYTHING, images=3, backend_ms=1_500)
+    most = Usage(1_000, 0, 400, cache_write_tokens=600, images=3, backend_ms=1_500)
+    assert whole == charge_of(most, EVERYTHING)
+    cheap = EVERYTHING._replace(cache_write=10)
+    assert estimate(10, uncached_tokens=10, max_new_tokens=0, prices=cheap).cost == 10
+
+
+def test_a_tag_is_named_in_a_refusal() -> None:
+    tenant = Tenant("acme", "acme", tag_limits={"nightly": Limits(requests_per_minute=1), "free": Limits()})
+    bound = descriptors(tenant, "m", tags=("free", "nightly"))
+    assert [str(one) for one in bound] == ["tenant 'acme'", "tag 'nightly' of tenant 'acme'"]
+    assert [meter.name for meter in meters(bound)] == ["requests#nightly"]
+    assert bound[1].kind == "tag"
+
+
 def test_a_charge_is_rounded_once_and_half_up() -> None:
     price = Prices(uncached=0, cached=0, output=500)  # half a thousandth of a unit
     assert [charge_of(Usage(completion_tokens=count), price).cost for count in (0, 1, 2, 3)] == [0, 1, 1, 2]

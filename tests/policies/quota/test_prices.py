@@ -28,6 +28,13 @@ def test_before_the_pool_is_known_each_token_has_its_highest_price_among_the_poo
     assert PriceList(USUAL).highest("tiny", None) == USUAL
 
 
+def test_a_cache_write_costs_as_any_computed_token_unless_it_has_a_price() -> None:
+    dear = PriceList(USUAL, pools={"a": SomePrices(cache_write=1_250_000), "b": SomePrices(uncached=2_000_000)})
+    assert (dear.of("m", "a").written, dear.of("m", "b").written) == (1_250_000, 2_000_000)
+    assert dear.highest("m", ("a", "b")) == Prices(2_000_000, 100_000, 4_000_000, 2_000_000)
+    assert dear.highest("m", ("b",)).cache_write is None
+
+
 def test_prices_change_at_the_beginning_of_their_day() -> None:
     second, third = PriceList(Prices(2, 2, 2)), PriceList(Prices(3, 3, 3))
     prices = PriceList(USUAL, later=((1000.0, second), (2000.0, third)))

@@ -30,6 +30,13 @@ def test_models_and_pools_have_prices_of_their_own() -> None:
     assert prices.of("m", "elsewhere") == Prices(2_000_000, 37_500, 600_000)
 
 
+def test_an_image_and_a_second_are_priced_in_the_currency() -> None:
+    both = "image: 0.002, second: 0.000694444444, cache_write: 0.1875"
+    prices = parse(f"cost: {DOLLARS}, {both}}}").prices.usual
+    assert (prices.cache_write, prices.image, prices.second) == (187_500, 2_000 * 10**6, 694_444_444)
+    assert parse("cost: {image: 2.5}").prices.usual.image == 2_500_000
+
+
 def test_prices_of_a_day_are_over_those_of_the_days_before() -> None:
     days = "{2027-03-01: {output: 9}, 2027-01-01: {uncached: 5, models: {m: {output: 1}}}}"
     prices = parse(f"cost: {DOLLARS}, from: {days}}}").prices
@@ -87,9 +94,12 @@ def test_without_a_currency_they_are_in_units() -> None:
         (a_tenant("{budgets: {x: {cost: 5, last_day: soon}}}"), "must be a day like 2027-01-01"),
         ("cost: {currency: USD, uncached: 1}", "needs the prices of a million tokens (write cached, output)"),
         ("cost: {currency: dollars, uncached: 1, cached: 1, output: 1}", "must be a code of three letters like USD"),
+        (f"cost: {DOLLARS}, image: 11}}", "must be at most 10"),
+        (f"cost: {DOLLARS}, second: 0.0000000000001}}", "has too many decimals (at most 12 with a currency"),
+        ("cost: {image: cheap}", "must be a number like 0.002"),
         ("cost: {output: 0.0000001}", "must be in whole millionths"),
         ("cost: {pools: {elsewhere: {output: 1}}}", "elsewhere"),
-        ("cost: {models: {m: {}}}", "has no price (write one of uncached, cached, output)"),
+        ("cost: {models: {m: {}}}", "has no price (write one of uncached, cached, output, cache_write, image, second)"),
         ("cost: {from: {tomorrow: {output: 1}}}", "must be a day like 2027-01-01"),
         ("cost: {from: {2027-02-30: {output: 1}}}", "must be a day like 2027-01-01"),
     ],

@@ -135,7 +135,7 @@ async def test_a_second_backend_answers_a_request_that_is_late() -> None:
     assert seconds < 6 * TTFT_S
     assert world.events == {"hedged": 1, "hedge_won": 1}
     prompt_tokens = world.backends[0].received[-1][0].prompt_tokens
-    assert world.spent == [Usage(prompt_tokens, 2, 0)]
+    assert world.spent == [Usage(prompt_tokens, 2, 0, backend_ms=world.spent[0].backend_ms)]
     assert sum(backend.cancelled for backend in world.backends) == 1
     await world.close()
 

@@ -70,7 +70,10 @@ def test_responses_without_an_end_are_failures() -> None:
     [
         (USAGE, Usage(36, 7, 30)),
         ({"input_tokens": 6, "cache_read_input_tokens": 30, "output_tokens": 7}, Usage(36, 7, 30)),
-        ({"input_tokens": 6, "cache_creation_input_tokens": 4, "output_tokens": 7}, Usage(10, 7, 0)),
+        (
+            {"input_tokens": 6, "cache_creation_input_tokens": 4, "output_tokens": 7},
+            Usage(10, 7, 0, cache_write_tokens=4),
+        ),
     ],
 )
 def test_a_whole_answer_has_usage_as_in_responses_or_messages(usage: dict[str, Any], read: Usage) -> None:
