@@ -15,7 +15,7 @@ MOST_HOLDERS = 4
 LEAST_TOKENS = 64
 """A fetch has at least a block."""
 
-_COMPUTES = frozenset({Capability.EMBEDDINGS, Capability.RERANK, Capability.MEDIA, Capability.PROMPT_LOGPROBS})
+COMPUTES = frozenset({Capability.EMBEDDINGS, Capability.RERANK, Capability.MEDIA, Capability.PROMPT_LOGPROBS})
 """What a backend can only do with a prompt that it computes itself."""
 
 
@@ -24,7 +24,7 @@ def with_offers(request: Request, view: ClusterView) -> ClusterView:
 
     A backend that drains still lends: so its KV survives it. One that is ill does not.
     """
-    if not request.may_fetch or not _COMPUTES.isdisjoint(request.needs):
+    if not request.may_fetch or not COMPUTES.isdisjoint(request.needs):
         return view
     groups: dict[str, list[BackendView]] = {}
     for backend in view.backends:

@@ -7,8 +7,11 @@ from policies.nouns import BackendView, ClusterView, Decision
 PLACE = frozenset({"has_room", "under_limit"})
 """Objections that end when other requests there finish, so that it can be foreseen when."""
 
-ROOM = PLACE | {"warming"}
-"""Objections that end when other requests finish."""
+AWAITS_BLOCKS = "awaits_blocks"
+"""The objection to every backend while one computes the beginning of the prompt for another request."""
+
+ROOM = PLACE | {"warming", AWAITS_BLOCKS}
+"""Objections that end when other requests finish, or have their first token."""
 
 NO_PREFILL = "no_prefill"
 """The objection to a backend that computes no prompts, while no other one does so for it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from policies.bursts import held_back
 from policies.compose import Policy
 from policies.fetch import with_fetch, with_offers
 from policies.learning.adapters import Readiness
@@ -27,6 +28,7 @@ def decided(
     *,
     avoiding: Collection[str] = (),
     look: Look = USUAL,
+    waited_s: float = 0.0,
     seen: Callable[[ClusterView], ClusterView] = lambda view: view,
 ) -> tuple[ClusterView, Decision]:
     """The decision of `policy` for `request`, and the view of the backends that it was made on, changed by `seen`.
@@ -40,9 +42,11 @@ def decided(
       out others that may not;
     - beside a shadow file, which chooses among the same backends.
 
-    `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it.
+    `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it. It
+    has waited for `waited_s`.
     """
     now, may_fetch = gateway.clock(), request.may_fetch and gateway.cluster.lends
+    underway = gateway.cluster.computing.of(request, now)
 
     def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
         view = seen(gateway.cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
@@ -57,7 +61,11 @@ def decided(
         decision = policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
         if may_fetch:
             decision = with_fetch(request, view, decision)
-        return view, with_prefill(request, view, decision, avoiding)
+        decision = with_prefill(request, view, decision, avoiding)
+        if underway:
+            is_patient = not look.takes_any
+            decision = held_back(request, view, decision, underway, waited_s=waited_s, is_patient=is_patient)
+        return view, decision
 
     if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
         with_full = policy.waits_for_best and not look.takes_any

@@ -495,7 +495,12 @@ class Dispatcher:
 
     def _may_find_room(self, queue: ModelQueue, bid: Bid, *, is_patient: bool) -> bool:
         """May a look find room for `bid`, at the backend that it waits for or, if the walk `is_patient`, elsewhere?"""
-        if bid.awaits is None or (is_patient and queue.offers):
+        if bid.awaits is None:
+            return True
+        if not bid.takes_any and self._cluster.computing.of(bid.request, self._clock()):
+            # what it waits for is not there yet: the first token of that prompt is a change too
+            return False
+        if is_patient and queue.offers:
             return True
         return self._cluster.may_have_room(bid.awaits, queue.model, bid.request.rank, bid.lacks_tokens)
 

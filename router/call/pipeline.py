@@ -497,7 +497,10 @@ class _Call(msgspec.Struct, frozen=True):
             # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], self.carrier.seen
-            view, decision = decided(asked, policy, latest, gateway, avoiding=avoiding, look=look, seen=seen)
+            waited_s = began_at - self.account.started_at
+            view, decision = decided(
+                asked, policy, latest, gateway, avoiding=avoiding, look=look, waited_s=waited_s, seen=seen
+            )
             if trace is not None:
                 trace.decided(asked, view, decision, began_at=began_at)
             return view, decision

@@ -113,6 +113,11 @@ class Beliefs:
             if expected is not None:
                 prompt.expected[backend] = expected
 
+    def computed(self, backend: str, keys: Sequence[int]) -> None:
+        """`backend` has computed the long prompt with blocks `keys`: it may have been sent there long ago."""
+        if not self._reports(backend):
+            self._speculation.sent(backend, keys, self._clock())
+
     def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
         """Learn from the answer of `flight` how much of `prompt` its backend had, and that it has all of it now.
 

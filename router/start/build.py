@@ -292,6 +292,9 @@ class _Membership(ClusterListener):
     def changed(self, backend: str) -> None:
         self.gateway.dispatcher.changed(backend)
 
+    def computed(self, backend: str, keys: Sequence[int]) -> None:
+        self.gateway.beliefs.computed(backend, keys)
+
     def gone(self, backend: str) -> None:
         sources = self.gateway.feeds.leave(backend)
         self.gateway.beliefs.forget(backend)

@@ -23,6 +23,7 @@ from policies.nouns import ClusterView, Fetch, Request
 from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist
 from policies.timeouts import USUAL_PATIENCE_S
+from router.fleet.cluster.computing import Computing
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
@@ -80,6 +81,7 @@ class Cluster:
         self._members: dict[str, Member] = {}
         self._turnover = Turnover()
         self._flying: dict[Flight, Member] = {}
+        self.computing = Computing(self._tell_computed)
         self._lenders: set[str] = set()
         self._elsewhere: dict[str, Elsewhere] = {}
         self._listeners = Listeners()
@@ -247,6 +249,7 @@ class Cluster:
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
         assert self._undescribed <= self._members.keys(), "a backend that is gone is to be described"
         assert self._lenders <= self._members.keys(), "a backend that is gone lends"
+        assert not len(self.computing), f"{self.computing!r}: no request is at any backend"
         self._shortlist.check()
 
     @property
@@ -463,6 +466,7 @@ class Cluster:
         if fetch is not None and fetch.backend in self._members:
             self._members[fetch.backend].lends_until = flight.sent_at + fetch.seconds
         self._flying[flight] = member
+        self.computing.began(flight)
         # known since a moment ago
         cache_tokens = None if member.standing is None else member.standing.load.total_tokens
         self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
@@ -473,6 +477,7 @@ class Cluster:
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
         """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
         member, name = self._flying.pop(flight), flight.backend
+        self.computing.ended(flight)
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
             self._listeners.in_flight(member.backend.name, len(member.flights.open))
@@ -658,6 +663,12 @@ class Cluster:
             self._forget(self._members[name])
         if len(others) != len(known):
             _log.info("%s has %d data-parallel ranks", server.ranks[0], len(others) + 1)
+
+    def _tell_computed(self, flight: Flight, is_computed: bool) -> None:
+        """Requests that wait for the prompt of `flight` look again: it is computed, or nothing becomes of it."""
+        if is_computed:
+            self._listeners.computed(flight.backend, flight.request.block_keys)
+        self._listeners.changed(flight.backend)
 
     def _tell(self, member: Member) -> None:
         """The server of `member` may get requests now, or no longer, or more of them."""

@@ -23,7 +23,8 @@ class Flight:
 
     `ahead` is the prefill that was in front of it when it was sent, `crowd` the requests there, itself included, and
     `own_crowd` those of this router among them.
-    `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
+    `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives,
+    `on_computed` when its prompt is computed, as far as was seen or is presumed.
     `is_silent`: it may be answered in one piece, so that the end of its prefill is not seen. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
@@ -67,6 +68,7 @@ class Flight:
     began_with: tuple[float, float] = (0.0, 0.0)
     give_up: Callable[[BaseException], None] | None = field(default=None, repr=False)
     can_move: Callable[[], bool] = field(default=lambda: True, repr=False)
+    on_computed: Callable[[Flight], None] | None = field(default=None, repr=False)
     patience_s: float = USUAL_PATIENCE_S
     accepted_at: float | None = None
     alive_at: float = field(init=False)
@@ -323,6 +325,8 @@ class Flights:
         self._decoding += flight.request.sampling.choices
         self._context_tokens += flight.request.prompt_tokens * flight.request.sampling.choices
         self._note_beginning(flight, now)
+        if flight.on_computed is not None:
+            flight.on_computed(flight)
 
     def _note_beginning(self, flight: Flight, now: float) -> None:
         """Remember what there was when `flight` began to decode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from backends.base import Backend, Fetched
 from policies.learning.cost import Latency
@@ -26,6 +26,9 @@ class ClusterListener:
     def changed(self, backend: str) -> None:
         """It may have got room: a request there has ended, its load was reported (our shards do in each step), its
         health changed or what its operators want of it."""
+
+    def computed(self, backend: str, keys: Sequence[int]) -> None:
+        """It has computed the long prompt with blocks `keys`, for which other requests may wait."""
 
     def in_flight(self, backend: str, count: int) -> None:
         """This router has `count` requests there."""
@@ -82,6 +85,11 @@ class Listeners(ClusterListener):
         """See ClusterListener."""
         for listener in self._of_changes:
             listener.changed(backend)
+
+    def computed(self, backend: str, keys: Sequence[int]) -> None:
+        """See ClusterListener."""
+        for listener in self._all:
+            listener.computed(backend, keys)
 
     def in_flight(self, backend: str, count: int) -> None:
         """See ClusterListener."""

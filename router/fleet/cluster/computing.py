@@ -1,0 +1,100 @@
+"""The long prompts that backends compute at this moment, for requests with prompts that begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from policies.bursts import LEAST_TOKENS, Underway
+from policies.nouns import Request
+from router.fleet.cluster.flights import Flight
+
+_LATE_SHARE = 0.1
+"""A prompt that takes longer than predicted is expected to take this share of the past time more."""
+
+
+class Computing:
+    """Flights with much to compute, from their begin to their first token, by the block keys of their prompts.
+
+    `on_left` is called with each flight that is no longer among them, and whether its prompt is computed.
+    """
+
+    def __init__(self, on_left: Callable[[Flight, bool], None] = lambda *_: None) -> None:
+        self._on_left = on_left
+        self._flights: dict[Flight, None] = {}
+        self._by_key: dict[int, dict[Flight, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Computing {len(self._flights)} prompts>"
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._by_key
+
+    def began(self, flight: Flight) -> None:
+        """`flight` was sent now; only one with much to compute is remembered."""
+        if flight.uncached_tokens < LEAST_TOKENS or not flight.request.block_keys:
+            return
+        flight.on_computed = self._computed
+        self._flights[flight] = None
+        for key in flight.request.block_keys:
+            self._by_key.setdefault(key, {})[flight] = None
+
+    def ended(self, flight: Flight) -> None:
+        """`flight` is over, whether or not it was remembered."""
+        self._leave(flight, is_computed=False)
+
+    def of(self, request: Request, now: float) -> tuple[Underway, ...]:
+        """The longest beginning of the prompt of `request` that is being computed, and where: for requests of its rank
+        or a better one, because others may stand still for long."""
+        if not self._flights:
+            return ()
+        blocks, keys = self._blocks(request.block_keys), request.block_keys
+        if not blocks:
+            return ()
+        tokens = min(request.prompt_tokens, blocks * request.prompt_tokens // len(keys))
+        return tuple(
+            Underway(flight.backend, tokens, _left_s(flight, now))
+            for flight in self._by_key[keys[blocks - 1]]
+            if flight.request.rank <= request.rank and not (flight.is_silent and _is_due(flight, now))
+        )
+
+    def check(self) -> None:
+        """Assert that every remembered flight waits for its first token, and is found by each of its keys."""
+        found = {flight for flights in self._by_key.values() for flight in flights}
+        assert found == self._flights.keys(), f"{self!r}: keys and flights differ"
+        assert all(self._by_key.values()), f"{self!r}: remembers a key of no flight"
+        assert all(flight.is_waiting for flight in self._flights), f"{self!r}: remembers a prompt that is computed"
+
+    def _blocks(self, keys: Sequence[int]) -> int:
+        """How many of `keys` are being computed: a key is only there behind all that are in front of it."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if keys[middle - 1] in self._by_key else (low, middle - 1)
+        return low
+
+    def _computed(self, flight: Flight) -> None:
+        self._leave(flight, is_computed=True)
+
+    def _leave(self, flight: Flight, *, is_computed: bool) -> None:
+        if flight not in self._flights:
+            return
+        del self._flights[flight]
+        for key in flight.request.block_keys:
+            flights = self._by_key.get(key, {})
+            flights.pop(flight, None)
+            if not flights:
+                self._by_key.pop(key, None)
+        self._on_left(flight, is_computed)
+
+
+def _is_due(flight: Flight, now: float) -> bool:
+    return now >= flight.sent_at + flight.predicted_ttft_s
+
+
+def _left_s(flight: Flight, now: float) -> float:
+    """Seconds until the first token of `flight`, as predicted when it was sent, or more where it is late."""
+    passed_s = now - flight.sent_at
+    return max(flight.predicted_ttft_s - passed_s, _LATE_SHARE * passed_s)

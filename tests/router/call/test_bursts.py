@@ -1,0 +1,126 @@
+"""Many requests at once on a new document: one is sent, the others wait for its first token, and then go anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from policies.errors import BackendFailed
+from policies.nouns import Delta, Prompt, Request
+from router.call.gateway import Gateway
+from router.protocols.openai.request import chat_ask
+from tests.router.callers import Listener, a_gateway, ended, well
+from tests.router.parts import ScriptedBackend, Step, a_chat, an_answer
+from tests.shards.attached import eventually
+
+DOCUMENT = "the quick brown fox jumps over the lazy dog " * 250
+OK = tuple(an_answer("o", "k"))
+
+
+class Burst:
+    """Four backends, of which the first that is asked answers `first`, and all others `later`."""
+
+    def __init__(self, first: list[Step], later: Sequence[Step] = OK) -> None:
+        self._first: list[Step] | None = first
+        self._later = later
+        self.backends = [Next(f"b{number}", burst=self) for number in range(4)]
+        self.gateway = a_gateway(*self.backends)
+
+    @property
+    def sent(self) -> int:
+        return sum(len(backend.requests) for backend in self.backends)
+
+    @property
+    def waiting(self) -> int:
+        return sum(self.gateway.dispatcher.waiting()[0].values())
+
+    def script(self) -> list[Step]:
+        script, self._first = self._first or self._later, None
+        return [*script]
+
+    async def are_asked(self, *texts: str) -> list[asyncio.Task[BaseException | None]]:
+        """Callers that ask `texts`; the first of all is at a backend, and every one is there or waits."""
+        before = self.sent + self.waiting
+        callers = [Listener(chat_ask(a_chat(text))) for text in texts]
+        for caller in callers:
+            caller.id = self.gateway.new_id()
+        tasks = [asyncio.create_task(ended(caller, self.gateway)) for caller in callers]
+        await eventually(lambda: self.sent + self.waiting == before + len(texts))
+        return tasks
+
+
+class Next(ScriptedBackend):
+    """Answers with the next script of the burst."""
+
+    def __init__(self, name: str, *, burst: Burst) -> None:
+        super().__init__(name)
+        self._burst = burst
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+        self.scripts = [self._burst.script()]
+        async for delta in super().generate(request, prompt):
+            yield delta
+
+
+async def a_burst(first: list[Step], later: Sequence[Step] = OK) -> tuple[Burst, Gateway]:
+    burst = Burst(first, later)
+    return burst, await well(burst.gateway, *(backend.name for backend in burst.backends))
+
+
+def questions(count: int) -> list[str]:
+    return [f"{DOCUMENT} {number}?" for number in range(count)]
+
+
+async def test_one_of_many_is_sent_and_the_others_follow_at_its_first_token() -> None:
+    computed, first_token = asyncio.Event(), Delta(text="o", token_ids=(1,))
+    rest = asyncio.Event()
+    burst, gateway = await a_burst([computed, first_token, rest, *an_answer("k")])
+    tasks = await burst.are_asked(*questions(8))
+    assert (burst.sent, burst.waiting) == (1, 7)
+    (bid, *_) = [bid for queue in gateway.dispatcher._queues.values() for bid in queue.bids.values()]
+    assert bid.awaits == next(backend.name for backend in burst.backends if backend.requests)
+    computed.set()
+    await eventually(lambda: burst.sent == 8)
+    rest.set()
+    assert await asyncio.gather(*tasks) == [None] * 8
+    gateway.check()
+
+
+async def test_if_it_fails_it_goes_elsewhere_and_the_rest_waits_on() -> None:
+    fails, computed = asyncio.Event(), asyncio.Event()
+    burst, gateway = await a_burst([fails, BackendFailed("it broke")], [computed, *an_answer("ok")])
+    tasks = await burst.are_asked(*questions(4))
+    assert (burst.sent, burst.waiting) == (1, 3)
+    fails.set()
+    # it may not return to the backend that failed it, where another one may go
+    await eventually(lambda: burst.sent >= 2)
+    assert burst.waiting >= 2
+    computed.set()
+    assert await asyncio.gather(*tasks) == [None] * 4
+    gateway.check()
+
+
+async def test_a_caller_that_leaves_while_it_waits_leaves_nothing() -> None:
+    computed = asyncio.Event()
+    burst, gateway = await a_burst([computed, *an_answer("ok")])
+    (first,) = await burst.are_asked(questions(1)[0])
+    leaves, stays = await burst.are_asked(*questions(2))
+    leaves.cancel()
+    assert isinstance(await leaves, asyncio.CancelledError)
+    assert burst.waiting == 1
+    computed.set()
+    assert await asyncio.gather(first, stays) == [None] * 2
+    assert burst.sent == 2
+    gateway.check()
+
+
+async def test_other_prompts_do_not_wait() -> None:
+    computed = asyncio.Event()
+    burst, gateway = await a_burst([computed, *an_answer("ok")])
+    tasks = await burst.are_asked(*questions(2))
+    tasks += await burst.are_asked("a " + DOCUMENT, "hello")
+    await eventually(lambda: burst.sent == 3)
+    assert burst.waiting == 1
+    computed.set()
+    assert await asyncio.gather(*tasks) == [None] * 4
+    gateway.check()
