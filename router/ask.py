@@ -42,7 +42,10 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class AskDocument(msgspec.Struct, frozen=True):
-    """A text that a retrieval found for a prompt. Prompts and answers name it by its `id`."""
+    """A text that a retrieval found for a prompt. Prompts and answers name it by its `id`.
+
+    Without a text it is the document of this id in the request's document set.
+    """
 
     id: str
     text: str
@@ -50,10 +53,16 @@ class AskDocument(msgspec.Struct, frozen=True):
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """The documents of a request, in the client's order. `is_free`: any other order is as good to the client."""
+    """The documents of a request, in the client's order. `is_free`: any other order is as good to the client, in which
+    the first `leading` stay in front.
+
+    `of_set` is the tenant's document set that has those without a text, and all documents if `each` is empty.
+    """
 
     each: tuple[AskDocument, ...]
     is_free: bool = False
+    leading: int = 0
+    of_set: str = ""
 
 
 Input = Chat | str | bytes

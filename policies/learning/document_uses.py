@@ -58,12 +58,20 @@ class DocumentUses:
     def __repr__(self) -> str:
         return f"<DocumentUses {self._size} documents and sessions of {len(self._domains)} domains>"
 
-    def preferred(self, root: int, documents: Sequence[int], session: str | None, now: float) -> Preferred:
+    def preferred(
+        self, root: int, documents: Sequence[int], session: str | None, now: float, *, leading: int = 0
+    ) -> Preferred:
         """The order of `documents`, which come in the client's order, for prompts of which nothing is cached.
+
+        The first `leading` stay in front.
 
         In a session, the documents that it had last begin in the same order. Popular ones follow, the most popular
         first, because more prompts then begin alike; then the others in the client's order.
         """
+        if leading:
+            rest = self.preferred(root, documents[leading:], session, now).places
+            first = tuple(range(len(documents)))[:leading]
+            return Preferred((*first, *(leading + place for place in rest)), len(first))
         domain = self._domains.get(root)
         if domain is None:
             return Preferred(tuple(range(len(documents))), 0)

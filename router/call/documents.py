@@ -47,14 +47,15 @@ async def _ordered(
     data, is_exact = await _keyed(ask, texts, model, tenant, gateway)
     now = gateway.clock()
     # nothing is awaited from here on: caches and uses stay as they are until the order is known
-    places, fixed = gateway.documents.preferred(root, hashes, ask.session, now)
+    assert ask.documents is not None, "there is nothing to order"
+    places, fixed = gateway.documents.preferred(root, hashes, ask.session, now, leading=ask.documents.leading)
     if data:
         start, *each = data
         found = best_order(
             start,
             [each[place] for place in places],
             root=root,
-            holders=gateway.beliefs.held(name, is_exact=is_exact),
+            holders=gateway.beliefs.held(name, is_exact=is_exact, underway=gateway.cluster.computing),
             fixed=fixed,
         )
         places = tuple(places[place] for place in found.places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from backends.base import rank_name
@@ -84,10 +84,11 @@ class Beliefs:
             learnt = {name: match._replace(p_hit=match.p_hit * self._trust) for name, match in learnt.items()}
         return best(matches, learnt, self._speculation.longest(keys, now))
 
-    def held(self, model: str, *, is_exact: bool) -> HeldBlocks:
+    def held(self, model: str, *, is_exact: bool, underway: Container[int] = ()) -> HeldBlocks:
         """Which backends hold single blocks of prompts for `model`, as its backends call it; `is_exact`: of token ids.
 
-        Prompts that were only just sent do not count. To be used at once.
+        Blocks `underway` are being computed, and count as if one more backend held them. Other prompts that were only
+        just sent do not count. To be used at once.
         """
         broken = self.parity.broken(model) if is_exact else ()
         names = {name for backend in broken for name in (backend, *self._ranks.get(backend, ()))}
@@ -96,6 +97,8 @@ class Beliefs:
             MOST_LEARNED,
             but=lambda name: is_exact and self._events_suffice(name, model) and not self._hides_salts(name),
         )
+        if underway:
+            learned = [*learned, lambda key, _: key in underway]
         return HeldBlocks(in_index, of_index if is_exact else 0, learned)
 
     def sent(self, backend: str, prompt: PromptKeys) -> None:

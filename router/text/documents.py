@@ -7,7 +7,7 @@ tokens, and each of them can be tokenized alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ def written(ask: Ask, documents: Sequence[AskDocument] | None = None) -> Ask:
     if ask.documents is None:
         return ask
     documents = ask.documents.each if documents is None else documents
-    text = HEADING + "".join(map(text_of, documents)) if documents else ""
+    text = text_of_all(documents)
     # an API of its own shape may have no place for them: then its backends get the equivalent chat
     natives = tuple(native for native in ask.natives if marks_in(_messages(native.body)))
     return replace(
@@ -55,12 +55,18 @@ def written(ask: Ask, documents: Sequence[AskDocument] | None = None) -> Ask:
     )
 
 
+def text_of_all(documents: Sequence[AskDocument]) -> str:
+    """`documents` as they stand in a prompt, behind their heading; nothing if there are none."""
+    return HEADING + "".join(map(text_of, documents)) if documents else ""
+
+
 def marks_in(messages: Iterable[Mapping[str, Any]]) -> int:
     """How often MARK stands in the texts of `messages`."""
-    return sum(text.count(MARK) for message in messages for text in _texts(message.get("content")))
+    return sum(text.count(MARK) for message in messages for text in texts_of(message.get("content")))
 
 
-def _texts(content: Any) -> list[str]:
+def texts_of(content: Any) -> list[str]:
+    """The texts of a message's content."""
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, list) else []
@@ -75,35 +81,43 @@ def _messages(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from messages if isinstance(messages, list) else ()
 
 
+def with_texts(message: Mapping[str, Any], change: Callable[[str], str]) -> Mapping[str, Any]:
+    """`message` with the change of each text of its content."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": change(content)}
+    if isinstance(content, list):
+        return {**message, "content": [_changed(part, change) for part in content]}
+    return message
+
+
 def _input(given: Input, text: str) -> Input:
     if not isinstance(given, Chat):
         return given
-    parts = {at: [_part(part, text) for part in parts] for at, parts in given.parts.items()}
+    parts = {at: [_changed(part, _filling(text)) for part in parts] for at, parts in given.parts.items()}
     messages = [_message(message, text) for message in given.messages]
     return replace(given, messages=messages, parts=parts, starts=START if text else "")
 
 
 def _body(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     filled = {**body, "messages": [_message(message, text) for message in body["messages"]]}
-    return {**filled, "system": _content(body["system"], text)} if "system" in body else filled
+    return {**filled, "system": _message({"content": body["system"]}, text)["content"]} if "system" in body else filled
 
 
 def _message(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:
-    content = message.get("content")
-    filled = _content(content, text)
-    return message if filled is content else {**message, "content": filled}
+    """`message`, the same object if MARK is not in it."""
+    if not any(MARK in found for found in texts_of(message.get("content"))):
+        return message
+    return with_texts(message, _filling(text))
 
 
-def _content(content: Any, text: str) -> Any:
-    """`content`, the same object if MARK is not in it."""
-    if not any(MARK in found for found in _texts(content)):
-        return content
-    return content.replace(MARK, text) if isinstance(content, str) else [_part(part, text) for part in content]
+def _filling(text: str) -> Callable[[str], str]:
+    return lambda found: found.replace(MARK, text)
 
 
-def _part(part: Any, text: str) -> Any:
+def _changed(part: Any, change: Callable[[str], str]) -> Any:
     if isinstance(part, str):
-        return part.replace(MARK, text)
-    if isinstance(part, Mapping) and isinstance(found := part.get("text"), str) and MARK in found:
-        return {**part, "text": found.replace(MARK, text)}
+        return change(part)
+    if isinstance(part, Mapping) and isinstance(found := part.get("text"), str):
+        return {**part, "text": change(found)}
     return part

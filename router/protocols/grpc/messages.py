@@ -115,6 +115,7 @@ def placement_of(placement: Placement) -> pb.Placement:
         service_class=request.service_class,
         pool=placement.pool,
         backend=shown_name(placement.backend),
+        documents=request.documents,
     )
 
 
@@ -125,6 +126,11 @@ def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mappi
         body["messages"] = [_message(turn, at) for at, turn in enumerate(message.chat.messages)]
         if message.tools_json:
             body["tools"] = _read_json(message.tools_json, "tools_json", "tools")
+        if message.documents_json:
+            body["documents"] = _read_json(message.documents_json, "documents_json", "documents")
+        for name in ("document_order", "document_set"):
+            if text := getattr(message, name):
+                body[name] = text
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         return chat_ask(body, headers)

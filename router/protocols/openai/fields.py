@@ -129,10 +129,18 @@ class Tool(msgspec.Struct):
     function: Function
 
 
+class DocumentData(msgspec.Struct):
+    """`data` of one entry of `documents`, as in Cohere's API."""
+
+    text: str
+    title: Annotated[str, Meta(max_length=MOST_TITLE_CHARACTERS)] | None = None
+
+
 class DocumentFields(msgspec.Struct):
     """One entry of `documents`. `doc_id` is the name of its id in some chat templates."""
 
-    text: str
+    text: str | None = None
+    data: DocumentData | str | None = None
     id: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
     doc_id: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
     title: Annotated[str, Meta(max_length=MOST_TITLE_CHARACTERS)] | None = None
@@ -152,8 +160,9 @@ class ChatBody(Common, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    documents: Annotated[list[DocumentFields], Meta(max_length=MOST_DOCUMENTS)] | None = None
-    document_order: Literal["fixed", "any"] | None = None
+    documents: Annotated[list[DocumentFields | str], Meta(max_length=MOST_DOCUMENTS)] | None = None
+    document_order: Annotated[str, Meta(max_length=20)] | None = None
+    document_set: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
     reasoning_effort: str | None = None
 
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
-from router.protocols.openai.documents import documents_in, marked
+from router.protocols.openai.documents import documents_in, has_block, lifted, marked
 from router.protocols.openai.fields import MOST_DOCUMENTS, MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.protocols.openai.grammars import grammar_in
 from router.protocols.reading import converted
@@ -46,7 +46,7 @@ _HINTS = {
     "top_logprobs": "from 0 to 20",
     "documents": f"at most {MOST_DOCUMENTS} objects such as {{'id': 'a', 'title': 'A', 'text': 'A is ...'}}; "
     "for a chat template with documents of its own form, `chat_template_kwargs` passes them on unread",
-    "document_order": "'fixed' keeps the order of `documents`, 'any' lets the router choose it",
+    "document_set": "GET /v1/document_sets lists yours",
     "structured_outputs": "set one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
 TEXT_PARTS = {
@@ -79,9 +79,12 @@ _URL_MEMBERS = ("url", "file_url")
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """The Ask of a body of /v1/chat/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    if has_block(body):
+        body = lifted(body)
+        fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     documents = documents_in(fields)
     if documents is not None:
-        body = marked(body)
+        body = marked(body, is_empty=not (documents.each or documents.of_set))
         fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from array import array
@@ -40,6 +41,7 @@ from tests.router.parts import (
     an_answer,
     built,
 )
+from tests.shards.attached import eventually
 
 DOCUMENTS = [
     {"id": "fox", "text": "The fox is quick.", "title": "Foxes"},
@@ -182,6 +184,7 @@ async def asked(
     """The ids of `documents` in the order of the prompt that they are sent with."""
     headers = {"x-pointsman-explain": "1", **({"x-pointsman-session": session} if session else {})}
     listener = Listener(chat_ask(a_chat("Which?", documents=documents, document_order=order), headers), key=key)
+    listener.id = gateway.new_id()
     await serve(listener, gateway)
     return [*listener.why[0].documents]
 
@@ -223,6 +226,30 @@ async def test_popular_documents_come_first_where_nothing_is_held() -> None:
     gateway.beliefs.forget("b0")
     assert await asked(gateway, documents[2:]) == ["d4", "d2", "d3"]
     await gateway.tokenizers.close()
+
+
+async def test_the_first_documents_stay_in_front_where_the_client_says_so() -> None:
+    gateway = await a_fleet(Caching())
+    documents = some_documents(4)
+    await asked(gateway, documents, order="fixed")
+    await asked(gateway, [documents[3], *documents[:3]], order="fixed")
+    assert await asked(gateway, documents[::-1], order="any after 1") == ["d3", "d0", "d1", "d2"]
+    assert await asked(gateway, documents[::-1], order="any after 9") == ["d3", "d2", "d1", "d0"]
+    await gateway.tokenizers.close()
+
+
+async def test_an_order_that_is_being_computed_counts_as_held() -> None:
+    computed = asyncio.Event()
+    gateway = await a_fleet(*(Caching(f"b{number}", scripts=[[computed, *an_answer("ok")]]) for number in range(2)))
+    documents = some_documents(10)
+    first = asyncio.create_task(asked(gateway, documents))
+    await eventually(lambda: len(gateway.cluster.computing) == 1)
+    second = asyncio.create_task(asked(gateway, documents[::-1]))
+    await eventually(lambda: sum(gateway.dispatcher.waiting()[0].values()) == 1)
+    computed.set()
+    assert await first == await second == [f"d{number}" for number in range(10)]
+    await gateway.tokenizers.close()
+    gateway.check()
 
 
 async def test_a_session_keeps_its_order_whatever_is_held() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(router/protocols/grpc/v1/inference.proto\x12\x0cpointsman.v1\"e\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"3\n\x08Messages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.pointsman.v1.Message\"\x96\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.MessagesH\x00\x12\x13\n\ttoken_ids\x18\x04 \x01(\x0cH\x00\x12\x10\n\x08priority\x18\x05 \x01(\t\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.pointsman.v1.Sampling\x12\x12\n\ntools_json\x18\x07 \x01(\t\x12\x0c\n\x04user\x18\x08 \x01(\t\x12\x0f\n\x07session\x18\t \x01(\t\x12=\n\x08metadata\x18\n \x03(\x0b\x32+.pointsman.v1.GenerateRequest.MetadataEntry\x12\x1c\n\x14response_format_json\x18\x0b \x01(\t\x12\x1f\n\x17structured_outputs_json\x18\x0c \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05input\"\xe1\x04\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x39\n\nlogit_bias\x18\r \x03(\x0b\x32%.pointsman.v1.Sampling.LogitBiasEntry\x12\x14\n\x07\x63hoices\x18\x0e \x01(\rH\n\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\n\n\x08_choices\"\xbe\x02\n\rGenerateReply\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12*\n\tplacement\x18\x07 \x01(\x0b\x32\x17.pointsman.v1.Placement\x12(\n\x08progress\x18\x08 \x01(\x0b\x32\x16.pointsman.v1.Progress\x12*\n\ntool_calls\x18\t \x03(\x0b\x32\x16.pointsman.v1.ToolCall\x12\x11\n\treasoning\x18\n \x01(\t\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"b\n\x08Progress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x17\n\nexpected_s\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\r\n\x0b_expected_s\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"e\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rservice_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\"\xad\x01\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\x12*\n\ntool_calls\x18\x05 \x03(\x0b\x32\x16.pointsman.v1.ToolCall\x12\x11\n\treasoning\x18\x06 \x01(\t\"\x86\x01\n\rCompleteReply\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.pointsman.v1.Answer\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.pointsman.v1.Placement\"z\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.MessagesH\x00\x12\x12\n\ntools_json\x18\x04 \x01(\tB\x07\n\x05input\"\"\n\x10\x43ountTokensReply\x12\x0e\n\x06tokens\x18\x01 \x01(\r\"\x13\n\x11ListModelsRequest\"\x85\x01\n\x0fListModelsReply\x12\x33\n\x06models\x18\x01 \x03(\x0b\x32#.pointsman.v1.ListModelsReply.Model\x1a=\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61\x63kends\x18\x03 \x01(\r2\xbc\x02\n\tInference\x12H\n\x08Generate\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.GenerateReply0\x01\x12\x46\n\x08\x43omplete\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.CompleteReply\x12O\n\x0b\x43ountTokens\x12 .pointsman.v1.CountTokensRequest\x1a\x1e.pointsman.v1.CountTokensReply\x12L\n\nListModels\x12\x1f.pointsman.v1.ListModelsRequest\x1a\x1d.pointsman.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(router/protocols/grpc/v1/inference.proto\x12\x0cpointsman.v1\"e\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"3\n\x08Messages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.pointsman.v1.Message\"\xdc\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.MessagesH\x00\x12\x13\n\ttoken_ids\x18\x04 \x01(\x0cH\x00\x12\x10\n\x08priority\x18\x05 \x01(\t\x12(\n\x08sampling\x18\x06 \x01(\x0b\x32\x16.pointsman.v1.Sampling\x12\x12\n\ntools_json\x18\x07 \x01(\t\x12\x0c\n\x04user\x18\x08 \x01(\t\x12\x0f\n\x07session\x18\t \x01(\t\x12=\n\x08metadata\x18\n \x03(\x0b\x32+.pointsman.v1.GenerateRequest.MetadataEntry\x12\x1c\n\x14response_format_json\x18\x0b \x01(\t\x12\x1f\n\x17structured_outputs_json\x18\x0c \x01(\t\x12\x16\n\x0e\x64ocuments_json\x18\r \x01(\t\x12\x16\n\x0e\x64ocument_order\x18\x0e \x01(\t\x12\x14\n\x0c\x64ocument_set\x18\x0f \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05input\"\xe1\x04\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\t\x88\x01\x01\x12\x39\n\nlogit_bias\x18\r \x03(\x0b\x32%.pointsman.v1.Sampling.LogitBiasEntry\x12\x14\n\x07\x63hoices\x18\x0e \x01(\rH\n\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\n\n\x08_choices\"\xbe\x02\n\rGenerateReply\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12*\n\tplacement\x18\x07 \x01(\x0b\x32\x17.pointsman.v1.Placement\x12(\n\x08progress\x18\x08 \x01(\x0b\x32\x16.pointsman.v1.Progress\x12*\n\ntool_calls\x18\t \x03(\x0b\x32\x16.pointsman.v1.ToolCall\x12\x11\n\treasoning\x18\n \x01(\t\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"b\n\x08Progress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x17\n\nexpected_s\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\r\n\x0b_expected_s\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"x\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rservice_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x11\n\tdocuments\x18\x06 \x03(\t\"\xad\x01\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.pointsman.v1.TokenLogprob\x12*\n\ntool_calls\x18\x05 \x03(\x0b\x32\x16.pointsman.v1.ToolCall\x12\x11\n\treasoning\x18\x06 \x01(\t\"\x86\x01\n\rCompleteReply\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.pointsman.v1.Answer\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.pointsman.v1.Placement\"z\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.MessagesH\x00\x12\x12\n\ntools_json\x18\x04 \x01(\tB\x07\n\x05input\"\"\n\x10\x43ountTokensReply\x12\x0e\n\x06tokens\x18\x01 \x01(\r\"\x13\n\x11ListModelsRequest\"\x85\x01\n\x0fListModelsReply\x12\x33\n\x06models\x18\x01 \x03(\x0b\x32#.pointsman.v1.ListModelsReply.Model\x1a=\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61\x63kends\x18\x03 \x01(\r2\xbc\x02\n\tInference\x12H\n\x08Generate\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.GenerateReply0\x01\x12\x46\n\x08\x43omplete\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.CompleteReply\x12O\n\x0b\x43ountTokens\x12 .pointsman.v1.CountTokensRequest\x1a\x1e.pointsman.v1.CountTokensReply\x12L\n\nListModels\x12\x1f.pointsman.v1.ListModelsRequest\x1a\x1d.pointsman.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,39 +40,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESSAGES']._serialized_start=161
   _globals['_MESSAGES']._serialized_end=212
   _globals['_GENERATEREQUEST']._serialized_start=215
-  _globals['_GENERATEREQUEST']._serialized_end=621
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=565
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=612
-  _globals['_SAMPLING']._serialized_start=624
-  _globals['_SAMPLING']._serialized_end=1233
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1024
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1072
-  _globals['_GENERATEREPLY']._serialized_start=1236
-  _globals['_GENERATEREPLY']._serialized_end=1554
-  _globals['_TOKENLOGPROB']._serialized_start=1556
-  _globals['_TOKENLOGPROB']._serialized_end=1661
-  _globals['_TOOLCALL']._serialized_start=1663
-  _globals['_TOOLCALL']._serialized_end=1733
-  _globals['_PROGRESS']._serialized_start=1735
-  _globals['_PROGRESS']._serialized_end=1833
-  _globals['_USAGE']._serialized_start=1835
-  _globals['_USAGE']._serialized_end=1915
-  _globals['_PLACEMENT']._serialized_start=1917
-  _globals['_PLACEMENT']._serialized_end=2018
-  _globals['_ANSWER']._serialized_start=2021
-  _globals['_ANSWER']._serialized_end=2194
-  _globals['_COMPLETEREPLY']._serialized_start=2197
-  _globals['_COMPLETEREPLY']._serialized_end=2331
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=2333
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=2455
-  _globals['_COUNTTOKENSREPLY']._serialized_start=2457
-  _globals['_COUNTTOKENSREPLY']._serialized_end=2491
-  _globals['_LISTMODELSREQUEST']._serialized_start=2493
-  _globals['_LISTMODELSREQUEST']._serialized_end=2512
-  _globals['_LISTMODELSREPLY']._serialized_start=2515
-  _globals['_LISTMODELSREPLY']._serialized_end=2648
-  _globals['_LISTMODELSREPLY_MODEL']._serialized_start=2587
-  _globals['_LISTMODELSREPLY_MODEL']._serialized_end=2648
-  _globals['_INFERENCE']._serialized_start=2651
-  _globals['_INFERENCE']._serialized_end=2967
+  _globals['_GENERATEREQUEST']._serialized_end=691
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=635
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=682
+  _globals['_SAMPLING']._serialized_start=694
+  _globals['_SAMPLING']._serialized_end=1303
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1094
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1142
+  _globals['_GENERATEREPLY']._serialized_start=1306
+  _globals['_GENERATEREPLY']._serialized_end=1624
+  _globals['_TOKENLOGPROB']._serialized_start=1626
+  _globals['_TOKENLOGPROB']._serialized_end=1731
+  _globals['_TOOLCALL']._serialized_start=1733
+  _globals['_TOOLCALL']._serialized_end=1803
+  _globals['_PROGRESS']._serialized_start=1805
+  _globals['_PROGRESS']._serialized_end=1903
+  _globals['_USAGE']._serialized_start=1905
+  _globals['_USAGE']._serialized_end=1985
+  _globals['_PLACEMENT']._serialized_start=1987
+  _globals['_PLACEMENT']._serialized_end=2107
+  _globals['_ANSWER']._serialized_start=2110
+  _globals['_ANSWER']._serialized_end=2283
+  _globals['_COMPLETEREPLY']._serialized_start=2286
+  _globals['_COMPLETEREPLY']._serialized_end=2420
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=2422
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=2544
+  _globals['_COUNTTOKENSREPLY']._serialized_start=2546
+  _globals['_COUNTTOKENSREPLY']._serialized_end=2580
+  _globals['_LISTMODELSREQUEST']._serialized_start=2582
+  _globals['_LISTMODELSREQUEST']._serialized_end=2601
+  _globals['_LISTMODELSREPLY']._serialized_start=2604
+  _globals['_LISTMODELSREPLY']._serialized_end=2737
+  _globals['_LISTMODELSREPLY_MODEL']._serialized_start=2676
+  _globals['_LISTMODELSREPLY_MODEL']._serialized_end=2737
+  _globals['_INFERENCE']._serialized_start=2740
+  _globals['_INFERENCE']._serialized_end=3056
 # @@protoc_insertion_point(module_scope)

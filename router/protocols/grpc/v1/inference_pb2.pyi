@@ -27,7 +27,7 @@ class Messages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session", "metadata", "response_format_json", "structured_outputs_json")
+    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session", "metadata", "response_format_json", "structured_outputs_json", "documents_json", "document_order", "document_set")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,9 @@ class GenerateRequest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FORMAT_JSON_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ORDER_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_SET_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: Messages
@@ -59,7 +62,10 @@ class GenerateRequest(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     response_format_json: str
     structured_outputs_json: str
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., response_format_json: _Optional[str] = ..., structured_outputs_json: _Optional[str] = ...) -> None: ...
+    documents_json: str
+    document_order: str
+    document_set: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., response_format_json: _Optional[str] = ..., structured_outputs_json: _Optional[str] = ..., documents_json: _Optional[str] = ..., document_order: _Optional[str] = ..., document_set: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "logprobs", "logit_bias", "choices", "ignore_eos")
@@ -171,18 +177,20 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("request_id", "tenant", "service_class", "pool", "backend")
+    __slots__ = ("request_id", "tenant", "service_class", "pool", "backend", "documents")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     service_class: str
     pool: str
     backend: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., pool: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., pool: _Optional[str] = ..., backend: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("text", "finish_reason", "token_ids", "logprobs", "tool_calls", "reasoning")

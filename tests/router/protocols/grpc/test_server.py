@@ -147,6 +147,18 @@ async def test_tool_calls_go_in_and_out() -> None:
     assert body["messages"][2] == {"role": "tool", "content": "wet", "tool_call_id": "c1", "name": "weather"}
 
 
+async def test_documents_are_written_into_the_prompt_and_their_order_is_told() -> None:
+    backend = ScriptedBackend()
+    documents = [{"id": "fox", "text": "quick"}, {"id": "dog", "text": "lazy"}, {"id": "fox", "text": "quick"}]
+    async with a_stub(backend) as (stub, _):
+        asked = a_chat(documents_json=json.dumps(documents), document_order="any after 1")
+        reply = await stub.Complete(asked, metadata=METADATA)
+    assert [*reply.placement.documents] == ["fox", "dog"]
+    body = backend.prompts[0].body
+    assert body is not None
+    assert body["messages"][0]["content"].startswith("Documents:\n\nDocument fox\nquick\n\nDocument dog\nlazy")
+
+
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -165,6 +177,9 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (a_chat(tools_json="{"), METADATA, INVALID, "invalid_request"),
         (a_chat(tools_json="[" * 129 + "]" * 129), METADATA, INVALID, "invalid_request"),
         (a_chat(response_format_json="{"), METADATA, INVALID, "invalid_request"),
+        (a_chat(documents_json="["), METADATA, INVALID, "invalid_request"),
+        (a_chat(documents_json="[{}]"), METADATA, INVALID, "invalid_request"),
+        (a_chat(document_order="any"), METADATA, INVALID, "invalid_request"),
         (a_chat(structured_outputs_json='{"choice": []}'), METADATA, INVALID, "invalid_request"),
         (a_call_to_answer("["), METADATA, INVALID, "invalid_request"),
         (a_chat(priority="hurry"), METADATA, INVALID, "invalid_request"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.errors import InvalidRequest
-from router.ask import AskDocument
+from router.ask import AskDocument, Documents
 from router.protocols.openai.documents import MOST_CHARACTERS
 from router.protocols.openai.fields import MOST_DOCUMENTS
 from router.protocols.openai.request import chat_ask
@@ -84,9 +84,10 @@ def test_a_retrieval_that_found_nothing_changes_no_message() -> None:
     ("fields", "param", "message"),
     [
         ({"documents": "fox"}, "documents", "Expected `array | null`, got `str`"),
-        ({"documents": ["fox"]}, "documents[0]", "Expected `object`, got `str`"),
-        ({"documents": [{"title": "Foxes"}]}, "documents[0].text", "missing required field `text`"),
-        ({"documents": [{"text": 3}]}, "documents[0].text", "Expected `str`, got `int`"),
+        ({"documents": [7]}, "documents[0]", "Expected `str | object`, got `int`"),
+        ({"documents": [{"title": "Foxes"}]}, "documents[0].text", "neither text nor id"),
+        ({"documents": [{"id": "fox"}]}, "documents[0].text", "documents[0] has no text"),
+        ({"documents": [{"text": 3}]}, "documents[0].text", "Expected `str | null`, got `int`"),
         ({"documents": [{"text": " "}]}, "documents[0].text", "the text is empty"),
         ({"documents": [{"text": "a", "id": 7}]}, "documents[0].id", "Expected `str | null`, got `int`"),
         ({"documents": [{"text": "a", "id": ""}]}, "documents[0].id", "length >= 1"),
@@ -95,7 +96,9 @@ def test_a_retrieval_that_found_nothing_changes_no_message() -> None:
         ({"documents": [FOX, {**FOX, "text": "else"}]}, "documents[1].id", "another document has the id 'fox'"),
         ({"documents": [{"text": "a"}] * (MOST_DOCUMENTS + 1)}, "documents", "length <= 512"),
         ({"documents": [{"text": "a" * (MOST_CHARACTERS + 1)}]}, "documents", "4,194,305 characters are too many"),
-        ({"document_order": "best"}, "document_order", "Invalid enum value 'best'"),
+        ({"document_order": "best"}, "document_order", "`document_order` is 'best'"),
+        ({"document_order": "any after two"}, "document_order", "is 'any after two'"),
+        ({"document_set": ""}, "document_set", "length >= 1"),
         ({"documents": None, "document_order": "any"}, "document_order", "needs `documents`"),
     ],
 )
@@ -105,6 +108,82 @@ def test_bad_documents_are_refused_with_the_place_and_a_hint(fields: dict[str, A
     assert caught.value.param == param
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def test_documents_of_cohere_are_texts_or_have_data() -> None:
+    ask = chat_ask(a_body(documents=["The fox.", {"id": "d", "data": {"text": "The dog.", "title": "Dogs"}}]))
+    assert ask.documents is not None
+    fox, dog = ask.documents.each
+    assert (fox.text, len(fox.id)) == ("The fox.", 8)
+    assert dog == AskDocument("d", "The dog.", "Dogs")
+
+
+def test_any_order_may_keep_the_first_in_front() -> None:
+    ask = chat_ask(a_body(document_order="any after 2"))
+    assert ask.documents is not None
+    assert (ask.documents.is_free, ask.documents.leading) == (True, 2)
+
+
+def test_documents_of_a_set_need_no_text() -> None:
+    ask = chat_ask(a_body(documents=[{"id": "fox"}], document_set="animals"))
+    assert ask.documents is not None
+    assert (ask.documents.each, ask.documents.of_set) == ((AskDocument("fox", ""),), "animals")
+    (body,) = chat_ask({"model": MODEL, "messages": [{"role": "user", "content": "?"}], "document_set": "a"}).bodies
+    assert body == {"model": MODEL, "messages": [{"role": "user", "content": f"{MARK}?"}]}
+
+
+BLOCK = """{{documents any after 1}}
+{{document fox: Foxes}}
+The fox is quick.
+
+It is brown.
+{{document dog}}
+The dog is lazy.
+{{/documents}}
+
+Which?"""
+
+
+def test_a_client_that_can_only_change_text_marks_documents_in_it() -> None:
+    ask = chat_ask({"model": MODEL, "messages": [{"role": "user", "content": f"Read:\n{BLOCK}"}]})
+    fox, dog = AskDocument("fox", "The fox is quick.\n\nIt is brown.", "Foxes"), AskDocument("dog", "The dog is lazy.")
+    assert ask.documents == Documents((fox, dog), is_free=True, leading=1)
+    assert ask.bodies[0]["messages"] == [{"role": "user", "content": f"Read:\n{MARK}\n\nWhich?"}]
+
+
+def test_marked_documents_of_later_messages_stay_where_they_are_as_text() -> None:
+    parts = [{"type": "text", "text": BLOCK}]
+    turns = [
+        {"role": "user", "content": BLOCK},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": parts},
+    ]
+    ask = chat_ask({"model": MODEL, "messages": turns})
+    assert ask.documents is not None
+    assert len(ask.documents.each) == 2
+    first, _, last = ask.bodies[0]["messages"]
+    assert first["content"] == f"{MARK}\n\nWhich?"
+    assert last["content"][0]["text"].startswith(
+        "Documents:\n\nDocument fox: Foxes\nThe fox is quick.\n\nIt is brown.\n\n"
+    )
+    assert last["content"][0]["text"].endswith("Document dog\nThe dog is lazy.\n\n\n\nWhich?")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{{documents any}}\nfox\n{{/documents}}", "text stands before the first document"),
+        ("{{documents any}}\n{{document fox}}\n \n{{/documents}}", "the text is empty"),
+    ],
+)
+def test_marks_that_make_no_documents_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        chat_ask({"model": MODEL, "messages": [{"role": "user", "content": text}]})
+
+
+def test_documents_in_a_message_and_beside_it_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="both a message and the request"):
+        chat_ask(a_body({"role": "user", "content": BLOCK}))
 
 
 def test_a_mark_in_two_places_is_refused() -> None:
