@@ -59,6 +59,13 @@ class UnknownPrefix(ExpectedError):
     usual_hint = "GET /v1/prefixes lists the prefixes that are there"
 
 
+class UnknownDocument(ExpectedError):
+    """The tenant has no document set of this name, or the set has no such document."""
+
+    code = "document_not_found"
+    usual_hint = "GET /v1/document_sets lists the sets that are there"
+
+
 class RequestTooLarge(ExpectedError):
     """The body is larger than the router reads."""
 

@@ -154,6 +154,9 @@ NO_LIMITS = Limits()
 USUAL_PINNED_TOKENS = 256_000
 """Default limit of a tenant's pinned tokens."""
 
+USUAL_STORED_DOCUMENTS, USUAL_STORED_BYTES = 10_000, 64 * 2**20
+"""Default limits of a tenant's document sets: all their documents, and the bytes of their texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Organization:
@@ -181,7 +184,8 @@ class Tenant:
     model, and `key_limits` those of one of its keys, by its hash. `team_by_key` is the name of a team of `teams` by the
     hash of its key. `user_limits` hold for each end user that its clients name; `needs_user`: they must name one.
     `tag_limits` are those of all its requests with a tag, by the tags that its clients may give them.
-    At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
+    At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend. Its document sets
+    have at most `stored_documents` with `stored_bytes` of text.
     """
 
     name: str
@@ -200,6 +204,8 @@ class Tenant:
     organization: Organization | None = None
     tag_limits: Mapping[str, Limits] = field(default_factory=dict)
     pinned_tokens: int = USUAL_PINNED_TOKENS
+    stored_documents: int = USUAL_STORED_DOCUMENTS
+    stored_bytes: int = USUAL_STORED_BYTES
 
 
 class Grammar(msgspec.Struct, frozen=True):

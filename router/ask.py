@@ -65,6 +65,15 @@ class Documents(msgspec.Struct, frozen=True):
     of_set: str = ""
 
 
+class Spans(msgspec.Struct, frozen=True):
+    """Where the documents `ids` of the set `of_set` stand in a prompt of `size` characters: each from begin to end."""
+
+    of_set: str
+    ids: tuple[str, ...]
+    each: tuple[tuple[int, int], ...]
+    size: int
+
+
 Input = Chat | str | bytes
 """One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
 
@@ -127,6 +136,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Documents that are yet to be written where the mark for them stands in its chat and bodies."""
     document_ids: tuple[str, ...] = ()
     """Ids of the documents that were written into it, in their order there."""
+    spans: Spans | None = None
+    """Where those of a document set stand; None: there are none."""
 
     def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:
         """`delta` behind the prompt's text `echo`, if it is the first of a choice that is still in `unechoed`; without

@@ -8,11 +8,22 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, FixedBudget, Limits, Organization, Team, Tenant
+from policies.nouns import (
+    NO_LIMITS,
+    USUAL_PINNED_TOKENS,
+    USUAL_STORED_BYTES,
+    USUAL_STORED_DOCUMENTS,
+    FixedBudget,
+    Limits,
+    Organization,
+    Team,
+    Tenant,
+)
 from policies.quantities import (
     CURRENCY_UNITS,
     CostLimit,
     read_budget,
+    read_bytes,
     read_count,
     read_date,
     read_tokens,
@@ -62,6 +73,8 @@ LIMITS = Table(
     {
         **ALL_LIMITS,
         "pinned_tokens": Key(read_tokens, "tokens of pinned prefixes at a time, once for every backend; default 256k"),
+        "documents": Key(read_tokens, "documents in document sets at a time; default 10k, 0 for none"),
+        "document_bytes": Key(read_bytes, "bytes of their texts: 256MiB; default 64MiB"),
         "models": Key(_MODELS, "limits for one model, in addition to the tenant's own"),
     }
 )
@@ -200,6 +213,8 @@ def _read_tenant(
         needs_user=users.read("required", False),
         tag_limits={name: _read_limits(one.section("limits"), currency) for name, one in tags.items()},
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
+        stored_documents=limits.read("documents", USUAL_STORED_DOCUMENTS),
+        stored_bytes=limits.read("document_bytes", USUAL_STORED_BYTES),
     )
     _check_model_limits(limits, tenant.model_limits, tenant)
     for team, entry in sections.items():

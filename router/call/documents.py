@@ -10,12 +10,16 @@ from xxhash import xxh3_64_intdigest
 
 from policies.documents import best_order
 from policies.errors import InvalidRequest
-from policies.nouns import Tenant
-from router.ask import Ask, AskDocument, Chat
+from policies.learning.cost import Latency
+from policies.nouns import Tenant, Usage
+from policies.quantities import PRICE_PARTS
+from policies.quota.prices import Prices
+from router.ask import Ask, AskDocument, Chat, Spans
 from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import how_read, keyed_name, readers_for, text_of_model
 from router.fleet.cluster.served_model import ServedModel
+from router.shared.documents.document_set import Uses
 from router.text.cuts import UncuttableError
 from router.text.documents import COPIES, HEADING, MARK, START, text_of, written
 from router.text.estimates import keyed_bytes
@@ -26,15 +30,56 @@ async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: 
     """`ask` with its documents as text in its prompt: in the client's order, or if that is free, each once and in the
     order of which a backend holds most.
 
-    Raises InvalidRequest, RequestTooLarge, Overloaded.
+    Documents of a document set get their texts. Raises InvalidRequest, UnknownDocument, RequestTooLarge, Overloaded.
     """
-    if ask.documents is None:
+    documents = ask.documents
+    if documents is None:
         return ask
-    size = COPIES * sum(sys.getsizeof(document.text) for document in ask.documents.each)
+    named: frozenset[str] | None = None
+    if documents.of_set:
+        given = {document.id for document in documents.each if document.text}
+        documents = await gateway.document_sets.resolved(documents, tenant.name)
+        named = frozenset(document.id for document in documents.each if document.id not in given)
+        ask = replace(ask, documents=documents)
+    each: Sequence[AskDocument] = documents.each
+    size = COPIES * sum([sys.getsizeof(document.text) for document in each])
     await held.take(size, "the text of its documents", "send fewer or shorter documents")
-    if not ask.documents.is_free:
-        return written(ask)
-    return written(ask, await _ordered(ask, tuple(dict.fromkeys(ask.documents.each)), model, tenant, gateway))
+    if documents.is_free:
+        each = await _ordered(ask, tuple(dict.fromkeys(each)), model, tenant, gateway)
+    filled = written(ask, each)
+    return filled if named is None else replace(filled, spans=_spans(ask, each, named))
+
+
+def _spans(ask: Ask, documents: Sequence[AskDocument], named: frozenset[str]) -> Spans:
+    """Where those documents of `ask`, in this order, stand in its prompt that are `named` in its document set."""
+    assert ask.documents is not None, "it has documents"
+    (given,) = ask.inputs
+    assert isinstance(given, Chat), "only chats have documents"
+    texts = [str(message.get("content") or "") for message in given.messages]
+    start, _, rest = "".join(texts).partition(MARK)
+    at, spans = len(start) + len(HEADING), dict[str, tuple[int, int]]()
+    for document in documents:
+        end = at + len(text_of(document))
+        if document.id in named:
+            spans.setdefault(document.id, (at, end))
+        at = end
+    return Spans(ask.documents.of_set, tuple(spans), tuple(spans.values()), at + len(rest))
+
+
+def uses_of(spans: Spans, usage: Usage, latency: Latency, prices: Prices, now: float) -> dict[str, Uses]:
+    """What each document of `spans` was used for in a request with this `usage`; a token counts by its characters.
+
+    `latency` predicts the seconds that its cached tokens saved, `prices` have the cost. `now` is Unix time.
+    """
+    tokens_of_character = usage.prompt_tokens / max(1, spans.size)
+    uses = dict[str, Uses]()
+    for name, (begin, end) in zip(spans.ids, spans.each, strict=True):
+        first, last = begin * tokens_of_character, min(end * tokens_of_character, usage.cached_tokens)
+        cached = max(0, round(last - first))
+        saved_s = latency.prefill_s(cached, round(first)) - latency.fixed_s if cached else 0.0
+        saved_cost = cached * (prices.uncached - prices.cached) // PRICE_PARTS
+        uses[name] = Uses(1, cached, max(0.0, saved_s), max(0, saved_cost), now)
+    return uses
 
 
 async def _ordered(

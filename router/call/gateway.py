@@ -30,6 +30,7 @@ from router.fleet.cluster.served_model import ServedModel
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.pools import PoolsInForce
 from router.later import Later
+from router.shared.documents.sets import DocumentSets
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.text.engine_text import EngineText
@@ -72,6 +73,7 @@ class Gateway:
     fleet: PoolsInForce
     feeds: Feeds
     prefixes: Prefixes
+    document_sets: DocumentSets
     poison: PoisonRequests
     hedges: HedgeBudget
     documents: DocumentUses
@@ -117,7 +119,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         self.later.flush()
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
-        texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents)
+        texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents, self.document_sets)
         for part in (*parts, *texts, self.poison, self.hedges):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"

@@ -88,14 +88,20 @@ async def identified(key: str | None, config: Config, gateway: Gateway, address:
         raise
 
 
+def known_tenant(name: str, config: Config) -> Tenant | None:
+    """The tenant `name`; None if there is none any more."""
+    tenant = config.tenants.get(name)
+    if tenant is None and config.anonymous is not None and config.anonymous.name == name:
+        return config.anonymous
+    return tenant
+
+
 def on_behalf_of(name: str, config: Config) -> Tenant:
     """The tenant `name`, which was identified before, for what the router goes on doing for it.
 
     Raises Unauthenticated.
     """
-    tenant = config.tenants.get(name)
-    if tenant is None and config.anonymous is not None and config.anonymous.name == name:
-        return config.anonymous
+    tenant = known_tenant(name, config)
     if tenant is None:
         raise Unauthenticated(f"there is no tenant '{name}' any more", hint="the SLA file has changed")
     return tenant

@@ -51,7 +51,7 @@ from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.claims import claim_at, claim_of, images_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
-from router.call.documents import with_documents
+from router.call.documents import uses_of, with_documents
 from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
@@ -477,6 +477,9 @@ class _Call(msgspec.Struct, frozen=True):
                 beside.spend(usage, prices)
             self.account.usage = self.permit.usage or Usage()
             self.account.spent += (Spent(model, pool, usage, cost),)
+            if (spans := self.ask.spans) is not None:
+                uses = uses_of(spans, usage, placed.chosen.latency, prices, gateway.unix_time())
+                gateway.document_sets.used(bid.request.tenant, spans.of_set, uses)
             uncached = max(1, usage.prompt_tokens - usage.cached_tokens)
             used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there

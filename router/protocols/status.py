@@ -30,6 +30,7 @@ STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.PermissionDenied: Status(403, "permission_error", grpc.StatusCode.PERMISSION_DENIED),
     errors.UnknownModel: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
     errors.UnknownPrefix: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
+    errors.UnknownDocument: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
     errors.RequestTooLarge: Status(413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.QuotaExceeded: Status(429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.Overloaded: Status(429, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -141,6 +141,7 @@ class Router:
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
             await stack.enter_async_context(self.gateway.prefixes)
+            await stack.enter_async_context(self.gateway.document_sets)
             if self.gateway.replicas is not None:
                 stack.push_async_callback(self.gateway.replicas.close)
                 await self.gateway.replicas.start()

@@ -27,6 +27,7 @@ from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
 from router.call.placing import Placer
+from router.call.identify import known_tenant
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing
@@ -48,13 +49,15 @@ from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.telemetry import Telemetry
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.recorder import UsageRecorder
+from router.protocols.http.document_sets import computing_ask
+from router.shared.documents.sets import DocumentSets
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.shared.prefixes.warmer import Warmer
 from router.shared.store.base import QuotaStore
 from router.start.config_file import Contents
 from router.start.identity import trust_issuers
-from router.start.shared import key_store, once, quota_store, relay, replicas
+from router.start.shared import key_store, once, quota_store, relay, replicas, set_store
 from router.start.tls import pool_certificates, store_certificates
 from router.text.engine_text import EngineText
 from router.text.sources import Sources
@@ -111,6 +114,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     )
     dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting)
     tokenizers = Tokenizers()
+    prefixes = _prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway))
     gateway = Gateway(
         config=config,
         cluster=cluster,
@@ -133,7 +137,18 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         rng=base.rng,
         later=base.later,
         shadow=parts["shadow"].config if "shadow" in parts else None,
-        prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
+        prefixes=prefixes,
+        document_sets=DocumentSets(
+            set_store(config.store, store_tls),
+            prefixes,
+            ask_of=computing_ask,
+            tenant_of=lambda name: known_tenant(name, in_force()),
+            backends_of=lambda model: sum(cluster.may_serve(name, model) for name in cluster.names()),
+            now=base.unix_time,
+            # not from the router's rng, as for prefixes
+            by=uuid.uuid4().hex,
+            on_failure=base.task_failed,
+        ),
         fleet=PoolsInForce(
             config.pools,
             around,

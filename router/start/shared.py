@@ -12,6 +12,8 @@ from policies.sla.store import place_of
 from router.call.gateway import Gateway
 from router.fleet.feeds.relay import Relay
 from router.operate.telemetry.telemetry import Telemetry
+from router.shared.documents.base import SetStore
+from router.shared.documents.memory import MemorySets
 from router.shared.keys.base import KeyStore
 from router.shared.keys.file import FileKeys
 from router.shared.store.base import QuotaStore
@@ -76,6 +78,15 @@ def key_store(config: Config, telemetry: Telemetry, certificates: Certificates |
     from router.shared.keys.redis import RedisKeys
 
     return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event, certificates=certificates)
+
+
+def set_store(shared: StoreSettings, certificates: Certificates | None = None) -> SetStore:
+    """Where document sets are stored: in Redis for all routers, or in memory for this one alone."""
+    if shared.redis is None:
+        return MemorySets()
+    from router.shared.documents.redis import RedisSets
+
+    return RedisSets(shared.redis, prefix=f"{shared.namespace}:", certificates=certificates)
 
 
 def replicas(

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from policies.errors import InvalidRequest
 from policies.nouns import Native
 from router.ask import Ask, AskDocument, Chat, Input
 
@@ -37,11 +38,14 @@ def text_of(document: AskDocument) -> str:
 def written(ask: Ask, documents: Sequence[AskDocument] | None = None) -> Ask:
     """`ask` with `documents`, in this order, as text in place of MARK; without any given, in the client's order.
 
-    An Ask without documents comes back as it is.
+    An Ask without documents comes back as it is. Raises InvalidRequest for documents of a set without their texts.
     """
     if ask.documents is None:
         return ask
     documents = ask.documents.each if documents is None else documents
+    if not all(document.text for document in documents) or (ask.documents.of_set and not documents):
+        hint = "send each document with its `text`"
+        raise InvalidRequest("only chats take documents from a document set", hint=hint, param="document_set")
     text = text_of_all(documents)
     # an API of its own shape may have no place for them: then its backends get the equivalent chat
     natives = tuple(native for native in ask.natives if marks_in(_messages(native.body)))

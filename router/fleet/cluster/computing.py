@@ -29,7 +29,7 @@ class Computing:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._by_key
 
     def began(self, flight: Flight) -> None:

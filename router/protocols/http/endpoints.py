@@ -40,6 +40,7 @@ from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.body import read_body
 from router.protocols.http.cors import allow_origin, is_preflight, preflight
+from router.protocols.http.document_sets import SETS_PATH, add_document_sets
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
@@ -64,7 +65,7 @@ _SSE_LINES, _JSON_LINES = header_lines(_SSE.items()), header_lines(_JSON.items()
 
 _ROUTES_HINT = (
     f"this router answers POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, "
-    f"{PREFIXES_PATH}, and GET /v1/models, /healthz and /readyz"
+    f"{PREFIXES_PATH}, PUT {SETS_PATH}/NAME, and GET /v1/models, /healthz and /readyz"
 )
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
@@ -87,6 +88,7 @@ class HttpEndpoints:
         routes.add("GET", MODELS_PATH, self._models)
         routes.add("GET", f"{MODELS_PATH}/{{name:path}}", self._model)
         add_prefixes(routes, gateway, self._tenant, self._read)
+        add_document_sets(routes, gateway, self._tenant, self._read)
         add_tokenizing(routes, gateway, self._tenant, self._read)
         routes.add("GET", "/healthz", self._healthz)
         routes.add("GET", "/readyz", self._readyz)

@@ -89,7 +89,7 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
     ask = _chat(plain, kept) if "messages" in plain else _text(plain, kept)
     return Wish(
-        as_warm_up(ask, ask.bodies[0], must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait
+        as_warm_up(ask, ask.bodies[0], must_pin=bool(fields.pin)), fields.shards, ttl_seconds(fields.ttl), fields.wait
     )
 
 
@@ -177,7 +177,8 @@ def _text(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     return replace(ask, path=COMPLETION_PATH)
 
 
-def _seconds(ttl: str | float) -> float:
+def ttl_seconds(ttl: str | float) -> float:
+    """The seconds that `ttl` says. Raises InvalidRequest."""
     try:
         seconds = float(ttl) if isinstance(ttl, int | float) else read_seconds(ttl)
     except ValueError as error:

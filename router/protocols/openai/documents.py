@@ -41,22 +41,29 @@ def documents_in(fields: ChatBody) -> Documents | None:
             hint = "send `documents`, or leave `document_order` out"
             raise InvalidRequest("`document_order` needs `documents`", hint=hint, param="document_order")
         return None
-    each = tuple(_document(document, at) for at, document in enumerate(fields.documents or ()))
-    characters = sum(len(document.text) + len(document.title) for document in each)
-    if characters > MOST_CHARACTERS:
-        hint = f"send at most {MOST_CHARACTERS:,} characters in all documents of a request"
-        raise InvalidRequest(f"documents: {characters:,} characters are too many", hint=hint, param="documents")
-    known: dict[str, AskDocument] = {}
+    each = documents_of(fields.documents or ())
     for at, document in enumerate(each):
         if not document.text and fields.document_set is None:
             hint = "send its `text`, or name the set that has it with `document_set`"
             raise InvalidRequest(f"documents[{at}] has no text", hint=hint, param=f"documents[{at}].text")
+    characters = sum(len(document.text) + len(document.title) for document in each)
+    if characters > MOST_CHARACTERS:
+        hint = f"send at most {MOST_CHARACTERS:,} characters in all documents of a request"
+        raise InvalidRequest(f"documents: {characters:,} characters are too many", hint=hint, param="documents")
+    is_free, leading = _order(fields.document_order or "fixed")
+    return Documents(each, is_free=is_free, leading=leading, of_set=fields.document_set or "")
+
+
+def documents_of(given: Sequence[DocumentFields | str]) -> tuple[AskDocument, ...]:
+    """The documents that a client sent. Raises InvalidRequest, also if two with the same id differ."""
+    each = tuple(_document(document, at) for at, document in enumerate(given))
+    known: dict[str, AskDocument] = {}
+    for at, document in enumerate(each):
         if known.setdefault(document.id, document) != document:
             hint = "give each document an id of its own, or none"
             message = f"documents[{at}]: another document has the id '{document.id[:80]}'"
             raise InvalidRequest(message, hint=hint, param=f"documents[{at}].id")
-    is_free, leading = _order(fields.document_order or "fixed")
-    return Documents(each, is_free=is_free, leading=leading, of_set=fields.document_set or "")
+    return each
 
 
 def has_block(body: Mapping[str, Any]) -> bool:
