@@ -120,13 +120,15 @@ class DocumentSets:
         self._ask_of, self._tenant_of, self._backends_of = ask_of, tenant_of, backends_of
         self._remembered: OrderedDict[Key, DocumentSet] = OrderedDict()
         self._texts: OrderedDict[tuple[Key, int, str], str] = OrderedDict()
-        self._cached_bytes = 0
+        self._cached_bytes = self._last_revision = 0
         self._computed: dict[Doc, _Computed] = {}
         self._counted: dict[Key, _Counted] = {}
         self._due: dict[Doc, tuple[DocumentSet, Entry, int]] = {}
         self._busy: set[Doc] = set()
         self._has_due, self._changed = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        # redis-py may answer a cancellation with the failure of a connection
+        self._is_closing = False
 
     def __repr__(self) -> str:
         return f"<DocumentSets {self._store!r}, {len(self._computed)} documents computed here>"
@@ -139,6 +141,7 @@ class DocumentSets:
 
     async def __aexit__(self, *_: object) -> None:
         # pins stay, as those of prefixes do
+        self._is_closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,12 +280,14 @@ class DocumentSets:
         assert len(self._remembered) <= _MOST_REMEMBERED, f"{self!r}: remembers too many sets"
 
     async def _look_after(self) -> None:
-        while True:
+        while not self._is_closing:
             self._changed.clear()
             try:
                 await self.turn()
             except Unavailable as error:
                 _log.warning("document sets wait: %s", error.message)
+                if self._is_closing:
+                    return
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._changed.wait()
@@ -304,7 +309,7 @@ class DocumentSets:
 
     async def _work(self) -> None:
         """Compute what is due, one document after another."""
-        while True:
+        while not self._is_closing:
             while not self._due:
                 self._has_due.clear()
                 await self._has_due.wait()
@@ -452,8 +457,10 @@ class DocumentSets:
         self._remembered.pop(key, None)
 
     def _revision(self, before: DocumentSet | None) -> int:
-        """A revision later than that of `before`: Unix time in µs, or more if needed."""
-        return max(round(self._now() * 1e6), 0 if before is None else before.revision + 1)
+        """A revision later than that of `before` and than all that this router made: Unix time in µs, or more."""
+        least = self._last_revision + 1 if before is None else max(self._last_revision, before.revision) + 1
+        self._last_revision = max(round(self._now() * 1e6), least)
+        return self._last_revision
 
     async def _store_uses(self, key: Key) -> None:
         counted = self._counted.get(key)
