@@ -1,4 +1,4 @@
-"""Bursts: many requests at once whose prompts begin alike, and no backend holds that beginning yet. Pure.
+"""Bursts: many requests at once with prompts that begin alike, where no backend holds that beginning yet. Pure.
 
 Computed once, it serves all of them: a request waits in the router while a backend computes the beginning of its
 prompt, and then goes where it is served soonest, which may be another backend that fetches the KV.

@@ -65,7 +65,7 @@ class Documents(msgspec.Struct, frozen=True):
     of_set: str = ""
 
 
-class Spans(msgspec.Struct, frozen=True):
+class DocumentSpans(msgspec.Struct, frozen=True):
     """Where the documents `ids` of the set `of_set` stand in a prompt of `size` characters: each from begin to end."""
 
     of_set: str
@@ -136,7 +136,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Documents that are yet to be written where the mark for them stands in its chat and bodies."""
     document_ids: tuple[str, ...] = ()
     """Ids of the documents that were written into it, in their order there."""
-    spans: Spans | None = None
+    spans: DocumentSpans | None = None
     """Where those of a document set stand; None: there are none."""
 
     def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:

@@ -14,7 +14,7 @@ from policies.learning.cost import Latency
 from policies.nouns import Tenant, Usage
 from policies.quantities import PRICE_PARTS
 from policies.quota.prices import Prices
-from router.ask import Ask, AskDocument, Chat, Spans
+from router.ask import Ask, AskDocument, Chat, DocumentSpans
 from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import how_read, keyed_name, readers_for, text_of_model
@@ -50,7 +50,7 @@ async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: 
     return filled if named is None else replace(filled, spans=_spans(ask, each, named))
 
 
-def _spans(ask: Ask, documents: Sequence[AskDocument], named: frozenset[str]) -> Spans:
+def _spans(ask: Ask, documents: Sequence[AskDocument], named: frozenset[str]) -> DocumentSpans:
     """Where those documents of `ask`, in this order, stand in its prompt that are `named` in its document set."""
     assert ask.documents is not None, "it has documents"
     (given,) = ask.inputs
@@ -63,10 +63,10 @@ def _spans(ask: Ask, documents: Sequence[AskDocument], named: frozenset[str]) ->
         if document.id in named:
             spans.setdefault(document.id, (at, end))
         at = end
-    return Spans(ask.documents.of_set, tuple(spans), tuple(spans.values()), at + len(rest))
+    return DocumentSpans(ask.documents.of_set, tuple(spans), tuple(spans.values()), at + len(rest))
 
 
-def uses_of(spans: Spans, usage: Usage, latency: Latency, prices: Prices, now: float) -> dict[str, Uses]:
+def uses_of(spans: DocumentSpans, usage: Usage, latency: Latency, prices: Prices, now: float) -> dict[str, Uses]:
     """What each document of `spans` was used for in a request with this `usage`; a token counts by its characters.
 
     `latency` predicts the seconds that its cached tokens saved, `prices` have the cost. `now` is Unix time.

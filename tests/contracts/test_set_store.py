@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from policies.errors import Unavailable
 from router.shared.documents.base import SetStore
-from router.shared.documents.document_set import DocumentSet, Entry, Note, Uses
+from router.shared.documents.document_set import DocumentEntry, DocumentSet, Note, Uses
 from router.shared.documents.memory import MemorySets
 from router.shared.documents.redis import RedisSets
 from tests.router.shared.store.parts import RedisServer, a_redis
 
 UNTIL_S = 4_000_000_000.0
 
-ENTRIES = (Entry("fox", "Foxes", 5, 1), Entry("dög: a\x01", "", 4, 2))
+ENTRIES = (DocumentEntry("fox", "Foxes", 5, 1), DocumentEntry("dög: a\x01", "", 4, 2))
 TEXTS = {"fox": "quick", "dög: a\x01": "lazy"}
 
 Opens = Callable[[], SetStore]

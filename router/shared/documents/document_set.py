@@ -17,7 +17,7 @@ AUTO = 0
 """In place of a number of backends: as many as load and popularity require."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class DocumentEntry(msgspec.Struct, frozen=True, array_like=True):
     """A document of a set without its text, which has `size` bytes in UTF-8 and the hash `digest` with its title."""
 
     id: str
@@ -40,7 +40,7 @@ class DocumentSet(msgspec.Struct, frozen=True, array_like=True):
     revision: Count
     created_at: float
     expires_at: float
-    entries: tuple[Entry, ...]
+    entries: tuple[DocumentEntry, ...]
     model: str = ""
     head: bytes = b"[]"
     shards: Count = AUTO

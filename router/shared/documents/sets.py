@@ -18,7 +18,7 @@ from policies.errors import ExpectedError, InvalidRequest, QuotaExceeded, Unavai
 from policies.nouns import Tenant
 from router.ask import Ask, AskDocument, Documents
 from router.shared.documents.base import SetStore
-from router.shared.documents.document_set import AUTO, DocumentSet, Entry, Key, Note, Uses
+from router.shared.documents.document_set import AUTO, DocumentEntry, DocumentSet, Key, Note, Uses
 from router.shared.prefixes.prefixes import Prefixes
 from router.supervise import supervise
 
@@ -123,7 +123,7 @@ class DocumentSets:
         self._cached_bytes = self._last_revision = 0
         self._computed: dict[Doc, _Computed] = {}
         self._counted: dict[Key, _Counted] = {}
-        self._due: dict[Doc, tuple[DocumentSet, Entry, int]] = {}
+        self._due: dict[Doc, tuple[DocumentSet, DocumentEntry, int]] = {}
         self._busy: set[Doc] = set()
         self._has_due, self._changed = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -300,7 +300,7 @@ class DocumentSets:
             if where not in self._busy and (known is None or self._is_due(kept, entry, known, shards)):
                 self._due[where] = (kept, entry, shards)
 
-    def _is_due(self, kept: DocumentSet, entry: Entry, known: _Computed, shards: int) -> bool:
+    def _is_due(self, kept: DocumentSet, entry: DocumentEntry, known: _Computed, shards: int) -> bool:
         if known.digest != entry.digest:
             return True
         if not known.prefix:
@@ -323,7 +323,7 @@ class DocumentSets:
             finally:
                 self._busy.discard(where)
 
-    async def _compute(self, kept: DocumentSet, entry: Entry, shards: int) -> None:
+    async def _compute(self, kept: DocumentSet, entry: DocumentEntry, shards: int) -> None:
         tenant, text = self._tenant_of(kept.tenant), await self._store.texts(kept, [entry.id])
         if tenant is None or entry.id not in text:
             return
@@ -482,10 +482,10 @@ _FADE = 0.998
 _LEAST_USES = 0.01
 
 
-def _entry(document: AskDocument) -> Entry:
+def _entry(document: AskDocument) -> DocumentEntry:
     encoded = document.text.encode("utf-8")
     digest = xxh3_64_intdigest(encoded + b"\x00" + document.title.encode("utf-8")) >> (64 - _DIGEST_BITS)
-    return Entry(document.id, document.title, len(encoded), digest)
+    return DocumentEntry(document.id, document.title, len(encoded), digest)
 
 
 def _unknown_documents(name: str, ids: Sequence[str]) -> UnknownDocument:

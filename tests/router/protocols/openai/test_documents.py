@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +202,12 @@ def test_the_same_document_twice_is_no_mistake() -> None:
     ask = chat_ask(a_body(documents=[FOX, FOX]))
     assert ask.documents is not None
     assert len(ask.documents.each) == 2
+
+
+def test_the_example_of_docs_rag_md_is_two_documents_in_any_order() -> None:
+    page = (Path(__file__).parents[4] / "docs/rag.md").read_text()
+    example = page[page.index("{{documents any}}") : page.index("```", page.index("{{/documents}}"))]
+    ask = chat_ask({"model": MODEL, "messages": [{"role": "user", "content": example}]})
+    assert ask.documents is not None
+    assert [document.id for document in ask.documents.each] == ["mill", "pier"]
+    assert ask.documents.is_free
