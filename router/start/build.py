@@ -26,8 +26,8 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
-from router.call.placing import Placer
 from router.call.identify import known_tenant
+from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing

@@ -108,7 +108,7 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
     sets = gateway.document_sets
 
     async def upload(http: Request, name: str, *, adds: bool) -> Response:
-        tenant, name = identify(http), _name(name)
+        tenant, name = await identify(http), _name(name)
         with gateway.bodies.held(tenant.name) as held:
             documents, wish = await read(http, held, upload_of)
             if wish.model:
@@ -123,25 +123,25 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
         return await upload(http, name, adds=True)
 
     async def refresh(http: Request, name: str) -> Response:
-        tenant, name = identify(http), _name(name)
+        tenant, name = await identify(http), _name(name)
         with gateway.bodies.held(tenant.name) as held:
             ttl_s = await read(http, held, _ttl_of)
             await sets.refresh(name, tenant, ttl_s)
         return _reply(shown_set(await sets.shown(name, tenant.name)))
 
     async def show_all(http: Request) -> Response:
-        found = await sets.of(identify(http).name)
+        found = await sets.of((await identify(http)).name)
         return _reply({"object": "list", "data": [_head_of(kept) for kept in found]})
 
     async def show(http: Request, name: str) -> Response:
-        return _reply(shown_set(await sets.shown(_name(name), identify(http).name)))
+        return _reply(shown_set(await sets.shown(_name(name), (await identify(http)).name)))
 
     async def delete(http: Request, name: str) -> Response:
-        kept = await sets.drop(_name(name), identify(http))
+        kept = await sets.drop(_name(name), await identify(http))
         return _reply({"id": kept.name, "object": "document_set", "deleted": True})
 
     async def delete_document(http: Request, name: str, id: str) -> Response:  # noqa: A002 - it is the document's
-        await sets.remove(_name(name), identify(http), unquote(id))
+        await sets.remove(_name(name), await identify(http), unquote(id))
         return _reply({"id": unquote(id), "object": "document", "deleted": True})
 
     routes.add("GET", SETS_PATH, show_all)
