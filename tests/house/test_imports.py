@@ -58,12 +58,19 @@ INSIDE = {
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
     "router.text": ("router.ask", "router.regular_file"),
-    "router.fleet": ("router.supervise",),
+    "router.fleet": ("router.later", "router.supervise"),
     "router.identity": ("router.regular_file", "router.supervise"),
     "router.shared": ("router.ask", "router.regular_file", "router.supervise", "router.fleet"),
-    "router.call": ("router.ask", "router.text", "router.fleet", "router.identity", "router.shared"),
+    "router.call": ("router.ask", "router.later", "router.text", "router.fleet", "router.identity", "router.shared"),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
-    "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),
+    "router.operate": (
+        "router.ask",
+        "router.later",
+        "router.fleet",
+        "router.shared",
+        "router.call",
+        "router.protocols",
+    ),
     # as any other client: it knows nothing of the router
     "router.client": (),
     "router.start": ("router",),
