@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
+from router.call.operators import asks_for_keys
 from router.start.address import Address
 from tls.certificates import Certificates
 from tls.errors import TlsError
@@ -76,10 +77,9 @@ def store_certificates(config: Config) -> Certificates | None:
 def ports_in_clear(config: Config) -> tuple[str, ...]:
     """The ports that take keys without TLS and that other machines can reach, as `name host:port` each."""
     server = config.server
-    has_tokens = config.identity is not None
-    is_open = server.keys_file is not None or config.store.redis is not None or has_tokens
+    is_open = server.keys_file is not None or config.store.redis is not None or config.identity is not None
     has_keys = bool(config.tenant_by_key_hash) or is_open
-    takes_keys = {"http": has_keys, "grpc": has_keys, "admin": bool(server.admin_key_hashes) or has_tokens}
+    takes_keys = {"http": has_keys, "grpc": has_keys, "admin": asks_for_keys(config)}
     listening = ((port, getattr(server, port)) for port, takes in takes_keys.items() if takes)
     return tuple(
         f"{port} {address}"

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
+from policies.errors import ConfigError
 from policies.nouns import Decision, Outcome, Request
 from policies.sla.config import Config
 from policies.sla.parse import parse
@@ -30,6 +31,7 @@ from tests.router.identity.local_issuer import LocalIssuer, a_key, a_local_issue
 from tests.router.parts import CHAT, MODEL, Client, ScriptedBackend, a_chat, a_client, a_router
 from tests.router.protocols.picker.parts import a_gateway as a_picking_gateway
 from tests.router.protocols.picker.parts import chat as picked_chat
+from tests.router.start.test_reload import Paper
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "PS256")
 RULE = "{when: {claims: {groups: ml}}, tenant: acme, team: search, user: {claim: sub}}"
@@ -345,3 +347,31 @@ async def test_forged_tokens_use_up_what_an_address_may_send() -> None:
             assert statuses[:9] == [401] * 9
             assert 429 in statuses
             assert (await answered(client, issuer.token(groups=["ml"])))[0] == 200
+
+
+async def test_an_issuer_that_a_changed_file_adds_is_trusted_without_a_restart() -> None:
+    async with a_local_issuer("ES256") as issuer:
+        keyed = FILE.replace("acme: {", f"acme: {{keys: ['sha256:{'b' * 64}'], ")
+        paper = Paper(keyed)
+        contents = paper.read()
+        async with Router(contents.config, backends=lambda _: [ScriptedBackend()], file=contents) as router:
+            assert await router.wait_until_reached(5)
+            assert router.gateway.tokens is None
+            assert router.reloader is not None
+            async with a_client(router) as client:
+                token = issuer.token(groups=["ml"])
+                assert (await answered(client, token))[2].startswith("the API key is not known")
+                paper.text = keyed + issuer.section(RULE)
+                assert await router.reloader.reload() is None
+                assert await known(router).fetch()
+                assert (await answered(client, token))[0] == 200
+                paper.text = keyed
+                assert await router.reloader.reload() is None
+                assert (await answered(client, token))[2].startswith("the token's issuer is not trusted here")
+
+
+async def test_the_certificates_of_an_issuer_are_a_mistake_of_the_file_if_they_cannot_be_used(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.crt")
+    issuer = LocalIssuer("https://login.example.com")
+    with pytest.raises(ConfigError, match="TLS of issuer corp: cannot read"):
+        Router(a_file(issuer, tls={"ca": missing}), backends=lambda _: [ScriptedBackend()])

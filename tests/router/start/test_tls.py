@@ -23,6 +23,13 @@ def test_a_port_that_is_off_needs_no_certificate() -> None:
     assert port_certificates(config, lambda _: None) == {}
 
 
+TOKENS = """
+tenants: {acme: {}}
+identity:
+  issuers: {corp: {issuer: 'https://login.example.com', audience: pointsman}}
+  rules: """
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -36,6 +43,8 @@ def test_a_port_that_is_off_needs_no_certificate() -> None:
             ("admin 0.0.0.0:82",),
         ),
         (f"server: {{http: '[::]:80', keys_file: /keys}}\n{KEYS}", ("http [::]:80",)),
+        (f"{TOKENS}[{{tenant: acme}}]\nserver: {{http: '0.0.0.0:80', admin: '127.0.0.1:82'}}", ("http 0.0.0.0:80",)),
+        (f"{TOKENS}[{{role: viewer}}]\nserver: {{admin: '0.0.0.0:82'}}", ("admin 0.0.0.0:82",)),
     ],
 )
 def test_keys_cross_the_network_in_clear_where_others_reach_a_plain_port(text: str, found: tuple[str, ...]) -> None:
