@@ -20,10 +20,9 @@ async function ask(path, { method = "GET", body = null } = {}) {
   const key = sessionStorage.getItem(KEY);
   const reply = await fetch(path, { method, headers: key ? { authorization: `Bearer ${key}` } : {}, body: body && JSON.stringify(body) });
   const answer = await reply.json();
-  // a viewer is offered nothing that would be refused
   document.body.dataset.role = reply.headers.get("X-Operator-Role") ?? "";
   if (reply.headers.has("WWW-Authenticate")) {
-    await keyTyped(key ? answer.error.message : "");
+    await keyTyped(key ? answer.error.message.replace(` (${answer.error.hint})`, "") : "");
     return ask(path, { method, body });
   }
   if (!reply.ok) throw new Error(answer.error.message);

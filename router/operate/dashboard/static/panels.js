@@ -110,6 +110,8 @@ export function backends(now, change) {
       weight.setAttribute("aria-label", `weight of ${backend.server}`);
       // the ranks of a server are drained and weighed together
       button.hidden = weight.hidden = backend.rank > 0;
+      // a viewer is offered nothing that would be refused
+      button.disabled = weight.disabled = document.body.dataset.role === "viewer";
       if (document.activeElement !== weight) weight.value = backend.weight;
       const used = backend.total_tokens ? 1 - backend.free_tokens / backend.total_tokens : null;
       const isNew = element.children.length === 0;
