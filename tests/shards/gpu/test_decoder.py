@@ -14,7 +14,7 @@ from torch import Tensor
 from shards.engine import Engine, EngineOptions
 from shards.exec.drawing import Drawing
 from shards.gpu import dense
-from shards.gpu.decoder import GpuDecoder
+from shards.gpu.decoder import GpuDecoder, query_growth
 from shards.gpu.dense import dense_attention
 from shards.gpu.network import GpuNetwork
 from shards.gpu.spans import Span, step_of_spans
@@ -26,6 +26,7 @@ from shards.network.config import NetworkConfig
 from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
 from shards.network.loading import load_weights
+from shards.network.rope import RotaryEmbedding
 from shards.nouns import SamplingParams, Submission
 from tests.shards.tiny_checkpoints import a_batch, save_checkpoint, some_tokens
 
@@ -38,6 +39,8 @@ FAMILIES = [
     "mistral, window",
     "qwen2, window from layer 1, yarn",
     "qwen3",
+]
+OTHERS = [
     "phi3, part of each head, longrope",
     "glm4",
     "olmo2",
@@ -46,6 +49,7 @@ FAMILIES = [
     "gpt-oss",
     "glm4 moe",
 ]
+"""Families with other parts around the same attention, for which a few tokens suffice."""
 
 
 @dataclass
@@ -112,6 +116,30 @@ def test_chunks_and_single_tokens_give_the_logits_of_transformers_and_of_the_cpu
         wholes = [expected[0] if blocks == (9, 2) else expected[1] for _, _, blocks in step]
         parts = [whole[at : at + len(new)] for whole, (new, at, _) in zip(wholes, step, strict=True)]
         assert_agree(ours, torch.cat(parts))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_parts_of_other_families_give_the_logits_of_transformers(
+    tmp_path: Path, device: torch.device, kind: str
+) -> None:
+    pair = a_checkpoint(tmp_path, kind, device)
+    tokens = some_tokens(9)
+    chunk = pair.network.forward(a_batch((tokens[:8], 0, (3,))))
+    single = pair.network.forward(a_batch((tokens[8:], 8, (3,))))
+    assert_agree(torch.cat((chunk, single)), pair.expected(tokens))
+
+
+def test_queries_grow_as_on_the_cpu(tmp_path: Path, device: torch.device) -> None:
+    save_checkpoint(tmp_path, "mistral3, growing queries")
+    config = read_config(tmp_path)
+    positions = torch.tensor([0, 63, 64, 200])
+    grown, table = (
+        RotaryEmbedding(config.rope, config.head_dim).at(positions, torch.float32),
+        query_growth(config, device),
+    )
+    assert table is not None
+    assert grown.query_scale is not None
+    torch.testing.assert_close(table.cpu()[positions], grown.query_scale.flatten())
 
 
 def test_long_chunks_take_dense_attention(tmp_path: Path, device: torch.device) -> None:
