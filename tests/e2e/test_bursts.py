@@ -7,10 +7,8 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
-import pytest
 import torch
 
 from policies.sla.parse import parse
@@ -26,7 +24,7 @@ from tests.e2e.cluster import KEYS
 DOCUMENT_TOKENS, REQUESTS, SHARDS = 8192, 32, 4
 
 NETWORK = NetworkConfig(
-    architecture="qwen3",
+    architecture="Qwen3ForCausalLM",
     vocab_size=512,
     hidden_size=32,
     intermediate_size=64,
@@ -48,20 +46,19 @@ server: {http: "127.0.0.1:0", grpc: "127.0.0.1:0"}
 """
 
 
-def an_engine(**options: Any) -> Engine:
+def an_engine() -> Engine:
     """An engine with random weights and a context of 16,384 tokens."""
     weights = random_weights(NETWORK, seed=0, dtype=torch.float32)
     network = PagedNetwork(Decoder(NETWORK, weights), kv_dtype=torch.float32)
-    return Engine(Model("random", network, weights="random, seed 0"), EngineOptions(kv_blocks=300, **options))
+    return Engine(Model("random", network, weights="random, seed 0"), EngineOptions(kv_blocks=300))
 
 
 @asynccontextmanager
-async def a_fleet(**options: Any) -> AsyncIterator[Router]:
+async def a_fleet() -> AsyncIterator[Router]:
     """A router in front of shards with such engines; checks at the end that nothing is left."""
     async with AsyncExitStack() as stack:
         shards = [
-            ShardServer(an_engine(**options), "127.0.0.1:0", ServerOptions(shard=f"own-{number}"))
-            for number in range(SHARDS)
+            ShardServer(an_engine(), "127.0.0.1:0", ServerOptions(shard=f"own-{number}")) for number in range(SHARDS)
         ]
         for shard in shards:
             await shard.start()
@@ -74,7 +71,6 @@ async def a_fleet(**options: Any) -> AsyncIterator[Router]:
         router.check()
         for shard in shards:
             await shard.check()
-            shard.loop._engine.close()  # type: ignore[attr-defined]
 
 
 async def computed(http: aiohttp.ClientSession, url: str | None, prompt: list[int]) -> int:
@@ -87,16 +83,14 @@ async def computed(http: aiohttp.ClientSession, url: str | None, prompt: list[in
         return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
 
 
-@pytest.mark.parametrize("exchange", [False, True])
-async def test_a_new_document_that_many_ask_about_at_once_is_computed_at_most_twice(exchange: bool) -> None:
-    options: dict[str, Any] = {"kv_listen": ("127.0.0.1", 0), "kv_secret": b"a secret of shards"} if exchange else {}
+async def test_a_new_document_that_many_ask_about_at_once_is_computed_at_most_twice() -> None:
     rng = random.Random(5)
     document = [rng.randrange(5, 500) for _ in range(DOCUMENT_TOKENS)]
     questions = [[rng.randrange(5, 500) for _ in range(32)] for _ in range(REQUESTS)]
-    async with a_fleet(**options) as router, aiohttp.ClientSession() as http:
+    async with a_fleet() as router, aiohttp.ClientSession() as http:
         asked = [computed(http, router.http_url, document + question) for question in questions]
         tokens = await asyncio.gather(*asked)
     # each computes its question and the block in which that begins
     own_tokens = REQUESTS * (32 + 64)
-    assert sum(tokens) - own_tokens <= 2 * DOCUMENT_TOKENS
+    assert sum(tokens) - own_tokens <= 2 * DOCUMENT_TOKENS, sorted(tokens)[-6:]
     assert max(tokens) >= DOCUMENT_TOKENS

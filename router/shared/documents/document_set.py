@@ -57,10 +57,11 @@ class DocumentSet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What became of computing a document: the id of its prefix, or the reason why there is none."""
+    """The result of computing a document with this `digest`: the id of its prefix, or the reason why there is none."""
 
     prefix: str = ""
     trouble: str = ""
+    digest: Count = 0
 
 
 class Uses(msgspec.Struct, frozen=True, array_like=True):

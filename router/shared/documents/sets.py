@@ -216,6 +216,8 @@ class DocumentSets:
         kept = await self._known((tenant, name))
         await self._store_uses(kept.key)
         notes, uses = await self._store.notes(kept.key), await self._store.uses(kept.key)
+        digests = {entry.id: entry.digest for entry in kept.entries}
+        notes = {name: note for name, note in notes.items() if note.digest == digests.get(name)}
         states = {entry.id: self._state(kept, notes.get(entry.id)) for entry in kept.entries}
         return Shown(kept, states, notes, uses)
 
@@ -334,13 +336,16 @@ class DocumentSets:
             prefix = await self._prefixes.keep(ask, tenant, shards=shards, ttl_s=max(1.0, left_s))
         except ExpectedError as error:
             self._computed[where] = _Computed(entry.digest, again_at=self._now() + _AGAIN_S)
-            note = Note(trouble=error.public_message[:_MOST_TROUBLE])
+            note = Note(trouble=error.public_message[:_MOST_TROUBLE], digest=entry.digest)
         else:
             self._computed[where] = _Computed(entry.digest, prefix.id, shards, kept.expires_at)
-            note = Note(prefix.id)
+            note = Note(prefix.id, digest=entry.digest)
             if before is not None and before.prefix not in ("", prefix.id):
                 await self._unpin(tenant.name, before.prefix)
         await self._store.note(kept.key, {entry.id: note})
+        if await self._store.revision(kept.key) != kept.revision:
+            # the document may be in no set any more
+            self._changed.set()
 
     async def _end_others(self, alive: Sequence[DocumentSet]) -> None:
         """End the pins of documents that are in no set any more."""
