@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ assert _NAMES[: len(PARTS)] == PARTS
 
 _FIRST = np.array([cost.tokens for cost in _COSTS.values()])
 _LEAST = np.array([cost.least for cost in _COSTS.values()])
+_LEAST_OF_TEXT = _LEAST[: len(PARTS)].copy()
 
 _SHARED_SPREAD = 0.5
 """Standard deviation that all costs share: a small vocabulary makes all of them larger."""
@@ -134,21 +136,29 @@ def measured(
     surely = composition(texts)
     whole = surely + composition(replies) if replies else surely
     messages = len(texts) + len(replies)
-    beside = (0.0, 1.0, messages, tools, tool_bytes) if is_chat else (1.0, 0.0, 0.0, 0.0, 0.0)
     characters = sum(map(len, texts)) + sum(map(len, replies)) + tool_bytes
     return Measured(
-        np.concatenate((whole, beside)),
-        max(1, int(surely @ _LEAST[: len(PARTS)])),
+        np.concatenate((whole, _beside(messages, tools, tool_bytes) if is_chat else _BESIDE_A_TEXT)),
+        max(1, int(surely @ _LEAST_OF_TEXT)),
         # a token has at least one byte
         4 * characters + 32 * messages + _MOST_PREAMBLE_TOKENS,
         media,
     )
 
 
+_BESIDE_A_TEXT = np.array((1.0, 0.0, 0.0, 0.0, 0.0))
+
+
+@lru_cache(maxsize=1024)
+def _beside(messages: int, tools: int, tool_bytes: int) -> Array:
+    """The parts of a chat that are not in its texts; not to be changed."""
+    return np.array((0.0, 1.0, messages, tools, tool_bytes))
+
+
 class TextLength:
     """The prompt lengths of one model: the cost of each part, fitted to the newest counted prompts."""
 
-    __slots__ = ("_at", "_costs", "_counts", "_errors", "_parts", "_uncertainty", "error", "learnt")
+    __slots__ = ("_at", "_costs", "_counts", "_errors", "_lookup", "_parts", "error", "learnt")
 
     def __init__(self) -> None:
         self.learnt = 0
@@ -157,16 +167,16 @@ class TextLength:
         self.error = _FIRST_ERROR
         """The typical error of an estimate, as a share, from the errors before each kept prompt was learned."""
         self._at = 0
-        self._costs, self._uncertainty = _FIRST.copy(), np.linalg.inv(_PRIOR)
+        self._hold(_FIRST.copy(), np.linalg.inv(_PRIOR))
 
     def __repr__(self) -> str:
         return f"<TextLength after {self.learnt} prompts, {self.error:.1%} off>"
 
     def estimate(self, prompt: Measured) -> Estimate:
         """The estimated tokens of `prompt`. 20 us."""
-        text = max(1.0, float(prompt.parts @ self._costs))
-        shares = prompt.parts * _FIRST / text
-        deviation = math.sqrt(self.error**2 + float(shares @ self._uncertainty @ shares))
+        found = self._lookup @ prompt.parts
+        text = max(1.0, float(found[-1]))
+        deviation = math.sqrt(self.error**2 + float(found[:-1] @ prompt.parts) / text**2)
         factor = math.exp(min(_WITHIN * deviation, 3.0))
         least, most, media = prompt.least, prompt.most, prompt.media
         likely, low, high = [max(least, min(most, round(length))) for length in (text, text / factor, text * factor)]
@@ -213,7 +223,13 @@ class TextLength:
             weighted = rows.T * (weights / _NOISE**2)
             matrix = weighted @ rows + _PRIOR
             costs = _solved(matrix, weighted.sum(axis=1) + _PRIOR_PULL)
-        self._costs, self._uncertainty = costs * _FIRST, np.linalg.inv(matrix)
+        self._hold(costs * _FIRST, np.linalg.inv(matrix))
+
+    def _hold(self, costs: Array, uncertainty: Array) -> None:
+        """Estimate with these `costs`, known but for the covariance `uncertainty` in units of the first costs."""
+        self._costs = costs
+        # one product gives a prompt's length, last, and what its uncertainty is made of
+        self._lookup = np.vstack((uncertainty * np.outer(_FIRST, _FIRST), costs))
 
 
 class TextLengths:
