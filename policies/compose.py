@@ -79,6 +79,8 @@ class Policy:
         for backend in kept:
             if backend.name == chosen:
                 break
+        else:
+            raise LookupError(f"policy {self.name} picked {chosen}, which is no candidate")
         if waits and dropped:
             full = {name for name, reason in dropped if reason in PLACE}
             if chosen in full:

@@ -426,6 +426,8 @@ class Dispatcher:
         for chosen in found.view.backends:
             if chosen.name == found.decision.chosen:
                 break
+        else:
+            raise LookupError(f"{found.decision.chosen} was chosen and is not in the view")
         leg, fetch = found.decision.prefill, found.decision.fetch
         uncached = uncached_tokens(bid.request, chosen) if leg is None else 1
         if fetch is not None:

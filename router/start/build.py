@@ -311,6 +311,8 @@ class _Membership(ClusterListener):
         self.gateway.beliefs.computed(backend, keys)
 
     def gone(self, backend: str) -> None:
+        # what its requests told and taught is forgotten with it, and not counted for it afterwards
+        self.gateway.later.flush()
         sources = self.gateway.feeds.leave(backend)
         self.gateway.beliefs.forget(backend)
         self.telemetry.backends.forget(backend, sources)

@@ -161,3 +161,9 @@ def test_no_request_waits_for_a_full_backend_that_is_ill_whatever_the_order_of_t
     view = a_cluster(full("holder", held_tokens=900, healthy=False), a_backend("idle"))
     decision = policy.decide(a_request(), view, rng())
     assert (decision.chosen, decision.dropped) == ("idle", (("holder", "healthy"),))
+
+
+def test_a_pick_that_is_no_candidate_is_an_error() -> None:
+    policy = Policy("own", (), (WeightedScore("x", 1.0, fixed(1.0)),), lambda _, __: "elsewhere")
+    with pytest.raises(LookupError, match="policy own picked elsewhere, which is no candidate"):
+        policy.decide(a_request(), a_cluster(a_backend("a")), rng())

@@ -13,7 +13,7 @@ import pytest
 from backends.fake import Answer, FakeBackend
 from policies.errors import BackendFailed
 from policies.health import HealthRules
-from policies.nouns import Delta
+from policies.nouns import Decision, Delta
 from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -307,6 +307,20 @@ def test_what_a_series_counts_goes_on_after_another_backend_is_forgotten() -> No
             flight: Flight = gateway.cluster.begin("b0", a_request(), 1)
             assert b'pointsman_backend_in_flight{backend="b0"} 1.0' in gateway.observer.exposition()[0]
             gateway.cluster.end(flight)
+            assert b"b1" not in gateway.observer.exposition()[0]
+
+    virtually(run)
+
+
+def test_what_was_told_of_a_backend_and_not_counted_yet_is_forgotten_with_it() -> None:
+    async def run() -> None:
+        gateway = build(a_config(), backends=lambda _: [a_mortal("b0"), a_mortal("b1")], health=RULES).gateway
+        async with gateway.cluster:
+            await reached(gateway.cluster, "b0", "b1")
+            gateway.observer.decided(a_request(), Decision("b1", "own"), None, config_version="")
+            gateway.cluster.end(gateway.cluster.begin("b1", a_request(), 1))
+            await gateway.cluster.remove("b1", within_s=0.0)
+            await asyncio.sleep(1.0)
             assert b"b1" not in gateway.observer.exposition()[0]
 
     virtually(run)
