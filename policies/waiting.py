@@ -16,8 +16,11 @@ ROOM = PLACE | {"warming", AWAITS_BLOCKS}
 NO_PREFILL = "no_prefill"
 """The objection to a backend that computes no prompts, while no other one does so for it."""
 
-HEALTH = frozenset({"healthy", NO_PREFILL})
-"""Objections that end when a backend is well again, restarted, or no longer draining."""
+ABSENT = "absent"
+"""The objection to a pool that is to have backends and has none yet."""
+
+HEALTH = frozenset({"healthy", NO_PREFILL, ABSENT})
+"""Objections that end when a backend is there, well again, restarted, or no longer draining."""
 
 PASSING = ROOM | HEALTH
 """Objections that may end; all others are permanent."""

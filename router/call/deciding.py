@@ -13,6 +13,7 @@ from policies.learning.adapters import Readiness
 from policies.nouns import ClusterView, Decision, Request
 from policies.predict import will_fit_context
 from policies.prefill import with_prefill
+from policies.waiting import ABSENT
 from router.call.bid import USUAL, Look
 from router.call.gateway import Gateway
 
@@ -76,7 +77,13 @@ def decided(
             chosen = next((backend for backend in view.backends if backend.name == named), None)
             if chosen is not None and chosen.adapter in _SERVED_AT_ONCE:
                 return view, decision
-    return among(None)
+    view, decision = among(None)
+    if decision.chosen is None and decision.awaits is None:
+        # that of a new file may join in a moment
+        absent = gateway.fleet.absent(request.pools, {backend.pool for backend in view.backends})
+        dropped = (*decision.dropped, *((f"pool {pool}", ABSENT) for pool in absent))
+        decision = replace(decision, dropped=dropped) if absent else decision
+    return view, decision
 
 
 def _fits_all(request: Request, gateway: Gateway) -> bool:

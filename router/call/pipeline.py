@@ -497,6 +497,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         def decide(asked: Request, avoiding: Collection[str], look: Look) -> tuple[ClusterView, Decision]:
             began_at, latest = gateway.clock(), next(beliefs, None)
+            asked = self._in_present_pools(asked)
             # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], self.carrier.seen
@@ -611,6 +612,17 @@ class _Call(msgspec.Struct, frozen=True):
         key = f"{self.facts.tenant.name} {self.ask.session or self.ask.user or self.caller.id}"
         pool = self.gateway.splits.pool_of(rule, key)
         return (pool,) if self.gateway.cluster.serves(pool, model.name) else self.ruling.pools
+
+    def _in_present_pools(self, asked: Request) -> Request:
+        """`asked`; if the file has changed and has none of its pools any more, in those that the new file gives it."""
+        present = self.gateway.config
+        if present is self.config or asked.pools is None or not present.pools.keys().isdisjoint(asked.pools):
+            return asked
+        try:
+            return replace(asked, pools=classify(self.facts, present).pools)
+        except ExpectedError:
+            # it may no longer ask so, and its own pools have the last word
+            return asked
 
     def _note_split(self, placed: Placed, *, has_failed: bool = False) -> None:
         """Count how the request of `placed` ended, if its rule has a split."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -59,13 +59,15 @@ class PoolsInForce:
         self._cluster, self._drain_s, self._observer = cluster, drain_s, observer
         self._surroundings, self._reads_addresses = surroundings, backends is None
         self.registries: dict[str, Registry] = {}
+        self._named: tuple[str, ...] = ()
+        """Pools that have backends with addresses in the file."""
         memberships = self._memberships(pools, surroundings)
         if backends is None:
             backends = _checked(memberships)
         cluster.hold(backends)
         members = (self._members(pool, membership, holds=True) for pool, membership in memberships.items())
         self.discovery = Discovery(members, on_failure=on_failure)
-        self._keep_registries(memberships)
+        self._keep(memberships)
 
     def __repr__(self) -> str:
         return f"<PoolsInForce {self.discovery!r}>"
@@ -81,10 +83,14 @@ class PoolsInForce:
 
         def put_into_effect() -> None:
             self._cluster.follow(*rules_of(pools))
-            self._keep_registries(memberships)
+            self._keep(memberships)
             self.discovery.change(memberships, self._members, self._cluster.joined)
 
         return put_into_effect
+
+    def absent(self, pools: Collection[str] | None, there: Collection[str]) -> list[str]:
+        """Those of `pools` (None: of all) that are to have backends and are not among the pools that are `there`."""
+        return [name for name in self._named if name not in there and (pools is None or name in pools)]
 
     def check(self) -> None:
         """Assert that each pool has the backends that it is to have."""
@@ -123,7 +129,8 @@ class PoolsInForce:
             on_failed=self._observer.discovery_failed,
         )
 
-    def _keep_registries(self, memberships: Mapping[str, Membership]) -> None:
+    def _keep(self, memberships: Mapping[str, Membership]) -> None:
+        self._named = tuple(pool for pool, membership in memberships.items() if membership.named)
         sources = ((pool, membership.sources.get(ANNOUNCED)) for pool, membership in memberships.items())
         self.registries = {pool: source for pool, source in sources if isinstance(source, Registry)}
 

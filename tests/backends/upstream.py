@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,7 @@ class Upstream:
     open_requests: int = 0
     is_mute: bool = False
     url: str = ""
+    connections: Callable[[], int] = lambda: 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         lowered = {name.lower(): value for name, value in request.headers.items()}
@@ -96,6 +97,7 @@ async def an_upstream(**script: Any) -> AsyncIterator[Upstream]:
     app.router.add_get("/v1/models", upstream.list_models)
     server = TestServer(app, handler_cancellation=True)
     await server.start_server()
+    upstream.connections = lambda: len(server.handler.connections) if server.handler else 0
     upstream.url = str(server.make_url("")).rstrip("/")
     try:
         yield upstream

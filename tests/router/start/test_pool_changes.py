@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from policies.sla.parse import parse
+from router.operate.telemetry.decision_reader import records_of
+from router.protocols.openai.request import chat_ask
 from router.start.app import Router
 from router.start.config_file import Contents
+from router.start.reload import as_config
 from tests.backends.upstream import DONE, Upstream, a_chunk, an_upstream, used
+from tests.router.callers import Listener, ended
+from tests.router.parts import a_chat
 from tests.router.start.test_reload import Paper
 from tests.shards.attached import eventually
 
@@ -188,13 +194,38 @@ async def test_a_successor_that_answers_no_probe_takes_its_place_after_a_while(
             assert (await asked(router))[0] == 200
 
 
-async def test_random_changes_under_load_lose_no_request_and_leave_nothing() -> None:
-    await random_changes(30, seed=1)
+async def test_a_request_that_waits_for_a_pool_that_goes_is_answered_by_the_pools_of_the_new_file() -> None:
+    async with upstreams(2) as (first, second):
+        ruled = "classes: {{chat: {{}}}}\nrules: [{{class: chat, pools: [{}]}}]\n"
+        both = a_file(a_pool("own", [first]), a_pool("more", [second]))
+        paper = KeyedPaper(ruled.format("own") + both)
+        async with a_router(paper) as router:
+            router.gateway.cluster.drain("own-0")
+            waiting = asyncio.create_task(asked(router))
+            await eventually(lambda: bool(router.gateway.dispatcher.waiting()[0]))
+            assert await changed(router, paper, ruled.format("more") + a_file(a_pool("more", [second]))) is None
+            assert (await waiting)[:2] == (200, "more-0")
 
 
-async def random_changes(count: int, *, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
-    """Change the file `count` times under load; raises AssertionError if anything is lost or left."""
-    rng = random.Random(seed)
+async def test_a_request_in_the_moment_before_its_new_pool_joins_waits_for_it() -> None:
+    async with upstreams(2) as (first, second):
+        ruled = "classes: {{chat: {{}}}}\nrules: [{{class: chat, pools: [{}]}}]\n"
+        paper = KeyedPaper(ruled.format("own") + a_file(a_pool("own", [first])))
+        async with a_router(paper) as router:
+            paper.text = ruled.format("more") + a_file(a_pool("more", [second]))
+            as_config(router.operations, paper.read(), paper.read())
+            # no task has run since: the pool has no backend
+            assert names(router) == {"own-0"}
+            caller = Listener(chat_ask(a_chat("hello", model="m", stream=True)), key=None)
+            assert await ended(caller, router.gateway) is None
+            assert caller.placed == ["more-0"]
+
+
+async def test_random_changes_under_load_lose_no_request_leave_nothing_and_decisions_name_the_version(
+    tmp_path: Path,
+) -> None:
+    """`benchmarks/config_soak.py` has the long form, with programs."""
+    rng, log, versions = random.Random(1), tmp_path / "decisions.jsonl", set()
     async with upstreams(6) as there:
 
         def some_file() -> str:
@@ -205,7 +236,7 @@ async def random_changes(count: int, *, seed: int, say: Callable[[str], None] = 
                 key = rng.choice(["", ", key: '${env:FIRST_KEY}'", ", key: '${env:SECOND_KEY}'"])
                 pools.append(a_pool(name, shuffled[at : at + size], key))
                 at += size
-            return a_file(*pools)
+            return f"# {rng.random()}\n" + a_file(*pools).replace("grpc: off", f"grpc: off, decision_log: {log}")
 
         paper = KeyedPaper(some_file())
         answers: list[tuple[int, str, str]] = []
@@ -217,10 +248,11 @@ async def random_changes(count: int, *, seed: int, say: Callable[[str], None] = 
                     answers.append(await asked(router))
 
             asking = [asyncio.create_task(ask()) for _ in range(4)]
-            for number in range(count):
+            for _ in range(30):
+                versions.add(router.gateway.config.version)
                 assert await changed(router, paper, some_file()) is None
                 await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
-                say(f"{number + 1} changes, {len(answers)} requests")
+            versions.add(router.gateway.config.version)
             is_over = True
             await asyncio.gather(*asking)
             wanted = {
@@ -233,7 +265,11 @@ async def random_changes(count: int, *, seed: int, say: Callable[[str], None] = 
                 lambda: {name: cluster.backend(name).address for name in names(router)} == wanted, within_s=20
             )
             await eventually(lambda: not cluster._replaced)
+            await eventually(lambda: {bare(each) for each in there if each.connections()} <= set(wanted.values()))
         lost = [(status, text) for status, _, text in answers if status != 200 or "[DONE]" not in text]
         assert not lost, f"{len(lost)} of {len(answers)} requests were lost: {lost[0]}"
-        assert len(answers) > count
         assert not any(upstream.open_requests for upstream in there)
+    decided = [record.config for _, record in records_of(log)]
+    assert len(decided) == len(answers) > 30
+    assert 15 < len(set(decided)) <= len(versions)
+    assert set(decided) <= versions
