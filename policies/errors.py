@@ -102,6 +102,13 @@ class UnknownModel(ExpectedError):
     usual_hint = "GET /v1/models lists the models"
 
 
+class Conflict(ExpectedError):
+    """What the caller wants to change is not as the caller knows it, or cannot be changed."""
+
+    code = "conflict"
+    usual_hint = "look at it again, and decide anew"
+
+
 class QuotaExceeded(ExpectedError):
     """The tenant's own limit is reached."""
 

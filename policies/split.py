@@ -14,6 +14,12 @@ LEAST_FAILURES, LEAST_MISSES = 3, 10
 CHANCE = 1e-4
 """The most probable accident that still counts as one."""
 
+LATEST = (4, 8, 16, 32, 64)
+"""A pool's latest requests, so many of them, are judged by themselves: a pool that was well for long may turn bad."""
+
+CHANCE_OF_LATEST = 1e-7
+"""CHANCE for the latest requests: they are looked at anew after each that ended badly."""
+
 USUAL_FAILURES = 0.01
 """The share of failed requests that counts as usual, even if the other pool has fewer."""
 
@@ -63,8 +69,8 @@ class Tally:
         self.missed += other.missed
 
 
-def why_worse(canary: Tally, stable: Tally, *, may_miss: float) -> str | None:
-    """Why `canary` surely does worse than `stable`, in words; None if that may be chance.
+def why_worse(canary: Tally, stable: Tally, *, may_miss: float, chance: float = CHANCE) -> str | None:
+    """Why `canary` surely does worse than `stable`, in words; None if that is as probable as `chance` by accident.
 
     A share of USUAL_FAILURES may fail, and a share of `may_miss` may miss a target, however well the stable pool does.
     """
@@ -73,12 +79,12 @@ def why_worse(canary: Tally, stable: Tally, *, may_miss: float) -> str | None:
         (canary.missed, stable.missed, may_miss, LEAST_MISSES, "missed a target"),
     )
     for hits, others, usual, least, verb in judged:
-        if hits >= least and _is_more(hits, canary.ended, others, stable.ended, usual):
+        if hits >= least and _is_more(hits, canary.ended, others, stable.ended, usual, chance):
             return f"{hits} of {canary.ended} requests {verb}, and {others} of {stable.ended} at the stable pool"
     return None
 
 
-def _is_more(hits: int, count: int, other_hits: int, other_count: int, usual: float) -> bool:
+def _is_more(hits: int, count: int, other_hits: int, other_count: int, usual: float, chance: float) -> bool:
     """Is a share of `hits` surely larger than that of the others and than the `usual` one?
 
     By Chernoff's bound of a binomial distribution, with a share of the others at the upper end of what theirs may be.
@@ -88,7 +94,7 @@ def _is_more(hits: int, count: int, other_hits: int, other_count: int, usual: fl
     expected, share = min(max(usual, other + spread), 1 - 1e-9), hits / count
     if share <= expected:
         return False
-    return count * _divergence(share, expected) > -math.log(CHANCE)
+    return count * _divergence(share, expected) > -math.log(chance)
 
 
 def _divergence(share: float, expected: float) -> float:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from policies.nouns import ServiceClass
 from policies.rules import Rule
-from policies.split import Split, Tally, why_worse
+from policies.split import CHANCE_OF_LATEST, LATEST, Split, Tally, why_worse
 from router.fleet.cluster.flights import Flight
 
 MINUTES = 10
@@ -34,11 +34,20 @@ class Standing(NamedTuple):
 
 @dataclass(slots=True)
 class _Minutes:
-    """Tallies of the last minutes; `minutes` has the number of each one's minute."""
+    """Tallies of the last minutes, each with the number of its minute, and how the latest requests ended."""
 
     tallies: deque[tuple[int, Tally]] = field(default_factory=lambda: deque(maxlen=MINUTES))
+    latest: deque[How] = field(default_factory=lambda: deque(maxlen=LATEST[-1]))
 
-    def of(self, now: float) -> Tally:
+    def add(self, how: How, now: float) -> None:
+        """A request ended at `now`."""
+        tally = self._of(now)
+        tally.ended += 1
+        tally.failed += how == "failed"
+        tally.missed += how == "missed"
+        self.latest.append(how)
+
+    def _of(self, now: float) -> Tally:
         """The tally of the present minute."""
         minute = int(now // 60)
         if not self.tallies or self.tallies[-1][0] != minute:
@@ -52,6 +61,11 @@ class _Minutes:
             if minute > oldest:
                 whole.add(tally)
         return whole
+
+    def last(self, count: int) -> Tally:
+        """The tally of the `count` latest requests, or of all if they are fewer."""
+        ends = list(self.latest)[-count:]
+        return Tally(len(ends), ends.count("failed"), ends.count("missed"))
 
 
 @dataclass(slots=True)
@@ -107,10 +121,7 @@ class Splits:
             # the file has changed meanwhile
             return
         now = self._clock()
-        tally = running.pools[pool].of(now)
-        tally.ended += 1
-        tally.failed += how == "failed"
-        tally.missed += how == "missed"
+        running.pools[pool].add(how, now)
         self._on_ended(self._rules[rule], pool, how)
         if how != "kept" and rule.split.rolls_back and pool != rule.split.stable and pool not in running.lost:
             self._judge(rule, rule.split, running, pool, service_class, now)
@@ -135,9 +146,13 @@ class Splits:
     def _judge(
         self, rule: Rule, split: Split, running: _Running, pool: str, service_class: ServiceClass, now: float
     ) -> None:
-        canary, stable = running.pools[pool].whole(now), running.pools[split.stable].whole(now)
+        canary, stable = running.pools[pool], running.pools[split.stable].whole(now)
         may_miss = 1 - min(service_class.ttft_quantile, service_class.tpot_quantile)
-        reason = why_worse(canary, stable, may_miss=may_miss)
+        reasons = (
+            why_worse(canary.whole(now), stable, may_miss=may_miss),
+            *(why_worse(canary.last(count), stable, may_miss=may_miss, chance=CHANCE_OF_LATEST) for count in LATEST),
+        )
+        reason = next(filter(None, reasons), None)
         if reason is None:
             return
         running.lost[pool] = reason

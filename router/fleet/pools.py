@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.base import Backend
@@ -133,6 +133,36 @@ class PoolsInForce:
         self._named = tuple(pool for pool, membership in memberships.items() if membership.named)
         sources = ((pool, membership.sources.get(ANNOUNCED)) for pool, membership in memberships.items())
         self.registries = {pool: source for pool, source in sources if isinstance(source, Registry)}
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a change of pools does to backends, by name; `pool@` stands for all that a source of the pool finds."""
+
+    start: tuple[str, ...] = ()
+    are_replaced: tuple[str, ...] = ()
+    leave: tuple[str, ...] = ()
+
+
+def effects(before: Pools, after: Pools) -> Effects:
+    """What becomes of the backends of `before` when the file has the pools `after`."""
+    old, new = _versions_of(before), _versions_of(after)
+    return Effects(
+        tuple(name for name in new if name not in old),
+        tuple(name for name in new if name in old and old[name] != new[name]),
+        tuple(name for name in old if name not in new),
+    )
+
+
+def _versions_of(pools: Pools) -> dict[str, Hashable]:
+    """Each backend that `pools` name, with what makes another backend of it."""
+    prefilling = {pool.prefill for pool in pools.values()}
+    versions: dict[str, Hashable] = {}
+    for name, pool in pools.items():
+        version = (_essence_of(pool), name in prefilling)
+        versions |= {backend_name(name, number): (address, version) for number, address in enumerate(pool.at)}
+        versions |= {found_name(name, ""): version} if pool.is_found else {}
+    return versions
 
 
 def rules_of(pools: Pools) -> tuple[Mapping[str, HealthRules], Mapping[str, str]]:

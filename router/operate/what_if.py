@@ -109,6 +109,11 @@ def models_of(pool: PoolSpec) -> list[str]:
     return [*([pool.model] if pool.model else []), *pool.models]
 
 
+def backends_on_paper(model: str, config: Config) -> Iterator[BackendView]:
+    """The backends that the file names, well, idle and empty."""
+    return _backends(WhatIf(prompt_tokens=0), model, config)
+
+
 def _backends(described: WhatIf, model: str, config: Config) -> Iterator[BackendView]:
     names = {
         backend_name(pool.name, number): pool

@@ -32,6 +32,7 @@ STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.UnknownPrefix: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
     errors.UnknownDocument: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
     errors.RequestTooLarge: Status(413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.Conflict: Status(409, "invalid_request_error", grpc.StatusCode.FAILED_PRECONDITION),
     errors.QuotaExceeded: Status(429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.Overloaded: Status(429, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.Unavailable: Status(503, "overloaded_error", grpc.StatusCode.UNAVAILABLE),

@@ -26,6 +26,8 @@ from router.protocols.registration.fastchat_workers import Workers
 from router.protocols.strangers import Strangers, is_in
 from router.start.address import Address, cannot_listen
 from router.start.build import Parts, build
+from router.start.config_file import ConfigFile
+from router.start.drafts import Drafts
 from router.start.preflight import require_guarded
 from router.start.reload import Reloader, as_shadow
 from router.start.tls import port_certificates
@@ -253,12 +255,19 @@ class Router:
     async def _listen_admin(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve operators at `address` until the stack is left; returns the address with its real port."""
         require_guarded(address, self.gateway.config)
-        endpoints = AdminEndpoints(self.operations, None if self.reloader is None else self.reloader.reload)
+        reload = None if self.reloader is None else self.reloader.reload
+        endpoints = AdminEndpoints(self.operations, reload, self._drafts())
         add_announcements(endpoints.routes, self.gateway)
         workers = Workers(FastChatPools(self.gateway), self.gateway.clock)
         controller = await stack.enter_async_context(FastChatController(workers))
         controller.add_to(endpoints.routes)
         return await self._serve_http(stack, "admin", address, endpoints.answer, endpoints.refuse)
+
+    def _drafts(self) -> Drafts | None:
+        """Drafts of the file, if the router runs with one on disk."""
+        if self.reloader is None or not isinstance(file := self.reloader.contents.source, ConfigFile):
+            return None
+        return Drafts(self.operations, self.reloader, file)
 
     async def _open(
         self, stack: AsyncExitStack, server: HttpServer, port: str, address: Address, *, shares_port: bool = False

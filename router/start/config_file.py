@@ -74,6 +74,10 @@ class ConfigFile:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"cannot read {self.path}: {error}", hint="the file must be text in UTF-8") from error
+        return self.contents_of(text, stamp)
+
+    def contents_of(self, text: str, stamp: Stamp | None = None) -> Contents:
+        """The contents that `text` would have in this file's place. Raises ConfigError with every mistake."""
         outside = Outside(
             self.environment,
             lambda name: read_regular(Path(name)).decode(),

@@ -43,6 +43,11 @@ class Reloader:
     def __repr__(self) -> str:
         return f"<Reloader of {self._written.source}, version {self._written.config.version} decides>"
 
+    @property
+    def contents(self) -> Contents:
+        """The contents that are in effect."""
+        return self._written
+
     def ask(self) -> None:
         """Read the file at once, changed or not: a file that it refers to may have changed."""
         self._asked.set()
@@ -104,6 +109,11 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
     Pools change while requests run (`PoolsInForce.change`). Servers and local shards cannot change: raises ConfigError
     for a file that changes those.
     """
+    prepared(operations, before, after)()
+
+
+def prepared(operations: Operations, before: Contents, after: Contents) -> Callable[[], None]:
+    """A function that puts the file into effect, if called at once. Raises ConfigError; nothing has changed yet."""
     source = str(after.source)
     if before.text.strip() and not after.text.strip():
         # an empty file would be valid, and would let every client in
@@ -113,24 +123,33 @@ def as_config(operations: Operations, before: Contents, after: Contents) -> None
     gateway = operations.gateway
     config = carried_over(gateway.config, after.config)
     trust = trust_issuers(config, gateway, operations.telemetry)
-    if config.pools != gateway.config.pools:
-        _change_pools(gateway, config)
-    gateway.config = config
-    trust()
-    gateway.splits.follow(config.rules)
-    gateway.bodies.resize(gateway.config.server.memory_bytes)
-    operations.telemetry.config(after.config.version)
-    # requests in the queue may be admitted under the new limits
-    gateway.dispatcher.changed()
+    change_pools = _changed_pools(gateway, config) if config.pools != gateway.config.pools else None
+
+    def put_into_effect() -> None:
+        if change_pools is not None:
+            change_pools()
+        gateway.config = config
+        trust()
+        gateway.splits.follow(config.rules)
+        gateway.bodies.resize(gateway.config.server.memory_bytes)
+        operations.telemetry.config(after.config.version)
+        # requests in the queue may be admitted under the new limits
+        gateway.dispatcher.changed()
+
+    return put_into_effect
 
 
-def _change_pools(gateway: Gateway, config: Config) -> None:
-    """Have the pools of `config`. Raises ConfigError, before anything has changed."""
+def _changed_pools(gateway: Gateway, config: Config) -> Callable[[], None]:
+    """A function that puts the pools of `config` into effect. Raises ConfigError; nothing has changed yet."""
     hear_them = gateway.feeds.change(config.pools.values())
     have_them = gateway.fleet.change(config.pools, pool_certificates(config))
-    hear_them()
-    have_them()
-    gateway.sources.follow(config.pools)
+
+    def put_into_effect() -> None:
+        hear_them()
+        have_them()
+        gateway.sources.follow(config.pools)
+
+    return put_into_effect
 
 
 def as_shadow(operations: Operations, before: Contents, after: Contents) -> None:  # noqa: ARG001

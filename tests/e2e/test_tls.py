@@ -18,7 +18,7 @@ from http1.client import HttpClient
 from http1.errors import AnswerError
 from policies.errors import ConfigError
 from policies.sla.parse import parse
-from router.operate.dashboard.top import KEY_VARIABLE
+from router.operate.admin_port import KEY_VARIABLE
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1 import inference_pb2_grpc as services
 from router.protocols.strangers import BURST_S

@@ -29,9 +29,11 @@ from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, requ
 from router.call.pipeline import outer_edge
 from router.operate.admin.auditing import add_auditing
 from router.operate.admin.calls import AdminCall, call_of
+from router.operate.admin.drafting import Drafting
 from router.operate.admin.issuing import add_keys
 from router.operate.admin.operating import add_operating
 from router.operate.admin.usage import add_usage
+from router.operate.config_desk import ConfigDesk
 from router.operate.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.operate.operations import Operations
 from router.operate.telemetry.telemetry import Telemetry
@@ -61,10 +63,10 @@ class AdminEndpoints:
     """Answers the operators of one router: `answer` is the handler of an HttpServer, `refuse` renders the reply to
     bytes that are not a valid request. Other calls may be added to `routes`; `calls.py` has the role that each needs.
 
-    `reload` is None if the router runs without a file.
+    `reload` is None if the router runs without a file, `desk` if that cannot be changed from here.
     """
 
-    def __init__(self, operations: Operations, reload: Reload | None) -> None:
+    def __init__(self, operations: Operations, reload: Reload | None, desk: ConfigDesk | None = None) -> None:
         self._gateway = gateway = operations.gateway
         self._telemetry, self._reload, self._audit = operations.telemetry, reload, operations.audit
         self.routes = routes = Routes()
@@ -75,6 +77,7 @@ class AdminEndpoints:
         add_page(routes)
         add_data(routes, operations)
         add_operating(routes, operations)
+        Drafting(desk).add_to(routes)
         add_usage(routes, operations)
         add_keys(routes, gateway)
         add_auditing(routes, operations)

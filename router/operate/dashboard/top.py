@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,17 +16,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from policies.errors import BackendFailed, ExpectedError, InvalidRequest
+from policies.errors import ExpectedError
+from router.operate.admin_port import AdminPort
 from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Snapshot, TargetMeasure, TenantRow
-from tls.certificates import Certificates
-from tls.errors import TlsError, sentence_of
-from tls.settings import HTTP_ALPN, TlsSettings
+from tls.settings import TlsSettings
 
-KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
-
-_TIMEOUT_S = 5.0
 _MOST_DECISIONS = 60
-_WHERE = "`pointsman up` and `serve` print the dashboard's address when they start; pass that address as --admin"
 _SIGNS = {
     "well": "[blue]✓[/]",
     "finished": "[blue]✓[/]",
@@ -64,45 +55,24 @@ _DECISIONS = (
 )
 
 
-def _certificates(settings: TlsSettings) -> Certificates:
-    try:
-        return Certificates(settings, is_server=False, what="top", alpn=HTTP_ALPN)
-    except TlsError as error:
-        raise InvalidRequest(error.message, hint=error.hint) from error
-
-
 class OperatorsPort:
-    """Reads snapshots from a router's admin port at `url`, and collects their decisions. `tls` is for https:// URLs."""
+    """Reads snapshots from a router's admin `port`, and collects their decisions."""
 
-    def __init__(self, url: str, key: str | None, tls: TlsSettings | None = None) -> None:
-        self._url, self._key = url.rstrip("/").removesuffix("/dashboard"), key
-        self._tls = _certificates(tls or TlsSettings())
-        if not self._url.startswith(("http://", "https://")):
-            self._url = f"http://{self._url}"
+    def __init__(self, port: AdminPort) -> None:
+        self._port = port
         self._revision = 0
         self._decisions: dict[int, DecisionRow] = {}
 
     def __repr__(self) -> str:
-        return f"<OperatorsPort {self._url}, {len(self._decisions)} decisions>"
+        return f"<OperatorsPort {self._port!r}, {len(self._decisions)} decisions>"
 
     def read(self) -> tuple[Snapshot, list[DecisionRow]]:
         """A snapshot, and the newest decisions first. Raises ExpectedError."""
-        request = urllib.request.Request(f"{self._url}/admin/snapshot?since={self._revision}")  # noqa: S310 - http(s) only
-        if self._key:
-            request.add_header("Authorization", f"Bearer {self._key}")
+        answer = self._port.call(f"/admin/snapshot?since={self._revision}")
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls.context()) as reply:  # noqa: S310
-                snapshot = msgspec.json.decode(reply.read(), type=Snapshot)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code in (401, 403):
-                    raise InvalidRequest(_reason(error.read()), hint=f"keys are read from ${KEY_VARIABLE}") from error
-                raise BackendFailed(f"{self._url} is not an admin port", hint=_WHERE) from error
-        except (OSError, msgspec.DecodeError) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLError):
-                reason = sentence_of(reason)
-            raise BackendFailed(f"no reply from {self._url}: {reason}", hint=_WHERE) from error
+            snapshot = msgspec.json.decode(answer, type=Snapshot)
+        except msgspec.DecodeError as error:
+            raise self._port.no_reply(error) from error
         if snapshot.revision < self._revision:
             self._decisions.clear()
         self._revision = snapshot.revision
@@ -114,7 +84,7 @@ class OperatorsPort:
 
 def run(url: str, *, once: bool, tls: TlsSettings | None = None, every_s: float = 1.0) -> None:
     """Show the state of the router at `url` until Ctrl-C, or one frame. Raises ExpectedError if it cannot be read."""
-    source, console = OperatorsPort(url, os.environ.get(KEY_VARIABLE), tls), Console()
+    source, console = OperatorsPort(AdminPort.from_environment(url, tls)), Console()
     snapshot, decisions = source.read()
     if once:
         console.print(frame(snapshot, decisions, lines=20, width=console.width))
@@ -282,10 +252,3 @@ def _count(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
-
-
-def _reason(body: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return "the router answers with an error"

@@ -134,6 +134,27 @@ def test_a_canary_that_fails_loses_its_share_and_no_request_is_lost(caplog: pyte
     run(scenario)
 
 
+@pytest.mark.parametrize("turns", [BROKEN, Answer(delay_s=0.7)], ids=["broken", "late"])
+def test_a_canary_that_turns_bad_after_many_good_requests_loses_its_share_within_a_minute(
+    turns: Answer,
+) -> None:
+    async def scenario() -> None:
+        world = await World(a_file(canary=40)).begin()
+        for number in range(700):
+            await world.ask(number)
+        assert world.tally("canary")[0] > 200
+        world.backends[1].script = turns
+        began_at = world.gateway.clock()
+        for number in range(700, 850):
+            await world.ask(number)
+            await asyncio.sleep(0.4)
+            if world.shares["canary"] == 0:
+                break
+        assert world.gateway.clock() - began_at < 60
+
+    run(scenario)
+
+
 def test_a_canary_that_is_late_loses_its_share() -> None:
     def late(request: Request, prompt: Any) -> Answer:
         return Answer(delay_s=0.7)

@@ -12,7 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from policies.errors import BackendFailed, InvalidRequest
-from router.operate.dashboard.top import KEY_VARIABLE, OperatorsPort, frame
+from router.operate.admin_port import KEY_VARIABLE, AdminPort
+from router.operate.dashboard.top import OperatorsPort, frame
 from router.start.cli import app
 from tests.router.operate.dashboard.scene import PacedBackend
 from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, an_operator
@@ -45,7 +46,7 @@ async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
 async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask()
-        snapshot, (decision,) = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+        snapshot, (decision,) = await asyncio.to_thread(OperatorsPort(AdminPort(str(operator.router.admin), None)).read)
     silent = replace(snapshot, backends=tuple(replace(backend, hit_share=None) for backend in snapshot.backends))
     console = Console(width=200)
     with console.capture() as captured:
@@ -83,7 +84,7 @@ async def test_the_dashboards_address_will_do_too() -> None:
 
 async def test_decisions_are_followed_from_frame_to_frame() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
-        source = OperatorsPort(f"http://{operator.router.admin}/", None)
+        source = OperatorsPort(AdminPort(f"http://{operator.router.admin}/", None))
         await operator.ask()
         assert len((await asyncio.to_thread(source.read))[1]) == 1
         await operator.ask()
@@ -98,7 +99,7 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
     async with an_operator() as operator:
         for _ in range(12):
             await operator.ask("labs", words=5)
-        snapshot, decisions = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+        snapshot, decisions = await asyncio.to_thread(OperatorsPort(AdminPort(str(operator.router.admin), None)).read)
     console = Console(width=columns)
     with console.capture() as captured:
         console.print(frame(snapshot, decisions, lines=30, width=columns))
@@ -123,7 +124,7 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
 async def test_the_narrower_a_terminal_the_fewer_columns_it_shows(table: str, order: list[str]) -> None:
     async with an_operator() as operator:
         await operator.ask("labs", words=5)
-        snapshot, decisions = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+        snapshot, decisions = await asyncio.to_thread(OperatorsPort(AdminPort(str(operator.router.admin), None)).read)
     shown: dict[str, int] = {}
     for width in range(10, 200):
         console = Console(width=width)
