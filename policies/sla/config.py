@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from policies.aliases import Alias
 from policies.compose import Policy
 from policies.health import HealthRules
 from policies.identity import IdentitySettings
@@ -180,3 +181,4 @@ class Config:
     alerts: AlertSettings | None = None
     identity: IdentitySettings | None = None
     audit: AuditSettings | None = None
+    aliases: Mapping[str, Alias] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from policies.catalogue import Catalogue, builtin_catalogue
 from policies.errors import ConfigError
 from policies.shapes import Key, Table
 from policies.sla.alerts import ALERTS, read_alerts
+from policies.sla.aliases import ALIASES, read_aliases
 from policies.sla.audit import AUDIT, read_audit
 from policies.sla.classes import CLASSES, read_classes
 from policies.sla.config import BUNDLED, Config
@@ -89,6 +90,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "identity": Key(IDENTITY, "issuers of tokens, and what their tokens give; default: keys alone"),
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
             "pools": Key(pools_shape(catalogue.kinds), "backends of one kind that serve one model, by name"),
+            "aliases": Key(ALIASES, "names that stand for models, with changes of the requests that use them"),
             "rules": Key(RULES, "class, pools and policy of a request: the first rule that matches wins"),
             "on_miss": Key(ON_MISS, "by class, the steps if its target cannot be met or no backend is well"),
             "policies": Key(policies_shape(catalogue), "policies that choose a backend, by name"),
@@ -148,6 +150,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         alerts=read_alerts(top.get("alerts"), outside=outside),
         identity=identity,
         audit=read_audit(top.get("audit"), outside=outside),
+        aliases=read_aliases(top.get("aliases"), pools=pools),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

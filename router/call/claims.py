@@ -15,6 +15,7 @@ from router.call.bid import Bid
 from router.call.gateway import Gateway
 from router.call.identify import Identity
 from router.call.prepare import LookedUp
+from router.fleet.cluster.served_model import ServedModel
 
 
 def claim_of(
@@ -23,6 +24,7 @@ def claim_of(
     prompts: Sequence[LookedUp],
     *,
     facts: Facts,
+    model: ServedModel,
     identity: Identity,
     user: str | None,
     tags: Sequence[str],
@@ -32,16 +34,16 @@ def claim_of(
 ) -> Claim:
     """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
 
-    `identity` is that of its caller, `user` its end user; `prices` are the highest that it may cost at any of `pools`.
+    `model` is the one that answers; `identity` is that of its caller, `user` its end user; `prices` are the highest that it may cost at any of `pools`.
     """
     charges = []
     for given, prompt in zip(ask.inputs, prompts, strict=True):
         size = _Size(prompt.tokens.count, prompt.uncached_tokens, facts.max_new_tokens, ask.sampling.choices)
-        charges.append(_charge(size, images_of(given), prices, facts.model, pools, gateway))
+        charges.append(_charge(size, images_of(given), prices, model.name, pools, gateway))
     whole = charges[0]
     if len(charges) > 1:
         whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    bound = descriptors(facts.tenant, facts.model, identity.key, team=identity.team, user=user, tags=tags)
+    bound = descriptors(facts.tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)
     return Claim(id, bound, whole)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from policies.hedging import HedgeBudget
@@ -100,9 +100,13 @@ class Gateway:
         return int(self.unix_time())
 
     def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
-        """The models that are served now and that `tenant` may use, by name."""
-        allowed = tenant.models
-        return {name: one for name, one in self.cluster.models().items() if not allowed or name in allowed}
+        """The models that are served now and that `tenant` may use, by name; so are aliases of such models."""
+        allowed, served = tenant.models, self.cluster.models()
+        aliases = self.config.aliases.values()
+        names = {
+            alias.name: replace(served[alias.model], name=alias.name) for alias in aliases if alias.model in served
+        }
+        return {name: one for name, one in {**served, **names}.items() if not allowed or name in allowed}
 
     def is_ready(self) -> bool:
         """Are the doors open, and has every pool a healthy backend that was reached?"""

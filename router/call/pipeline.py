@@ -138,6 +138,7 @@ async def serve(
                         ask,
                         prompts,
                         facts=facts,
+                        model=model,
                         identity=identity,
                         user=user,
                         tags=account.tags,

@@ -40,13 +40,16 @@ _MOST_SHOWN = 4
 
 
 def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
-    """The model that `tenant` means by `name`. Raises UnknownModel, or NoBackend while its backends are away."""
+    """The model that `tenant` means by `name`, which may be an alias. Raises UnknownModel, or NoBackend while its
+    backends are away."""
     allowed = not tenant.models or name in tenant.models
-    model = gateway.cluster.model(name)
+    alias = gateway.config.aliases.get(name)
+    served = name if alias is None else alias.model
+    model = gateway.cluster.model(served)
     if model is not None and allowed:
         return model
     known = gateway.models_for(tenant)
-    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.awaits_backends():
+    if allowed and (not known or _is_configured(served, gateway.config)) and gateway.awaits_backends():
         hint = f"{_unreached(gateway.cluster)}try again when /readyz says 200"
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"
@@ -258,7 +261,8 @@ def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: Se
     longest = prompts[0] if len(prompts) == 1 else max(prompts, key=lambda prompt: prompt.tokens.count)
     return Facts(
         tenant,
-        model.name,
+        # rules and tenants go by the name that was asked for, which may be an alias
+        ask.model,
         prompt_tokens=longest.tokens.count,
         max_new_tokens=room(ask, longest.tokens, model),
         uncached_tokens=max(1, longest.uncached_tokens),

@@ -49,7 +49,8 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
     Raises as `classify` does, and InvalidRequest for names that the file does not have.
     """
     tenant = _tenant(described.tenant, config)
-    model = described.model or _first_model(tenant, config)
+    named = described.model or _first_model(tenant, config)
+    model = config.aliases[named].model if named in config.aliases else named
     if live is None:
         view = ClusterView(tuple(_backends(described, model, config)), taken_at=0.0)
     else:
@@ -57,7 +58,7 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
     most_held = max((backend.held_tokens or 0 for backend in view.backends if model in backend.models), default=0)
     facts = Facts(
         tenant,
-        model,
+        named,
         prompt_tokens=described.prompt_tokens,
         max_new_tokens=described.max_new_tokens,
         uncached_tokens=max(1, described.prompt_tokens - most_held),

@@ -10,14 +10,16 @@ from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
 from backends.nesting import decode_json
+from policies.aliases import Alias
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.call.caller import Placement
 from router.call.disclosure import shown_name
+from router.protocols.aliases import aliased, changed
 from router.protocols.answer import Answer, refusal_in, thought_in
 from router.protocols.grpc.v1 import inference_pb2 as pb
-from router.protocols.openai.request import chat_ask, completion_ask
+from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.text.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
 
@@ -36,7 +38,12 @@ def read_message(raw: bytes, message: _Message) -> _Message:
         raise InvalidRequest(f"this is not a {kind}: {error}", hint="see inference.proto, or ask reflection") from error
 
 
-def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: float | None) -> Ask:
+def ask_of(
+    message: pb.GenerateRequest,
+    headers: Mapping[str, str],
+    deadline_s: float | None,
+    aliases: Mapping[str, Alias],
+) -> Ask:
     """The Ask of `message`, under the same rules as over HTTP. Raises InvalidRequest."""
     body: dict[str, Any] = {"model": message.model, **_sampling(message.sampling)}
     if message.user:
@@ -46,7 +53,7 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
     for name in ("response_format", "structured_outputs"):
         if text := getattr(message, f"{name}_json"):
             body[name] = _read_json(text, f"{name}_json", name)
-    ask = _input_ask(body, message, headers)
+    ask = _input_ask(body, message, headers, aliases)
     return replace(
         ask,
         # no default of 16 tokens for a raw prompt: that is a custom of OpenAI's HTTP API
@@ -60,7 +67,7 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
     )
 
 
-def counted_ask(message: pb.CountTokensRequest) -> Ask:
+def counted_ask(message: pb.CountTokensRequest, aliases: Mapping[str, Alias]) -> Ask:
     """The Ask for counting the prompt's tokens. Raises InvalidRequest."""
     whole = pb.GenerateRequest(model=message.model, tools_json=message.tools_json)
     kind = message.WhichOneof("input")
@@ -68,7 +75,7 @@ def counted_ask(message: pb.CountTokensRequest) -> Ask:
         whole.chat.CopyFrom(message.chat)
     elif kind == "prompt":
         whole.prompt = message.prompt
-    return ask_of(whole, {}, None)
+    return ask_of(whole, {}, None, aliases)
 
 
 def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
@@ -119,7 +126,9 @@ def placement_of(placement: Placement) -> pb.Placement:
     )
 
 
-def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mapping[str, str]) -> Ask:
+def _input_ask(
+    body: dict[str, Any], message: pb.GenerateRequest, headers: Mapping[str, str], aliases: Mapping[str, Alias]
+) -> Ask:
     kind = message.WhichOneof("input")
     logprobs = message.sampling.logprobs if message.sampling.HasField("logprobs") else None
     if kind == "chat":
@@ -133,14 +142,18 @@ def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mappi
                 body[name] = text
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
-        return chat_ask(body, headers)
+        return chat_ask(_aliased(body, CHAT_PATH, aliases), headers)
     if kind is None:
         hint = "set one of `prompt`, `chat` and `token_ids`"
         raise InvalidRequest("the request has no input", hint=hint, param="input")
     if logprobs is not None:
         body["logprobs"] = logprobs
     body["prompt"] = message.prompt if kind == "prompt" else _ids(message.token_ids)
-    return completion_ask(body, headers)
+    return completion_ask(_aliased(body, COMPLETION_PATH, aliases), headers)
+
+
+def _aliased(body: dict[str, Any], path: str, aliases: Mapping[str, Alias]) -> dict[str, Any]:
+    return changed(body, changes) if (changes := aliased(body, path, aliases)) else body
 
 
 def _sampling(given: pb.Sampling) -> dict[str, Any]:

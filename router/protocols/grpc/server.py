@@ -141,7 +141,7 @@ class Inference:
             tenant = await self._tenant(context)
             with self._gateway.bodies.held(tenant.name) as held:
                 message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
-                ask = await held.run(once(lambda: counted_ask(message)))
+                ask = await held.run(once(lambda: counted_ask(message, self._gateway.config.aliases)))
                 return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
         return None
 
@@ -206,7 +206,7 @@ class _GrpcCaller:
     """Common part of streaming and collecting callers."""
 
     def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
-        self._raw, self._context = raw, context
+        self._raw, self._context, self._gateway = raw, context, gateway
         self._metadata = _metadata(context)
         self.id, self.key, self.trace = gateway.new_id(), key_in(self._metadata), w3c_headers(self._metadata)
         self._placement: Placement | None = None
@@ -231,7 +231,8 @@ class _GrpcCaller:
             await held.take(count(message.token_ids) * _ID_COST, "the prompt", "send fewer token ids")
         left_s = self._context.time_remaining()
         deadline_s = None if left_s is None or left_s > _FOREVER_S else max(0.0, left_s)
-        return await held.run(once(lambda: ask_of(message, self._metadata, deadline_s)))
+        aliases = self._gateway.config.aliases
+        return await held.run(once(lambda: ask_of(message, self._metadata, deadline_s, aliases)))
 
 
 class _Streaming(_GrpcCaller):

@@ -30,6 +30,7 @@ from router.call.operators import operator_of
 from router.call.pipeline import serve, unplanned
 from router.call.tracing import w3c_headers
 from router.fleet.cluster.served_model import ServedModel
+from router.protocols.aliases import aliased, changed, changed_bytes
 from router.protocols.answer import Answer, Head, usage_sum
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
@@ -198,7 +199,13 @@ class HttpEndpoints:
 
     async def _read(self, http: Request, held: Held, parse: Callable[[dict[str, Any]], T]) -> T:
         raw = await read_body(http, self._gateway.config.server.max_body_bytes, held)
-        return await held.parse(raw, lambda body: parse(decode(body)))
+        aliases = self._gateway.config.aliases
+
+        def parsed(raw: bytes) -> T:
+            body = decode(raw)
+            return parse(changed(body, changes) if (changes := aliased(body, http.path, aliases)) else body)
+
+        return await held.parse(raw, parsed)
 
     async def _models(self, request: Request) -> Response:
         models = (await self._allowed_models(request)).values()
@@ -290,6 +297,8 @@ class HttpCaller:
 
     def _parsed(self, raw: bytes) -> Ask:
         body = decode(raw)
+        if changes := aliased(body, self._http.path, self._gateway.config.aliases):
+            body, raw = changed(body, changes), changed_bytes(raw, changes)
         ask = self._dialect.parse(body, self._http.headers.lowered)
         # the raw bytes are sent on only if the parsed body is all of them
         is_whole = len(ask.natives) == 1 and ask.natives[0].body is body

@@ -23,6 +23,7 @@ from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.identify import identified, key_in
 from router.call.tracing import w3c_headers
+from router.protocols.aliases import aliased, changed
 from router.protocols.dialect import Dialect
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
@@ -60,7 +61,7 @@ class PickedCall:
         self._reach = Reach(self._path, head.subset, gateway.cluster.backend)
         self._body: Mapping[str, Any] = {}
         self._took: str | None = None
-        self._is_moving = False
+        self._is_moving = self._is_changed = False
 
     def __repr__(self) -> str:
         return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
@@ -181,7 +182,9 @@ class PickedCall:
     def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
         assert self._dialect is not None
         body = decode(raw)
-        return self._dialect.parse(body, self._headers), body
+        changes = aliased(body, self._path, self._gateway.config.aliases)
+        self._is_changed = bool(changes)
+        return self._dialect.parse(changed(body, changes) if changes else body, self._headers), body
 
     def _objective(self) -> str | None:
         """The objective that the request names, if it is a class of ours; a cluster may have others of that name."""
@@ -194,8 +197,8 @@ class PickedCall:
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
         fields = dict(forward.fields)
-        if request.documents and prompt.native is not None:
-            # the engine gets them as text, in the router's order
+        if (request.documents or self._is_changed) and prompt.native is not None:
+            # documents go as text, in the router's order, and an alias changes what the client sent
             fields = _changes(self._body, prompt.native.body) | fields
         body = _rewritten(raw, self._body, fields)
         headers = {**forward.headers, **prompt.headers}
