@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
+from policies.mirror import Mirror
 from policies.nouns import ServiceClass, Tenant
 from policies.split import Split
 from policies.suggest import did_you_mean
@@ -216,13 +217,14 @@ def stated(facts: Facts, given: Mapping[str, object]) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Requests that match `when` get this class, these pools (None: any) and this policy. With a `split`, each request
-    goes to one of the pools."""
+    goes to one of the pools; with a `mirror`, some are sent to another pool too."""
 
     service_class: str
     when: When = When()
     pools: tuple[str, ...] | None = None
     policy: str = "default"
     split: Split | None = None
+    mirror: Mirror | None = None
 
 
 class Ruling(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def _of_mappings(before: dict[str, Node], after: dict[str, Node], path: str) -> 
             yield FileChange(here, shown(before[key]), None)
         elif key in before:
             yield from _changes(before[key], after[key], here)
-        elif path or not isinstance(after[key].value, dict):
+        elif path or not (isinstance(after[key].value, dict) and after[key].value):
             yield FileChange(here, None, shown(after[key]))
         else:
             # each entry of a new section by itself

@@ -125,7 +125,8 @@ def _doubt_unused(root: Field, config: Config) -> None:
     if all(rule.pools is not None for rule in config.rules):
         named = {pool for rule in config.rules for pool in rule.pools or ()}
         prefill = {pool.prefill for pool in config.pools.values()}
-        for name in config.pools.keys() - named - spilled - prefill:
+        mirrors = {rule.mirror.pool for rule in config.rules if rule.mirror is not None}
+        for name in config.pools.keys() - named - spilled - prefill - mirrors:
             root.find("pools", name).doubt("no rule and no spill names this pool, so nothing runs there")
     for name, pool in config.pools.items():
         if pool.register and config.server.admin is None:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from policies.mirror import Mirror
 from policies.nouns import Tenant
-from policies.quantities import read_part, read_range, read_yes
+from policies.quantities import read_part, read_range, read_share, read_yes
 from policies.rules import FACTS, Fact, Rule, When, may_use
 from policies.shapes import TEXT, Either, Key, Many, Named, Shape, Table
 from policies.sla.fields import Field, Section
@@ -17,6 +18,12 @@ from policies.split import Split
 _FORMS: Mapping[str, Shape] = {"text": Many(TEXT), "number": Many(read_range), "named": Named(Many(TEXT), free=True)}
 
 WHEN = Table({name: Key(_FORMS[fact.form], fact.says) for name, fact in FACTS.items()})
+MIRROR = Table(
+    {
+        "pool": Key(TEXT, "the other pool; its answers are dropped", required=True),
+        "share": Key(read_share, "the share of the requests, such as 5%; default 100%"),
+    }
+)
 RULE = Table(
     {
         "when": Key(WHEN, "the condition: every key in it must match, of a list any entry; default always"),
@@ -28,6 +35,7 @@ RULE = Table(
         ),
         "rollback": Key(read_yes, "whether a pool with a smaller share loses it if it does worse; default true"),
         "policy": Key(TEXT, "the policy that chooses a backend; default `default`"),
+        "mirror": Key(MIRROR, "another pool that gets a share of the requests too, to compare it; default none"),
     }
 )
 RULES = Many(RULE, nullable=True)
@@ -67,7 +75,21 @@ def _read_rule(field: Field, names: Names) -> Rule | None:
     if policy:
         chosen = policy.one_of(names.policies, what="policy")
     service_class = given.one_of(names.classes, what="class") if given else None
-    return Rule(service_class, when, pools, chosen or "default", split) if service_class else None
+    mirror = _read_mirror(section.get("mirror"), pools, names)
+    return Rule(service_class, when, pools, chosen or "default", split, mirror) if service_class else None
+
+
+def _read_mirror(field: Field | None, own: tuple[str, ...] | None, names: Names) -> Mirror | None:
+    if field is None:
+        return None
+    section = field.section(MIRROR)
+    given, share = section.get("pool"), section.read("share", 1.0)
+    pool = given.one_of(names.pools, what="pool") if given else None
+    if given and pool is not None and pool in (own or ()):
+        given.complain(f"gets requests of this rule already (name another pool than {', '.join(own or ())})")
+    if share == 0:
+        section.entries["share"].complain("mirrors nothing (write a share above 0, or drop mirror)")
+    return Mirror(pool, share) if pool is not None else None
 
 
 def _read_when(section: Section, names: Names) -> When:

@@ -20,6 +20,7 @@ from router.call.admission import Admission
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
+from router.call.mirrors import Mirrors
 from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
@@ -79,6 +80,7 @@ class Gateway:
     documents: DocumentUses
     first_legs: FirstLegs
     splits: Splits
+    mirrors: Mirrors
     end_users: EndUsers
     shadow: Config | None = None
     replicas: Replicas | None = None
@@ -124,7 +126,7 @@ class Gateway:
         self.later.flush()
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
         texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents, self.document_sets)
-        for part in (*parts, *texts, self.poison, self.hedges):
+        for part in (*parts, *texts, self.poison, self.hedges, self.mirrors):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

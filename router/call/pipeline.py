@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -56,6 +57,7 @@ from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
 from router.call.identify import Identity, identified, on_behalf_of
+from router.call.mirrors import Mirrored
 from router.call.observer import Account, Observer, Spent
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, without_transfer
@@ -281,6 +283,7 @@ class _Call(msgspec.Struct, frozen=True):
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
             race = self._race(at, await placer.place(bid), trace)
+        mirrored = self._mirrored(race.placed)
         try:
             while (failure := await race.run()) is not None:
                 self.gateway.observer.event("retried")
@@ -292,6 +295,8 @@ class _Call(msgspec.Struct, frozen=True):
                     raise failure from None
         finally:
             self._settle(race.placed, others)
+            if mirrored is not None:
+                self.gateway.mirrors.ended(mirrored, race.placed.flight, sys.exception())
 
     def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race:
         """The backend of `placed`, and where its class hedges, a second one once that is late."""
@@ -613,6 +618,14 @@ class _Call(msgspec.Struct, frozen=True):
         key = f"{self.facts.tenant.name} {self.ask.session or self.ask.user or self.caller.id}"
         pool = self.gateway.splits.pool_of(rule, key)
         return (pool,) if self.gateway.cluster.serves(pool, model.name) else self.ruling.pools
+
+    def _mirrored(self, placed: Placed) -> Mirrored | None:
+        """The mirror of the request of `placed`, if its rule has one and this request is in its share."""
+        rule = self.config.rules[self.ruling.rule - 1]
+        if rule.mirror is None or self.ask.yields or not self.carrier.continues or len(self.ask.inputs) > 1:
+            return None
+        last = max(self.config.classes.values(), key=lambda service_class: service_class.rank)
+        return self.gateway.mirrors.begin(rule, rule.mirror, placed.bid, placed, last)
 
     def _in_present_pools(self, asked: Request) -> Request:
         """`asked`; if the file has changed and has none of its pools any more, in those that the new file gives it."""

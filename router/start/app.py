@@ -142,6 +142,7 @@ class Router:
             # backends join the feeds as soon as the cluster reaches them
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
+            stack.push_async_callback(self.gateway.mirrors.close)
             await stack.enter_async_context(self.gateway.prefixes)
             await stack.enter_async_context(self.gateway.document_sets)
             if self.gateway.replicas is not None:

@@ -28,6 +28,7 @@ from router.call.doors import Doors
 from router.call.gateway import Gateway
 from router.call.identify import known_tenant
 from router.call.placing import Placer
+from router.call.mirrors import Mirrors
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing
@@ -164,10 +165,12 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         documents=DocumentUses(),
         first_legs=FirstLegs(cluster, base.clock),
         end_users=EndUsers(base.unix_time),
+        mirrors=Mirrors(dispatcher, cluster, base.clock, base.rng, on_ended=base.telemetry.mirrored),
         splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )
     gateway.splits.follow(config.rules)
     trust_issuers(config, gateway, base.telemetry)()
+    gateway.mirrors.follow(config.rules)
     board = Board(
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),

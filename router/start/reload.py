@@ -131,6 +131,7 @@ def prepared(operations: Operations, before: Contents, after: Contents) -> Calla
         gateway.config = config
         trust()
         gateway.splits.follow(config.rules)
+        gateway.mirrors.follow(config.rules)
         gateway.bodies.resize(gateway.config.server.memory_bytes)
         operations.telemetry.config(after.config.version)
         # requests in the queue may be admitted under the new limits

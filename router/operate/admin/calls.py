@@ -58,6 +58,7 @@ CALLS: Mapping[str, AdminCall] = {
     "POST /admin/config/rollback": _OWN,
     "GET /admin/decisions/{number}": _READ,
     "GET /admin/diagnosis": _READ,
+    "GET /admin/mirrors": _READ,
     "GET /admin/prefixes": _READ,
     "GET /admin/snapshot": _READ,
     "GET /admin/splits": _READ,

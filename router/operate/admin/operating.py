@@ -11,6 +11,7 @@ from router.call.gateway import Gateway
 from router.call.splits import Standing
 from router.operate.admin.clearing import clear_cache, named_tenant
 from router.operate.dashboard.routes import json_reply, read_json
+from router.operate.dashboard.snapshot import mirror_row
 from router.operate.operations import Operations
 from router.protocols.http.prefixes import shown
 from router.protocols.http.routes import Routes
@@ -19,7 +20,7 @@ _MOST_WEIGHT = 1000.0
 
 
 def add_operating(routes: Routes, operations: Operations) -> None:
-    """Add the calls for backends, prefixes, splits and caches to `routes`."""
+    """Add the calls for backends, prefixes, splits, mirrors and caches to `routes`."""
     gateway = operations.gateway
 
     async def change_backend(request: Request, backend: str) -> Response:
@@ -42,6 +43,9 @@ def add_operating(routes: Routes, operations: Operations) -> None:
     async def splits(_: Request) -> Response:
         return json_reply({"splits": [_shown_standing(each) for each in gateway.splits.standings()]})
 
+    async def mirrors(_: Request) -> Response:
+        return json_reply({"mirrors": [mirror_row(each) for each in gateway.mirrors.compared()]})
+
     async def restore(_: Request) -> Response:
         return json_reply({"restored": gateway.splits.restore()})
 
@@ -51,6 +55,7 @@ def add_operating(routes: Routes, operations: Operations) -> None:
     routes.add("GET", "/admin/prefixes", prefixes)
     routes.add("GET", "/admin/splits", splits)
     routes.add("POST", "/admin/splits/restore", restore)
+    routes.add("GET", "/admin/mirrors", mirrors)
 
 
 def _backend(name: str, gateway: Gateway) -> str:

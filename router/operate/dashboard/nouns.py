@@ -142,6 +142,26 @@ class PrefixRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorRow:
+    """The mirror of a rule since the rule is in force: `pairs` of requests that both sides answered, with the means of
+    both; how many failed where; and the requests that were `left_out` because no backend of the pool had room."""
+
+    rule: int
+    pool: str
+    share: float
+    pairs: int
+    failed: int
+    own_failed: int
+    left_out: int
+    ttft_s: float | None
+    own_ttft_s: float | None
+    seconds: float | None
+    own_seconds: float | None
+    tokens: float | None
+    own_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SplitRow:
     """One pool of a rule with shares: the `share` in force, and how the requests of the last minutes ended there.
 
@@ -237,3 +257,4 @@ class Snapshot:
     prefixes: tuple[PrefixRow, ...] = ()
     all_prefixes: int = 0
     splits: tuple[SplitRow, ...] = ()
+    mirrors: tuple[MirrorRow, ...] = ()

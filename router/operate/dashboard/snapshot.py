@@ -12,6 +12,7 @@ from policies.nouns import BackendView, Request, ServiceClass, Tenant
 from policies.prefix.parity import ParityReport, Trust
 from policies.quota.budget import descriptors, meters
 from router.call.gateway import Gateway
+from router.call.mirrors import Compared
 from router.call.splits import Standing
 from router.fleet.prompt_keys import PromptKeys
 from router.operate.dashboard.board import Row, Totals
@@ -21,6 +22,7 @@ from router.operate.dashboard.nouns import (
     ClassRow,
     DecisionDetail,
     DecisionRow,
+    MirrorRow,
     PlaceRow,
     PrefixRow,
     ScoreRow,
@@ -76,6 +78,7 @@ async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
         prefixes=tuple(_prefix_row(prefix, unix) for prefix in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
         all_prefixes=len(prefixes),
         splits=tuple(map(_split_row, gateway.splits.standings())),
+        mirrors=tuple(map(mirror_row, gateway.mirrors.compared())),
     )
 
 
@@ -270,6 +273,30 @@ def _state(view: BackendView, trouble: Trouble | None) -> str:
 def _urgency(prefix: Prefix) -> tuple[bool, float]:
     """Sort key: prefixes with a problem first, then the newest."""
     return (prefix.state == "ready" and not prefix.trouble, -prefix.created_at)
+
+
+def mirror_row(compared: Compared) -> MirrorRow:
+    """`compared` with means in place of sums."""
+
+    def mean(whole: float) -> float | None:
+        return whole / compared.pairs if compared.pairs else None
+
+    own, mirror = compared.own, compared.mirror
+    return MirrorRow(
+        rule=compared.rule,
+        pool=compared.pool,
+        share=compared.share,
+        pairs=compared.pairs,
+        failed=mirror.failed,
+        own_failed=own.failed,
+        left_out=compared.left_out,
+        ttft_s=mean(mirror.ttft_s),
+        own_ttft_s=mean(own.ttft_s),
+        seconds=mean(mirror.seconds),
+        own_seconds=mean(own.seconds),
+        tokens=mean(mirror.tokens),
+        own_tokens=mean(own.tokens),
+    )
 
 
 def _split_row(standing: Standing) -> SplitRow:

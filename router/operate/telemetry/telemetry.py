@@ -104,6 +104,9 @@ class Telemetry:
         self._splits = made.counter(
             "split_requests", "Requests of rules with shares, by how they ended at a pool", ("rule", "pool", "how")
         )
+        self._mirrored = made.counter(
+            "mirrored_requests", "Requests of rules with mirrors, by how their copies ended", ("rule", "pool", "how")
+        )
         self._shadow = made.counter(
             "shadow_differences", "Decisions by how the shadow file's decision differs, or none", ("what",)
         )
@@ -234,6 +237,10 @@ class Telemetry:
     def split(self, rule: int, pool: str, how: str) -> None:
         """A request of rule number `rule`, which has shares, ended so at `pool`: kept, missed or failed."""
         self._splits[str(rule), pool, how].inc()
+
+    def mirrored(self, rule: int, pool: str, how: str) -> None:
+        """A request of rule number `rule` was mirrored to `pool`: answered or failed; or left out for lack of room."""
+        self._mirrored[str(rule), pool, how].inc()
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count how the shadow file's decision for `request` differs."""

@@ -67,7 +67,7 @@ async function refresh() {
   }
   find("#state").textContent = `${now.is_ready ? "✓ ready" : "✕ not ready"} · file ${now.config_version}` +
     `${now.shadow_version ? ` · shadow ${now.shadow_version}` : ""} · up ${upFor(now.up_s)} · ${document.body.dataset.role}`;
-  for (const panel of ["tiles", "classes", "tenants", "prefixes", "splits", "options"]) panels[panel](now);
+  for (const panel of ["tiles", "classes", "tenants", "prefixes", "splits", "mirrors", "options"]) panels[panel](now);
   panels.backends(now, change);
   if (!isPaused) listed = [...decisions.values()].sort((a, b) => b.number - a.number);
   list();

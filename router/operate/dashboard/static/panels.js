@@ -170,6 +170,18 @@ export function splits(now) {
   sync(body("splits"), now.splits, (split) => `${split.rule}/${split.pool}`, () => row(cells, ["", "", "", "n", "n", "n", ""]));
 }
 
+export function mirrors(now) {
+  document.querySelector("#mirrored").hidden = !now.mirrors.length;
+  const beside = (theirs, ours, show) => (theirs === null ? h("span", { class: "dim" }, "–") : `${show(theirs)} (${show(ours)})`);
+  const cells = (mirror) => [
+    `rule ${mirror.rule}`, h("strong", {}, mirror.pool), share(mirror.share), count(mirror.pairs),
+    `${count(mirror.failed)} (${count(mirror.own_failed)})`, count(mirror.left_out),
+    beside(mirror.ttft_s, mirror.own_ttft_s, seconds), beside(mirror.seconds, mirror.own_seconds, seconds),
+    beside(mirror.tokens, mirror.own_tokens, (number) => count(Math.round(number))),
+  ];
+  sync(body("mirrors"), now.mirrors, (mirror) => `${mirror.rule}/${mirror.pool}`, () => row(cells, ["", "", "n", "n", "n", "n", "n", "n", "n"]));
+}
+
 const searched = (row) => `${row.tenant} ${row.service_class} ${row.model} ${row.chosen} ${row.outcome} ${row.code} ${row.why} ${row.request}`.toLowerCase();
 
 /** Shows the newest of `all` that hold every word of `filter`, and none that has a minus; `chosen` is the number of the selected one. */
