@@ -26,12 +26,13 @@ def read_alerts(field: Field | None, *, outside: Outside) -> AlertSettings | Non
         return None
     section = field.section(ALERTS)
     given, signing = section.get("webhook"), section.get("secret")
-    webhook = None if given is None else given.read(lambda text: _url(text, outside))
+    webhook = None if given is None else given.read(lambda text: read_webhook(text, outside))
     secret = None if signing is None else signing.read(outside.secret)
     return None if webhook is None else AlertSettings(webhook, secret)
 
 
-def _url(text: str, outside: Outside) -> str:
+def read_webhook(text: str, outside: Outside) -> str:
+    """The URL in `text`, or that it refers to. Raises ValueError with a sentence."""
     url = outside.resolve(text.strip(), lambda name: f"https://{name}.invalid")
     try:
         parts = urlsplit(url)
@@ -39,7 +40,5 @@ def _url(text: str, outside: Outside) -> str:
     except ValueError:
         is_url = False
     if not is_url:
-        raise ValueError(
-            f"must be a URL such as https://hooks.example.com/budgets, not {quoted(url.split('://')[0])}..."
-        )
+        raise ValueError(f"must be a URL such as https://hooks.example.com/path, not {quoted(url.split('://')[0])}...")
     return url

@@ -15,6 +15,7 @@ from policies.quota.prices import PriceList
 from policies.roles import Operator
 from policies.rules import Rule
 from policies.sla.sources import SourceName
+from policies.wake import Wake
 from tls.settings import TlsSettings
 
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})
@@ -37,6 +38,7 @@ class PoolSpec:
     go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
     both replace those of the backends. `tls` is for connections to its backends: None is plain text for shards, and for
     others what their URL says. The backends of the pool `prefill` compute long prompts for these.
+    With `wake` it may have no backend, and is started when a request comes.
     """
 
     name: str
@@ -54,6 +56,7 @@ class PoolSpec:
     health: HealthRules = field(default_factory=HealthRules)
     tls: TlsSettings | None = None
     prefill: str | None = None
+    wake: Wake | None = None
 
     @property
     def is_found(self) -> bool:

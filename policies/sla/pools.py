@@ -10,6 +10,7 @@ from functools import partial
 from policies.health import HealthRules
 from policies.quantities import quoted, read_bounds, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
+from policies.sla.alerts import read_webhook
 from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, Option, PoolSpec
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
@@ -19,6 +20,7 @@ from policies.sla.sources import SourceName, is_source, read_source
 from policies.sla.tls import CLIENT_TLS, read_client
 from policies.suggest import did_you_mean
 from policies.timeouts import Timeouts, timeouts_of
+from policies.wake import Wake
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 _URL = re.compile(_URL_PATTERN)
@@ -43,6 +45,14 @@ HEALTH = Table(
         "between_tokens": Key(read_bounds, "timeout between two tokens, floor..ceiling; default 20s..10m"),
         "retry": Key(read_seconds, "time without requests after failures; doubles up to a minute; default 1s"),
         "slow_start": Key(read_seconds, "time in which its share of requests grows after recovery; default 10s"),
+    }
+)
+WAKE = Table(
+    {
+        "within": Key(read_seconds, "how long a request waits for it to start, such as 3m", required=True),
+        "url": Key(TEXT, "an http or https URL that is POSTed, or ${env:NAME}; default none"),
+        "secret": Key(SECRET, "${env:NAME} or ${file:path}: signs it; default: no signature"),
+        "command": Key(Many(TEXT), "a command that is run instead, with the pool's name behind it; default none"),
     }
 )
 NO_TOKENIZER = "none"
@@ -72,6 +82,7 @@ def pool_table(kinds: Collection[str]) -> Table:
             "prefill": Key(
                 TEXT, "shard, vllm: the pool of backends that compute long prompts for these, and nothing else"
             ),
+            "wake": Key(WAKE, "how a pool that is scaled to zero is started when a request comes; default not at all"),
             "tokenizer": Key(
                 TEXT,
                 "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
@@ -136,7 +147,23 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
         health=_read_health(section.section("health"), timeouts_of(kind)),
         tls=read_client(section.get("tls")),
         prefill=section.read_any("prefill"),
+        wake=_read_wake(section.get("wake"), outside),
     )
+
+
+def _read_wake(field: Field | None, outside: Outside) -> Wake | None:
+    if field is None:
+        return None
+    section = field.section(WAKE)
+    within_s, given, signing = section.read_any("within"), section.get("url"), section.get("secret")
+    command = section.texts("command")
+    if given is not None and command:
+        section.entries["command"].complain("a pool is started by a URL or by a command, not both (drop one)")
+    if signing is not None and given is None:
+        signing.complain("signs nothing without a url")
+    url = None if given is None else given.read(lambda text: read_webhook(text, outside))
+    secret = None if signing is None else signing.read(outside.secret)
+    return None if within_s is None else Wake(within_s, url, secret, command)
 
 
 def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> tuple[str | SourceName, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,6 +23,7 @@ from policies.sla.config import Config
 from policies.timeouts import patience_s
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.call.bid import USUAL, Bid, Found, Look, Placed
+from router.call.waking import Waking
 from router.fleet.cluster.cluster import Cluster
 
 MOST_FAILED_LOOKS = 8
@@ -200,8 +202,10 @@ class Dispatcher:
         clock: Callable[[], float],
         *,
         on_waiting: Callable[[str, int], None] = lambda *_: None,
+        waking: Waking | None = None,
     ) -> None:
         self._cluster, self._config, self._clock, self._on_waiting = cluster, config, clock, on_waiting
+        self._waking = waking
         self._queues: dict[str, ModelQueue] = {}
         self._configured: Config | None = None
         self._by_tenant: Counter[str] = Counter()
@@ -226,6 +230,9 @@ class Dispatcher:
         if not found.is_free and found.view.left_out:
             # the time that it waits depends on all backends
             found = replace(self._look(queue, bid, all_backends=True), is_free=False)
+        if self._waking is not None and found.is_outage:
+            # whether or not the request waits for them
+            self._waking.start(bid.request.model, bid.request.pools)
         return found
 
     def forgive(self, bid: Bid) -> bool:
@@ -263,10 +270,11 @@ class Dispatcher:
         bid.waiting = waiting = asyncio.get_running_loop().create_future()
         self._enter(queue, bid, found)
         try:
-            if seconds is None:
-                await self._through_outages(queue, bid, waiting)
-            else:
-                await asyncio.wait((waiting,), timeout=seconds)
+            with self._woken(bid, found) as within_s:
+                if seconds is None:
+                    await self._through_outages(queue, bid, waiting, within_s)
+                else:
+                    await asyncio.wait((waiting,), timeout=seconds)
         except asyncio.CancelledError:
             if waiting.done() and waiting.exception() is None:
                 self._cluster.end(waiting.result().flight)
@@ -373,10 +381,19 @@ class Dispatcher:
                 self._walk_soon(queue)
                 return
 
-    async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
-        """Return once `bid` was placed or let go. Raises its `refusal` when no backend was well for too long."""
+    def _woken(self, bid: Bid, found: Found) -> AbstractContextManager[float]:
+        """Have pools started that `bid` waits for; gets the seconds for which it may wait for that."""
+        if self._waking is None or not found.is_outage:
+            return nullcontext(0.0)
+        return self._waking.waits(bid.request.model, bid.request.pools)
+
+    async def _through_outages(
+        self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed], within_s: float
+    ) -> None:
+        """Return once `bid` was placed or let go. Raises its `refusal` when no backend was well for too long: for the
+        outage that the file allows, or `within_s`."""
         while not waiting.done():
-            left_s, since = self._config().outage_s, queue.outages.get(bid.shape)
+            left_s, since = max(self._config().outage_s, within_s), queue.outages.get(bid.shape)
             if since is not None:
                 left_s = bid.patience_s(since, self._clock(), left_s)
             if left_s > 0:

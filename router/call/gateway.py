@@ -25,6 +25,7 @@ from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
+from router.call.waking import Waking
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
@@ -66,6 +67,7 @@ class Gateway:
     doors: Doors
     dispatcher: Dispatcher
     placer: Placer
+    waking: Waking
     lengths: AnswerLengths
     text_lengths: TextLengths
     clock: Callable[[], float]
@@ -126,7 +128,7 @@ class Gateway:
         self.later.flush()
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
         texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents, self.document_sets)
-        for part in (*parts, *texts, self.poison, self.hedges, self.mirrors):
+        for part in (*parts, *texts, self.poison, self.hedges, self.mirrors, self.waking):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

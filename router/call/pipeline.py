@@ -71,6 +71,7 @@ from router.call.prepare import (
     require_allowed_urls,
     require_user,
     room,
+    started_model,
     tokenize,
     wishes,
 )
@@ -121,7 +122,7 @@ async def serve(
                 require_user(ask, tenant)
                 require_allowed_urls(ask, config)
                 async with within(ask.deadline_s):
-                    model = find_model(ask.model, tenant, gateway)
+                    model = await started_model(ask, tenant, gateway)
                     account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
                     ask = await with_documents(ask, model, tenant, gateway, held)
                     inputs = await tokenize(ask, model, tenant, gateway)

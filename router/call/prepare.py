@@ -56,6 +56,35 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
     raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
 
 
+async def started_model(ask: Ask, tenant: Tenant, gateway: Gateway) -> ServedModel:
+    """The model of `ask`, as from `find_model`; if its pool sleeps, once that has started. Raises as `find_model`, and
+    NoBackend if it does not start in time."""
+    alias = gateway.config.aliases.get(ask.model)
+    served = ask.model if alias is None else alias.model
+    try:
+        model = find_model(ask.model, tenant, gateway)
+        # a backend that the file describes may not have been reached yet, so that its context is unknown
+        if model.context_tokens is not None or not gateway.waking.asleep(served, None):
+            return model
+    except (NoBackend, UnknownModel):
+        allowed = not tenant.models or ask.model in tenant.models
+        if not allowed or not gateway.waking.asleep(served, None):
+            raise
+    facts = Facts(
+        tenant,
+        ask.model,
+        prompt_tokens=1,
+        max_new_tokens=ask.max_new_tokens or 1,
+        uncached_tokens=1,
+        priority=ask.priority,
+        headers=ask.headers,
+        metadata=ask.metadata,
+        stream=ask.stream,
+    )
+    await gateway.waking.until_served(ask, served, facts)
+    return find_model(ask.model, tenant, gateway)
+
+
 def require_allowed_urls(ask: Ask, config: Config) -> None:
     """Raise InvalidRequest if an engine must not fetch one of the URLs in `ask`."""
     for url in ask.media_urls:

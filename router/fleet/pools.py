@@ -60,14 +60,14 @@ class PoolsInForce:
         self._surroundings, self._reads_addresses = surroundings, backends is None
         self.registries: dict[str, Registry] = {}
         self._named: tuple[str, ...] = ()
-        """Pools that have backends with addresses in the file."""
+        """Pools that have backends with addresses in the file, or are started when a request comes."""
         memberships = self._memberships(pools, surroundings)
         if backends is None:
             backends = _checked(memberships)
         cluster.hold(backends)
         members = (self._members(pool, membership, holds=True) for pool, membership in memberships.items())
         self.discovery = Discovery(members, on_failure=on_failure)
-        self._keep(memberships)
+        self._keep(pools, memberships)
 
     def __repr__(self) -> str:
         return f"<PoolsInForce {self.discovery!r}>"
@@ -83,7 +83,7 @@ class PoolsInForce:
 
         def put_into_effect() -> None:
             self._cluster.follow(*rules_of(pools))
-            self._keep(memberships)
+            self._keep(pools, memberships)
             self.discovery.change(memberships, self._members, self._cluster.joined)
 
         return put_into_effect
@@ -129,8 +129,10 @@ class PoolsInForce:
             on_failed=self._observer.discovery_failed,
         )
 
-    def _keep(self, memberships: Mapping[str, Membership]) -> None:
-        self._named = tuple(pool for pool, membership in memberships.items() if membership.named)
+    def _keep(self, pools: Pools, memberships: Mapping[str, Membership]) -> None:
+        self._named = tuple(
+            pool for pool, membership in memberships.items() if membership.named or pools[pool].wake is not None
+        )
         sources = ((pool, membership.sources.get(ANNOUNCED)) for pool, membership in memberships.items())
         self.registries = {pool: source for pool, source in sources if isinstance(source, Registry)}
 
@@ -174,7 +176,9 @@ def rules_of(pools: Pools) -> tuple[Mapping[str, HealthRules], Mapping[str, str]
 def _essence_of(pool: PoolSpec) -> PoolSpec:
     """`pool` without what makes no difference to a backend."""
     options = backend_options(pool.options)
-    return replace(pool, at=(), sources=(), register=False, tokenizer=None, chat_template=None, options=options)
+    return replace(
+        pool, at=(), sources=(), register=False, tokenizer=None, chat_template=None, options=options, wake=None
+    )
 
 
 def _checked(memberships: Mapping[str, Membership]) -> list[Backend]:

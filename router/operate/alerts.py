@@ -6,19 +6,18 @@ An alert is a POST of JSON, signed as Standard Webhooks 1.0.0 does; `text` is wh
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
-import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
 
 from policies.quota.budget import NEAR_PERCENT, Near, shown_cost
 from policies.sla.config import AlertSettings
+from router.shared.webhook import webhook_headers
 
 if TYPE_CHECKING:
     # a router that shares nothing runs without it, and so without redis-py
@@ -127,7 +126,7 @@ class Alerts:
             if settings is None:
                 return
             try:
-                headers = _headers(alert, body, settings.secret, int(self._unix_time()))
+                headers = webhook_headers(alert.id, body, settings.secret, int(self._unix_time()))
                 async with session.post(settings.webhook, data=body, headers=headers, allow_redirects=False) as reply:
                     if reply.status < 300:
                         return
@@ -164,22 +163,3 @@ def _alert(budget: Near, percent: int, stamp: int, now: int) -> Alert:
         tag=caller.tag,
         model=caller.model,
     )
-
-
-def _headers(alert: Alert, body: bytes, secret: str | None, now: int) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json", "webhook-id": alert.id, "webhook-timestamp": str(now)}
-    if secret is not None:
-        signed = f"{alert.id}.{now}.".encode() + body
-        digest = hmac.new(_key_of(secret), signed, hashlib.sha256).digest()
-        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
-    return headers
-
-
-def _key_of(secret: str) -> bytes:
-    """The bytes of a secret: base64 behind `whsec_`, as Standard Webhooks writes them, or the text itself."""
-    if secret.startswith("whsec_"):
-        try:
-            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-        except ValueError:
-            pass
-    return secret.encode()

@@ -143,6 +143,7 @@ class Router:
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
             stack.push_async_callback(self.gateway.mirrors.close)
+            stack.push_async_callback(self.gateway.waking.close)
             await stack.enter_async_context(self.gateway.prefixes)
             await stack.enter_async_context(self.gateway.document_sets)
             if self.gateway.replicas is not None:

@@ -32,6 +32,7 @@ from router.call.mirrors import Mirrors
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing
+from router.call.waking import Waking
 from router.call.warming import GatewayWarmer
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
@@ -113,8 +114,9 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         once=once(config.store, store_tls),
         on_event=base.telemetry.event,
     )
-    dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting)
     tokenizers = Tokenizers()
+    waking = Waking(in_force, cluster, base.unix_time, on_waiting=base.telemetry.waking, on_event=base.telemetry.event)
+    dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting, waking=waking)
     prefixes = _prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway))
     gateway = Gateway(
         config=config,
@@ -132,6 +134,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         doors=Doors(),
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
+        waking=waking,
         lengths=AnswerLengths(),
         text_lengths=TextLengths(),
         clock=base.clock,

@@ -7,7 +7,8 @@ namespace="{{ .Release.Namespace }}",service="{{ include "pointsman.fullname" . 
 The metrics by which a pool of shards is scaled, as a JSON list of {name, type, target, query}. Takes (list $ pool).
 
 Misses and waits show that there are too few shards, but not that there are too many: without either, the pool would shrink to
-its minimum and then miss again. Requests in flight per shard keep it at the size that its load needs.
+its minimum and then miss again. Requests in flight per shard keep it at the size that its load needs; those that wait for a pool that
+sleeps count too, and start it.
 A comparison drops NaN (0/0 without requests), so that the query gives 0.
 */}}
 {{- define "pointsman.scalingMetrics" -}}
@@ -18,7 +19,9 @@ A comparison drops NaN (0/0 without requests), so that the query gives 0.
 {{- with $scaling.classes }}{{ $ours = printf "%s,service_class=~\"%s\"" $series (join "|" .) }}{{ end -}}
 {{- $misses := printf "sum(rate(pointsman_misses_total{%s}[2m])) or vector(0)" $ours -}}
 {{- $queue := printf "(histogram_quantile(0.95, sum by (le) (rate(pointsman_queue_seconds_bucket{%s}[2m]))) >= 0) or vector(0)" $ours -}}
-{{- $flights := printf "sum(pointsman_backend_in_flight{%s,backend=~\"%s-[0-9]+\"}) or vector(0)" $series $pool.name -}}
+{{- $running := printf "(sum(pointsman_backend_in_flight{%s,backend=~\"%s-[0-9]+\"}) or vector(0))" $series $pool.name -}}
+{{- $waiting := printf "(sum(pointsman_pool_waiting{%s,pool=\"%s\"}) or vector(0))" $series $pool.name -}}
+{{- $flights := printf "%s + %s" $running $waiting -}}
 {{- list
   (dict "name" "pointsman_scaling_misses_per_second" "type" "Value" "target" $scaling.missesPerSecond "query" $misses)
   (dict "name" "pointsman_scaling_queue_seconds" "type" "Value" "target" $scaling.queueSeconds "query" $queue)

@@ -93,6 +93,7 @@ class Telemetry:
         self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
+        self._waking = made.gauge("pool_waiting", "Requests that wait for a pool that sleeps to start", ("pool",))
         self._queue_s = made.histogram(
             "queue_seconds", "Time from the arrival of a request until it is sent to a backend", labels, _LATENCY_S
         )
@@ -208,6 +209,10 @@ class Telemetry:
     def waiting(self, service_class: str, count: int) -> None:
         """`count` requests of the class wait for room."""
         self._waiting[service_class].set(count)
+
+    def waking(self, pool: str, count: int) -> None:
+        """`count` requests wait for `pool` to start."""
+        self._waking[pool].set(count)
 
     def queued(self, request: Request, seconds: float) -> None:
         """`request` was placed after `seconds` in the router."""
