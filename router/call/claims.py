@@ -34,7 +34,8 @@ def claim_of(
 ) -> Claim:
     """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
 
-    `model` is the one that answers; `identity` is that of its caller, `user` its end user; `prices` are the highest that it may cost at any of `pools`.
+    `model` is the one that answers; `identity` is that of its caller, `user` its end user; `prices` are the highest
+    that it may cost at any of `pools`.
     """
     charges = []
     for given, prompt in zip(ask.inputs, prompts, strict=True):

@@ -27,8 +27,8 @@ from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
 from router.call.identify import known_tenant
-from router.call.placing import Placer
 from router.call.mirrors import Mirrors
+from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.splits import Splits
 from router.call.tracing import Tracing
