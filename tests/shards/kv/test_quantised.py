@@ -131,7 +131,7 @@ def test_a_dtype_is_chosen_by_name():
         == torch.bfloat16
         == kv_dtype_of("bfloat16", computed=torch.bfloat16)
     )
-    assert set(KV_DTYPES) == {"auto", "float32", "bfloat16", "int8", "fp8"}
+    assert set(KV_DTYPES) == {"auto", "float32", "bfloat16", "float16", "int8", "fp8"}
 
 
 def test_a_dtype_that_is_unknown_or_cannot_be_mixed_is_refused():
