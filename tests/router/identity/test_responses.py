@@ -98,6 +98,11 @@ def _claims(**claims: Any) -> Make:
     return lambda issuer: issuer.token(**{"groups": ["ml"], **claims})
 
 
+def _timed(claim: str, after_s: int) -> Make:
+    """A token with this moment in `claim`, in seconds from now."""
+    return lambda issuer: issuer.token(groups=["ml"], **{claim: int(time.time()) + after_s})
+
+
 def _good(issuer: LocalIssuer) -> dict[str, Any]:
     return issuer.claims(groups=["ml"])
 
@@ -131,24 +136,22 @@ def _raised(issuer: LocalIssuer) -> str:
     return f"{head}.{signed({}, issuer.claims(groups=['ml'], sub='admin'), None).split('.')[1]}.{tail}"
 
 
-NOW = time.time()
-
 ACCEPTED: dict[str, Make] = {
     "RS256": lambda issuer: issuer.token("k0", groups=["ml"]),
     "ES256": lambda issuer: issuer.token("k1", groups=["ml"]),
     "EdDSA": lambda issuer: issuer.token("k2", groups=["ml"]),
     "PS256": lambda issuer: issuer.token("k3", groups=["ml"]),
     "one of several audiences": _claims(aud=["other", "pointsman"]),
-    "expired for less than the skew": _claims(exp=int(NOW) - 30),
-    "valid in less than the skew": _claims(nbf=int(NOW) + 30),
+    "expired for less than the skew": _timed("exp", -30),
+    "valid in less than the skew": _timed("nbf", 30),
     "an access token by its type": _header(typ="at+jwt"),
 }
 
 REFUSED: dict[str, tuple[Make, int, str]] = {
-    "expired": (_claims(exp=int(NOW) - 61), 401, "the token has expired"),
+    "expired": (_timed("exp", -61), 401, "the token has expired"),
     "without expiry": (_claims(exp=None), 401, "the token has no expiry"),
     "expiry is a text": (_claims(exp="9999999999"), 401, "a time in the token is not a number of seconds"),
-    "not valid yet": (_claims(nbf=int(NOW) + 120), 401, "the token is not valid yet"),
+    "not valid yet": (_timed("nbf", 120), 401, "the token is not valid yet"),
     "for another audience": (_claims(aud="other"), 401, "the token is for another audience"),
     "without audience": (_claims(aud=None), 401, "the token is for another audience"),
     "of another issuer": (_claims(iss="https://login.example.com"), 401, "the token's issuer is not trusted here"),
@@ -205,7 +208,7 @@ async def test_any_other_is_refused_with_a_reason_and_without_what_is_in_it(name
 async def test_every_dialect_grpc_and_the_picker_refuse_alike() -> None:
     async with a_local_issuer("RS256") as issuer:
         config = a_file(issuer)
-        good, expired = issuer.token(groups=["ml"]), issuer.token(groups=["ml"], exp=int(NOW) - 100)
+        good, expired = issuer.token(groups=["ml"]), issuer.token(groups=["ml"], exp=int(time.time()) - 100)
         async with a_router(ScriptedBackend(), config=config) as router, a_client(router) as client:
             message = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
             for path, body in ((CHAT, a_chat()), ("/v1/messages", message), ("/v1/completions", {"prompt": "hi"})):
@@ -320,9 +323,11 @@ async def test_a_token_has_the_classes_models_and_end_user_of_its_rule() -> None
     async with a_trusting_router(*rules) as (issuer, router, client):
         status, code, *_ = await answered(client, issuer.token(role="batch"))
         assert (status, code) == (404, "model_not_found")
+        router.telemetry.flush()
         ended = Ended()
         router.telemetry.listen(ended)
         assert (await client.answer(CHAT, a_chat(user="another"), key=issuer.token(org="acme")))[0] == 200
+        router.telemetry.flush()
         # what the issuer says counts, not what the client says
         assert ended.users == ["u-17"]
         assert (await answered(client, issuer.token(org="nowhere")))[2].startswith("the token names a tenant that is")
