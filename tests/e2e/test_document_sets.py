@@ -24,12 +24,14 @@ class Service:
 
     def __init__(self, whole: Whole, http: aiohttp.ClientSession) -> None:
         self._url, self._http = whole.router.http_url, http
+        self.headers: list[dict[str, str]] = []
 
     async def call(self, method: str, path: str, body: Any = None, *, tenant: str = "acme") -> Any:
         headers = {"authorization": f"Bearer {KEYS[tenant]}"}
         async with self._http.request(method, f"{self._url}{path}", json=body, headers=headers) as reply:
             content = await reply.json()
             assert reply.status == 200, content
+            self.headers.append(dict(reply.headers))
             return content
 
     async def are_ready(self) -> Any:
@@ -112,6 +114,10 @@ async def test_another_tenant_with_the_same_documents_sees_nothing_of_them() -> 
         await service.call("PUT", PATH, {"documents": DOCUMENTS}, tenant="labs")
         first = await service.ask("d2", "d1", tenant="labs", document_order="any")
         assert first[2] == 0
+        shared = service.headers[-1]
+        # documents that no tenant has asked about
+        await service.ask("d0", tenant="labs", document_order="any")
+        assert shared.keys() == service.headers[-1].keys()
         found = await service.call("GET", PATH, tenant="labs")
         assert [each["usage"]["cached_tokens"] for each in found["documents"]] == [0, 0, 0]
         await whole.check_idle()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
+
+import pytest
 
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Prompt, Request
 from router.call.gateway import Gateway
 from router.protocols.openai.request import chat_ask
-from tests.router.callers import Listener, a_gateway, ended, well
-from tests.router.parts import ScriptedBackend, Step, a_chat, an_answer
+from router.start.build import build
+from tests.router.callers import Listener, ended, well
+from tests.router.parts import KEY, ScriptedBackend, Step, a_chat, a_config, a_tenant, an_answer
 from tests.shards.attached import eventually
 
 DOCUMENT = "the quick brown fox jumps over the lazy dog " * 250
@@ -20,11 +24,12 @@ OK = tuple(an_answer("o", "k"))
 class Burst:
     """Four backends, of which the first that is asked answers `first`, and all others `later`."""
 
-    def __init__(self, first: list[Step], later: Sequence[Step] = OK) -> None:
+    def __init__(self, first: list[Step], later: Sequence[Step] = OK, *, domain: str | None = None) -> None:
         self._first: list[Step] | None = first
         self._later = later
         self.backends = [Next(f"b{number}", burst=self) for number in range(4)]
-        self.gateway = a_gateway(*self.backends)
+        config = a_config(a_tenant("acme"), a_tenant("labs", "labs-key", domain=domain or "labs"))
+        self.gateway = build(config, backends=lambda _: self.backends, rng=random.Random(1)).gateway
 
     @property
     def sent(self) -> int:
@@ -38,10 +43,10 @@ class Burst:
         script, self._first = self._first or self._later, None
         return [*script]
 
-    async def are_asked(self, *texts: str) -> list[asyncio.Task[BaseException | None]]:
+    async def are_asked(self, *texts: str, key: str = KEY) -> list[asyncio.Task[BaseException | None]]:
         """Callers that ask `texts`; the first of all is at a backend, and every one is there or waits."""
         before = self.sent + self.waiting
-        callers = [Listener(chat_ask(a_chat(text))) for text in texts]
+        callers = [Listener(chat_ask(a_chat(text)), key=key) for text in texts]
         for caller in callers:
             caller.id = self.gateway.new_id()
         tasks = [asyncio.create_task(ended(caller, self.gateway)) for caller in callers]
@@ -123,4 +128,17 @@ async def test_other_prompts_do_not_wait() -> None:
     assert burst.waiting == 1
     computed.set()
     assert await asyncio.gather(*tasks) == [None] * 4
+    gateway.check()
+
+
+@pytest.mark.parametrize("domain", ["labs", "acme"])
+async def test_only_tenants_that_share_their_cache_wait_for_each_other(domain: str) -> None:
+    computed = asyncio.Event()
+    burst = Burst([computed, *an_answer("ok")], domain=domain)
+    gateway = await well(burst.gateway, *(backend.name for backend in burst.backends))
+    tasks = await burst.are_asked(questions(1)[0])
+    tasks += await burst.are_asked(questions(1)[0], key="labs-key")
+    assert (burst.sent, burst.waiting) == ((1, 1) if domain == "acme" else (2, 0))
+    computed.set()
+    assert await asyncio.gather(*tasks) == [None] * 2
     gateway.check()
