@@ -114,6 +114,15 @@ def rotated(book: KeyBook, old: str, new: IssuedKey, *, until: int, now: float) 
     return with_key(MappingProxyType({**book, before.sha256: ending}), new, now=now)
 
 
+def with_limits(book: KeyBook, tenant: str, id: str, limits: Limits | None) -> KeyBook:  # noqa: A002
+    """`book` with other `limits` for the key of `tenant` with this id; what it has used stays used.
+
+    Raises InvalidRequest.
+    """
+    before = find_key(book, tenant, id)
+    return MappingProxyType({**book, before.sha256: replace(before, limits=limits)})
+
+
 def without_key(book: KeyBook, tenant: str, id: str) -> KeyBook:  # noqa: A002 - that is what it is called
     """`book` without the key of `tenant` with this id. Raises InvalidRequest."""
     gone = find_key(book, tenant, id)

@@ -230,6 +230,50 @@ def _counted(things: Sized, singular: str, plural: str) -> str:
     return f"{len(things)} {singular if len(things) == 1 else plural}"
 
 
+@app.command(short_help="A first FILE, from answers, options or LiteLLM's config.yaml.")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file to write, or - to print it.")],
+    to: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="An engine that already runs; may be repeated.")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A tenant, which gets a key; may be repeated.")
+    ] = None,
+    ttft: Annotated[str | None, typer.Option(help="Target for 95% of first tokens: 800ms.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Budget of each tenant a month: 20 USD.")] = None,
+    from_litellm: Annotated[Path | None, typer.Option(metavar="FILE", help="LiteLLM's config.yaml.")] = None,
+    litellm_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its /key/list?return_full_object=true, as JSON.")
+    ] = None,
+    litellm_teams: Annotated[Path | None, typer.Option(metavar="FILE", help="Its /team/list, as JSON.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+) -> None:
+    """Write a first SLA file. Asks for engines, tenants, a target and a budget, unless options say them.
+
+    New keys are printed once; the file has their hashes. From LiteLLM's config.yaml it takes models, addresses,
+    prices, budgets, limits and stores; what has no counterpart is listed in the file, with the reason.
+
+    \b
+    Examples:
+      pointsman init sla.yaml
+      pointsman init sla.yaml --to http://vllm:8000 --tenant search --tenant ads --ttft 800ms --budget "20 USD"
+      pointsman init sla.yaml --from-litellm config.yaml --litellm-keys keys.json --litellm-teams teams.json
+    """
+    from router.start.commands import init as commands
+
+    if from_litellm is not None:
+        made = commands.made_from_litellm(from_litellm, litellm_keys, litellm_teams)
+    else:
+        options = commands.Wishes(to or (), tenant or (), ttft, budget)
+        is_asked = options == commands.Wishes() and not yes and sys.stdin.isatty()
+        made = commands.made(commands.asked() if is_asked else options)
+    commands.write(file, made.text)
+    for name, key in made.keys.items():
+        print(f"key of {name}, shown only now: {key}", file=sys.stderr)  # noqa: T201
+    if str(file) != "-":
+        print(f"wrote {file}; next: pointsman check {file} --without-secrets", file=sys.stderr)  # noqa: T201
+
+
 @app.command(short_help="The JSON Schema of FILE, for editors.")
 def schema() -> None:
     """Print the JSON Schema of the SLA file, for editors that complete, explain and check while you write.
@@ -504,6 +548,102 @@ def audit(
     options = AuditOptions(verify, format, AuditPeriod.read(since, until), read_head(head), secret_file)
     if not run(file, options):
         raise typer.Exit(1)
+
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="List, issue, rotate, limit and revoke API keys at a router's admin port.\n\nReads an admin key from "
+    "POINTSMAN_ADMIN_KEY.",
+)
+app.add_typer(keys, name="keys", short_help="API keys of tenants: list, issue, rotate, limit, revoke.")
+
+AdminAt = Annotated[str, typer.Option("--admin", metavar="HOST:PORT", help="The router's address for operators.")]
+KeyTenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id.")]
+KeyLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=VALUE",
+        help="A limit by its name in FILE: requests_per_minute=60, budget_per_day='5 USD', budgets.trial='50 USD'.",
+    ),
+]
+_ADMIN_AT = "127.0.0.1:8082"
+
+
+@keys.command("list", short_help="The keys of TENANT.")
+def list_keys(
+    tenant: KeyTenant,
+    admin: AdminAt = _ADMIN_AT,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the keys of TENANT, without the keys themselves, which are not stored."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).list(as_json=json)
+
+
+@keys.command("issue", short_help="A new key, printed once.")
+def issue_key(
+    tenant: KeyTenant,
+    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    expires: Annotated[str | None, typer.Option(help="How long it is valid: 90d (default: for ever).")] = None,
+    team: Annotated[str | None, typer.Option(help="A team of the tenant.")] = None,
+    limit: KeyLimits = None,
+    admin: AdminAt = _ADMIN_AT,
+) -> None:
+    """Print a new key of TENANT, alone on stdout. It is shown only now.
+
+    \b
+    Example:
+      pointsman keys issue acme --name ci --expires 90d --limit budget_per_day="5 USD"
+    """
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).issue(name, expires, team, limit or ())
+
+
+@keys.command("rotate", short_help="A new key in place of another one.")
+def rotate_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002 - it is the key's id
+    overlap: Annotated[str | None, typer.Option(help="How long the old key stays valid (default: 24h).")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="How long the new key is valid (default: as the old one).")
+    ] = None,
+    admin: AdminAt = _ADMIN_AT,
+) -> None:
+    """Print a new key with the name, team and limits of the key ID, which stays valid for a while."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).rotate(id, overlap, expires)
+
+
+@keys.command("limits", short_help="Other limits for a key.")
+def limit_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002
+    limit: KeyLimits = None,
+    admin: AdminAt = _ADMIN_AT,
+) -> None:
+    """Give the key ID these limits in place of those that it has; without --limit it has none of its own."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).limit(id, limit or ())
+
+
+@keys.command("revoke", short_help="Refuse a key from now on.")
+def revoke_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002
+    admin: AdminAt = _ADMIN_AT,
+) -> None:
+    """Refuse the key ID from now on; its running requests end normally."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).revoke(id)
 
 
 @app.command(short_help="The dashboard in a terminal.")

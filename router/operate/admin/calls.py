@@ -72,6 +72,7 @@ CALLS: Mapping[str, AdminCall] = {
     "POST /admin/tenants/{tenant}/keys": _OWN,
     "POST /admin/tenants/{tenant}/keys/{id}/rotate": _OWN,
     "PATCH /admin/backends/{name:path}": _RUN,
+    "PATCH /admin/tenants/{tenant}/keys/{id}": _OWN,
     "DELETE /admin/tenants/{tenant}/cache": _RUN,
     "DELETE /admin/tenants/{tenant}/keys/{id}": _OWN,
     "GET /backends/registered": _READ,

@@ -1,4 +1,4 @@
-"""The admin port's calls for tenants' keys: issue, list, rotate, revoke."""
+"""The admin port's calls for tenants' keys: issue, list, limit, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -61,6 +61,15 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
         replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
         return json_reply({**_new_key_body(made, gateway), "replaces": replaced}, status=201, headers=_NOT_CACHED)
 
+    async def limit(request: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002
+        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("limits",))
+        if "limits" not in body:
+            raise InvalidRequest(
+                "the new limits are missing", hint='send {"limits": {...}}; {} is none', param="limits"
+            )
+        changed = await gateway.keys.limit(tenant.name, _issued(id, tenant), _limits(body, tenant, gateway))
+        return json_reply(_shown(changed, gateway))
+
     async def revoke(_: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002
         tenant = _tenant(name_of_tenant, gateway)
         gone = _issued(id, tenant)
@@ -70,6 +79,7 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
     routes.add("POST", _KEYS, issue)
     routes.add("GET", _KEYS, show)
     routes.add("POST", f"{_KEYS}/{{id}}/rotate", rotate)
+    routes.add("PATCH", f"{_KEYS}/{{id}}", limit)
     routes.add("DELETE", f"{_KEYS}/{{id}}", revoke)
 
 

@@ -20,6 +20,7 @@ from policies.keys import (
     keys_of,
     rotated,
     with_key,
+    with_limits,
     without_key,
 )
 from policies.nouns import Limits
@@ -152,6 +153,12 @@ class KeyRing:
         await self._change(lambda book: rotated(book, id, made.kept, until=until, now=self._clock()))
         _log.info("key %s of tenant %s was rotated to %s", id, tenant, made.kept.id)
         return made
+
+    async def limit(self, tenant: str, id: str, limits: Limits | None) -> IssuedKey:  # noqa: A002
+        """Other `limits` for the key from now on; None: none of its own. Returns it. Raises as `issue` does."""
+        await self._change(lambda book: with_limits(book, tenant, id, limits))
+        _log.info("key %s of tenant %s has other limits", id, tenant)
+        return find_key(self._book, tenant, id)
 
     async def revoke(self, tenant: str, id: str) -> None:  # noqa: A002
         """Reject the key from now on; running requests continue. Raises as `issue` does."""
