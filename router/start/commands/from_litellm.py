@@ -166,25 +166,13 @@ def _deployment(entry: Mapping[str, Any], path: str, found: _Found) -> None:
     if not name or not own or "*" in f"{name}{own}":
         found.note(f"{path} ({name})", "a pool names its models one by one")
         return
-    base = _resolved(params.get("api_base") or params.get("base_url"), found)
-    at = base or _USUAL_AT.get(prefix)
-    if at is None or not re.match(r"https?://[^\s/]+", at):
+    pool = _pool_of(prefix, params, path, found)
+    if pool is None:
         found.note(
             f"{path} ({name})", "its api_base is not known: set the environment variable that it names, or write it"
         )
         return
-    kind = (
-        "openai_compatible" if _KINDS[prefix] == "openai" and base and "api.openai.com" not in base else _KINDS[prefix]
-    )
-    if kind in {"vllm", "ollama", "anthropic"}:
-        at = at.rstrip("/").removesuffix("/v1")
-    pool: dict[str, Any] = {"kind": kind, "at": [at.rstrip("/")], "models": {}}
-    if secret := _secret(params.get("api_key"), f"{prefix}_API_KEY", f"{path}.litellm_params.api_key", found):
-        pool["key"] = secret
-    if params.get("api_version") and kind == "azure":
-        pool["options"] = {"api_version": str(params["api_version"])}
-    if isinstance(most := params.get("max_parallel_requests"), int):
-        pool.setdefault("options", {})["max_requests"] = most
+    kind, (at,) = pool["kind"], pool["at"]
     mine = next((each for each in found.pools.values() if each["at"] == pool["at"]), None)
     if mine is None:
         mine = found.pools[_free_name(prefix.replace("_", "-"), found.pools)] = pool
@@ -206,6 +194,26 @@ def _deployment(entry: Mapping[str, Any], path: str, found: _Found) -> None:
         found.note(f"{path}.litellm_params.{key}")
     for key in entry.keys() - {"model_name", "litellm_params", "model_info"}:
         found.note(f"{path}.{key}")
+
+
+def _pool_of(prefix: str, params: Mapping[str, Any], path: str, found: _Found) -> dict[str, Any] | None:
+    """A pool for one deployment, without its model; None if its address is not known."""
+    base = _resolved(params.get("api_base") or params.get("base_url"), found)
+    at = base or _USUAL_AT.get(prefix)
+    if at is None or not re.match(r"https?://[^\s/]+", at):
+        return None
+    is_other = _KINDS[prefix] == "openai" and base and "api.openai.com" not in base
+    kind = "openai_compatible" if is_other else _KINDS[prefix]
+    if kind in {"vllm", "ollama", "anthropic"}:
+        at = at.rstrip("/").removesuffix("/v1")
+    pool: dict[str, Any] = {"kind": kind, "at": [at.rstrip("/")], "models": {}}
+    if secret := _secret(params.get("api_key"), f"{prefix}_API_KEY", f"{path}.litellm_params.api_key", found):
+        pool["key"] = secret
+    if params.get("api_version") and kind == "azure":
+        pool["options"] = {"api_version": str(params["api_version"])}
+    if isinstance(most := params.get("max_parallel_requests"), int):
+        pool.setdefault("options", {})["max_requests"] = most
+    return pool
 
 
 def _per_million(prices: Mapping[str, Any], name: str) -> Decimal | None:
