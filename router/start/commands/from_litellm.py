@@ -155,15 +155,16 @@ def sla_file_of(
 
 def _deployment(entry: Mapping[str, Any], path: str, found: _Found) -> None:
     """Add one entry of the model list to a pool with the same kind, address and key."""
-    params, info, name = _dict(entry.get("litellm_params")), _dict(entry.get("model_info")), entry.get("model_name")
-    model = str(params.get("model") or "")
+    params, info = _dict(entry.get("litellm_params")), _dict(entry.get("model_info"))
+    name, model = (str(each or "").strip() for each in (entry.get("model_name"), params.get("model")))
     prefix, _, own = model.partition("/")
     if prefix not in _KINDS:
         prefix, own = ("anthropic" if model.startswith("claude") else "openai"), model
         if "/" in model and not params.get("api_base"):
             found.note(f"{path} ({name})", f"no kind of pool speaks to {model.partition('/')[0]}: docs/backends.md")
             return
-    if not name or not own or "*" in f"{name}{own}":
+    own = own.strip()
+    if not name or not own or "*" in f"{name}{own}" or not f"{name}{own}".isprintable():
         found.note(f"{path} ({name})", "a pool names its models one by one")
         return
     pool = _pool_of(prefix, params, path, found)

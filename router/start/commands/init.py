@@ -33,7 +33,7 @@ class Wishes(NamedTuple):
     budget: str | None = None
 
 
-class Made(NamedTuple):
+class FirstFile(NamedTuple):
     """The text of the file, and each tenant's new key, which the file has as a hash only."""
 
     text: str
@@ -51,7 +51,7 @@ def asked() -> Wishes:
     return Wishes(engines.split(), tenants.split(), ttft or None, budget or None)
 
 
-def made(wishes: Wishes) -> Made:
+def made(wishes: Wishes) -> FirstFile:
     """The file. Raises ConfigError for an address without an engine, and for a wish that cannot be written."""
     key = os.environ.get(KEY_VARIABLE)
     engines: list[Engine] = [find_engine(address, key) for address in wishes.engines]
@@ -83,16 +83,16 @@ def made(wishes: Wishes) -> Made:
     if wishes.ttft is not None:
         lines += ["rules:", "  - {class: interactive}"]
     lines.append('server: {admin: "127.0.0.1:8082"}')
-    return Made("\n".join((*lines, "")), keys)
+    return FirstFile("\n".join((*lines, "")), keys)
 
 
-def made_from_litellm(config: Path, keys: Path | None, teams: Path | None) -> Made:
+def made_from_litellm(config: Path, keys: Path | None, teams: Path | None) -> FirstFile:
     """The file that does what `config` does, with the `keys` and `teams` that LiteLLM lists. Raises ConfigError."""
     loaded = _loaded(config, yaml.safe_load)
     if not isinstance(loaded, dict):
         raise ConfigError(f"{config} is no config.yaml of LiteLLM", hint="it has a model_list")
     listed = [_records(path, name) for path, name in ((keys, "keys"), (teams, "teams"))]
-    return Made(sla_file_of(loaded, keys=listed[0], teams=listed[1], environment=os.environ), {})
+    return FirstFile(sla_file_of(loaded, keys=listed[0], teams=listed[1], environment=os.environ), {})
 
 
 def write(path: Path, text: str) -> None:
