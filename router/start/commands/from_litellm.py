@@ -417,11 +417,13 @@ def _flow(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Decimal):
         return f"{value:f}"
-    return str(value) if isinstance(value, int | float) else json.dumps(value)
+    return str(value) if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
 
 
 def _key(name: Any) -> str:
-    return str(name) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", str(name)) else json.dumps(str(name))
+    return (
+        str(name) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", str(name)) else json.dumps(str(name), ensure_ascii=False)
+    )
 
 
 def _one_line(text: str) -> str:
