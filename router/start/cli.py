@@ -570,13 +570,13 @@ KeyLimits = Annotated[
         help="A limit by its name in FILE: requests_per_minute=60, budget_per_day='5 USD', budgets.trial='50 USD'.",
     ),
 ]
-_ADMIN_AT = "127.0.0.1:8082"
+USUAL_ADMIN = "127.0.0.1:8082"
 
 
 @keys.command("list", short_help="The keys of TENANT.")
 def list_keys(
     tenant: KeyTenant,
-    admin: AdminAt = _ADMIN_AT,
+    admin: AdminAt = USUAL_ADMIN,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the keys of TENANT, without the keys themselves, which are not stored."""
@@ -592,7 +592,7 @@ def issue_key(
     expires: Annotated[str | None, typer.Option(help="How long it is valid: 90d (default: for ever).")] = None,
     team: Annotated[str | None, typer.Option(help="A team of the tenant.")] = None,
     limit: KeyLimits = None,
-    admin: AdminAt = _ADMIN_AT,
+    admin: AdminAt = USUAL_ADMIN,
 ) -> None:
     """Print a new key of TENANT, alone on stdout. It is shown only now.
 
@@ -613,7 +613,7 @@ def rotate_key(
     expires: Annotated[
         str | None, typer.Option(help="How long the new key is valid (default: as the old one).")
     ] = None,
-    admin: AdminAt = _ADMIN_AT,
+    admin: AdminAt = USUAL_ADMIN,
 ) -> None:
     """Print a new key with the name, team and limits of the key ID, which stays valid for a while."""
     from router.start.commands.keys import KeysDesk
@@ -626,7 +626,7 @@ def limit_key(
     tenant: KeyTenant,
     id: KeyId,  # noqa: A002
     limit: KeyLimits = None,
-    admin: AdminAt = _ADMIN_AT,
+    admin: AdminAt = USUAL_ADMIN,
 ) -> None:
     """Give the key ID these limits in place of those that it has; without --limit it has none of its own."""
     from router.start.commands.keys import KeysDesk
@@ -638,7 +638,7 @@ def limit_key(
 def revoke_key(
     tenant: KeyTenant,
     id: KeyId,  # noqa: A002
-    admin: AdminAt = _ADMIN_AT,
+    admin: AdminAt = USUAL_ADMIN,
 ) -> None:
     """Refuse the key ID from now on; its running requests end normally."""
     from router.start.commands.keys import KeysDesk
@@ -684,14 +684,12 @@ config_app = typer.Typer(
 )
 app.add_typer(config_app, name="config", short_help="Change a running router's SLA file; roll it back.")
 
-AdminAt = Annotated[str, typer.Option("--admin", metavar="HOST:PORT", help="The router's address for operators.")]
 Ca = Annotated[
     str | None, typer.Option("--ca", metavar="FILE", help="CAs of a router at an https:// URL; default: the system's.")
 ]
 ForRestart = Annotated[
     bool, typer.Option("--restart", help="Write it even if parts of it take effect at the next start only.")
 ]
-USUAL_ADMIN = "127.0.0.1:8082"
 
 
 def _commands(admin: str, ca: str | None) -> Any:
