@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from policies.errors import ConfigError, Conflict
 from policies.sla.changes import carried_over, fixed_changes
+from policies.sla.config import Config
 from policies.sla.difference import FileChange, difference
 from router.fleet.pools import effects
 from router.operate.config_desk import Applied, DraftReport, Listed, Resampled
@@ -23,6 +24,11 @@ MOST_DRAFTS = 16
 """Drafts kept; the oldest is dropped first."""
 
 _log = logging.getLogger("pointsman.config")
+
+
+def _commands(config: Config) -> set[tuple[str, ...]]:
+    """The programs that this router runs by `config`."""
+    return {pool.wake.command for pool in config.pools.values() if pool.wake is not None and pool.wake.command}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,10 @@ class Drafts:
             self._is_applying = False
 
     def _require_applicable(self, contents: Contents, *, for_restart: bool) -> None:
+        if new := _commands(contents.config) - _commands(self._reloader.contents.config):
+            # a key of the port must not run programs on this machine
+            hint = "write it into the file by hand"
+            raise Conflict(f"the draft has a new command to wake a pool: {' '.join(next(iter(new)))}", hint=hint)
         if for_restart:
             return
         running = self._reloader.contents

@@ -157,6 +157,18 @@ async def test_what_needs_a_restart_is_named_and_written_only_when_that_is_wante
         assert (desk.path.read_text(), desk.in_effect) == (text, first)
 
 
+async def test_a_draft_brings_no_command_that_the_router_would_run(tmp_path: Path) -> None:
+    async with a_desk(tmp_path) as desk:
+        pool = "own: {kind: vllm, register: true, model: m, wake: {within: 1m, command: [touch, /tmp/x]}}"
+        report = await desk.draft(a_file(pool))
+        for query in ("", "?restart=true"):
+            refusal = await desk.refused("POST", f"/drafts/{report['version']}/apply{query}")
+            assert (
+                "the draft has a new command to wake a pool: touch /tmp/x (write it into the file by hand)" in refusal
+            )
+        assert desk.path.read_text() == a_file()
+
+
 async def test_a_file_that_cannot_be_written_says_so_and_gives_the_text(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         report = await desk.draft(a_file(more=", drain: 9s"))
