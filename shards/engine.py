@@ -9,7 +9,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 
+from shards.blender import Blender
+from shards.exec.documents import ChunkKey, Documents
 from shards.exec.hosting import KvExchange, open_hosting
+from shards.exec.moves import BlendingNetwork
 from shards.exec.network import DeviceLost, DrawingNetwork, FallibleNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.request import Request
@@ -20,10 +23,11 @@ from shards.exec.writer import Writer
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.grammars import Grammars, Outcome
 from shards.kv.block_files import BlockFiles
+from shards.kv.chunks import LEAST_TOKENS, Chunk
 from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.hand_over import HandOver
-from shards.kv.keys import TOKEN_BYTES
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, chunk_domain
 from shards.kv.lending import Loan
 from shards.kv.offers import OpenOffer
 from shards.kv.peer_server import PeerServer
@@ -32,7 +36,18 @@ from shards.kv.pool import BlockPool
 from shards.kv.raw_block import BlockLabel
 from shards.kv.table import BlockTable
 from shards.model import Model
-from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Pinned, Report, Submission
+from shards.nouns import (
+    CacheEvent,
+    Cause,
+    Drawn,
+    Finished,
+    FinishReason,
+    KvSource,
+    Pinned,
+    Report,
+    SamplingParams,
+    Submission,
+)
 from shards.options import EngineOptions
 from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
@@ -107,7 +122,8 @@ class Engine:
             has_tokenizer=model.tokenizer is not None,
             shapes_answers=self.shapes_answers,
         )
-        self._scheduler = Scheduler(self._pool, self.options)
+        self._blender = self._make_blender(network)
+        self._scheduler = Scheduler(self._pool, self.options, blender=self._blender)
         self._roster = self._scheduler.roster
         self._runner = Runner(network, deterministic=self.options.deterministic)
         self._writers: dict[int, Writer] = {}
@@ -126,6 +142,11 @@ class Engine:
     def shapes_answers(self) -> bool:
         """Whether it can constrain an answer to a grammar."""
         return self._grammars.can_compile
+
+    @property
+    def blends(self) -> bool:
+        """Whether it takes KV of documents from chunks, for requests that permit it."""
+        return self._blender is not None
 
     @property
     def has_work(self) -> bool:
@@ -166,6 +187,9 @@ class Engine:
             self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
+        # a prompt that exceeds the window must be computed while it arrives
+        if submission.reuse and self.blends and submission.prompt_tokens <= self.options.window_tokens:
+            request.documents = Documents(submission.reuse.budget)
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
         for choice in range(submission.choices):
             self._enqueue(request, choice, (seed + choice) % _SEEDS)
@@ -195,6 +219,8 @@ class Engine:
             request.prompt += token_ids
             if request.is_whole and request.submission.answered_tokens:
                 self._resume(request)
+            if request.is_whole and request.documents is not None:
+                self._prepare(request, request.documents)
 
     def pace(
         self,
@@ -213,8 +239,10 @@ class Engine:
             return
         self._is_settled = False
         request.rank = request.rank if rank is None else rank
-        for sequence in self._roster.sequences_of(request):
-            sequence.table.rank = request.rank
+        for each in (request, *self._chunks_of(request)):
+            each.rank = request.rank
+            for sequence in self._roster.sequences_of(each):
+                sequence.table.rank = request.rank
         request.is_paused = request.is_paused if paused is None else paused
         request.prefill_slice = request.prefill_slice if prefill_slice is None else prefill_slice or None
 
@@ -231,9 +259,13 @@ class Engine:
         Sequences that run there continue, and no longer share blocks.
         """
         cleared = self._pool.clear(domain)
+        if domain is not None:
+            cleared += self._pool.clear(chunk_domain(domain))
+        if self._blender is not None:
+            self._blender.deviations.forget(domain)
         parked = [sequence for sequence in self._roster.waiting.values() if sequence.table.is_parked]
         for sequence in (*self._roster.running.values(), *parked):
-            if domain is None or sequence.table.domain == domain:
+            if domain is None or sequence.table.domain in (domain, chunk_domain(domain)):
                 sequence.table.unchain()
         self._is_settled = False
         return cleared
@@ -368,6 +400,57 @@ class Engine:
             raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")
         return self.options.runs_ahead(is_possible=draws)
 
+    def _make_blender(self, network: Network) -> Blender | None:
+        if not self.options.blends(is_possible=isinstance(network, BlendingNetwork)):
+            return None
+        assert isinstance(network, BlendingNetwork), "only such a network blends"
+        return Blender(self._pool, network)
+
+    def _prepare(self, request: Request, documents: Documents) -> None:
+        """Have the chunks of `request`, which has arrived completely, computed as far as they are not on the device."""
+        reuse, blender = request.submission.reuse, self._blender
+        assert reuse is not None, "only a request that permits reuse has documents"
+        assert blender is not None, "only an engine that blends has documents"
+        prompt, domain = bytes(request.prompt), request.submission.domain
+        spans = [span for span in reuse.documents if span.stop - span.start >= LEAST_TOKENS]
+        chunks = [Chunk(prompt, start, stop) for start, stop in spans]
+        held_tokens = min(len(sequence.look_up()) for sequence in self._roster.sequences_of(request)) * BLOCK_TOKENS
+        due = [at for at, chunk in enumerate(chunks) if chunk.stop > held_tokens and blender.lacks(chunk, domain)]
+        documents.prepare(chunks, due)
+        self._begin_chunks(request, documents)
+
+    def _begin_chunks(self, request: Request, documents: Documents) -> None:
+        submission = request.submission
+        for number in documents.begin():
+            prompt = documents.chunks[number].prompt
+            tokens = len(prompt) // TOKEN_BYTES
+            source = None if submission.source is None else KvSource(submission.source.address, tokens)
+            chunk = Submission(
+                ChunkKey(submission.key, number),
+                tokens,
+                1,
+                domain=chunk_domain(submission.domain),
+                rank=request.rank,
+                sampling=SamplingParams(ignore_eos=True),
+                preemptible=submission.preemptible,
+                source=source,
+            )
+            computed = Request(chunk, arrived_s=request.arrived_s)
+            computed.prompt += prompt
+            self._enqueue(computed, 0, 0)
+
+    def _end_chunk(self, key: ChunkKey, *, is_fresh: bool) -> None:
+        """Let the request of a chunk, if it is still there, go on without it."""
+        request = self._roster.requests.get(key.request)
+        if request is not None and request.documents is not None:
+            request.documents.end(key.document, is_fresh=is_fresh)
+            self._begin_chunks(request, request.documents)
+
+    def _chunks_of(self, request: Request) -> list[Request]:
+        """The requests that compute chunks of `request`."""
+        awaited = request.documents.awaited if request.documents is not None else ()
+        return [self._roster.requests[ChunkKey(request.key, number)] for number in awaited]
+
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
         submission = request.submission
         sampling = submission.sampling
@@ -413,14 +496,20 @@ class Engine:
                 self._end(request, FinishReason.DEADLINE, message="its deadline has passed")
 
     def _end(self, request: Request, reason: FinishReason, *, message: str = "", cause: Cause | None = None) -> None:
+        chunks = self._chunks_of(request)
         for sequence in self._roster.sequences_of(request):
             self._finish(sequence, sequence.finished(reason, message=message, cause=cause))
+        for chunk in chunks:
+            self._end(chunk, reason)
 
     def _finish(self, sequence: Sequence, finished: Finished) -> None:
-        self._finished.append(finished)
         self._grammars.leave(sequence.request.key)
         self._scheduler.finish(sequence)
         del self._writers[sequence.arrival]
+        if isinstance(finished.key, ChunkKey):
+            self._end_chunk(finished.key, is_fresh=not finished.cached_tokens)
+        else:
+            self._finished.append(finished)
 
     def _submit(self, step: Step) -> _Due | None:
         """Start computing `step`; None if that failed."""
@@ -451,7 +540,7 @@ class Engine:
                 continue
             if not piece.draws:
                 self._scheduler.store(piece.sequence)
-            elif (taken := self._take(piece, own)) is not None:
+            elif (taken := self._take(piece, own)) is not None and not piece.sequence.request.is_chunk:
                 drawn.append(taken)
         landed_s = self._clock()
         self._step_s, self._landed_s = landed_s - max(due.started_s, self._landed_s), landed_s
@@ -517,4 +606,5 @@ class Engine:
         if now_s - self._predicted_s < _PREDICTIONS_EVERY_S:
             return {}
         self._predicted_s = now_s
-        return self._scheduler.predictions(now_s)
+        predictions = self._scheduler.predictions(now_s)
+        return {key: seconds for key, seconds in predictions.items() if not isinstance(key, ChunkKey)}

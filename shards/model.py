@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, dtype
 
 from shards.exec.batch import Batch
+from shards.exec.moves import KvMove
 from shards.exec.network import Network
 from shards.kv.cache import KvCache, bytes_per_block
 from shards.kv.host_memory import HostMemory
@@ -58,15 +59,25 @@ class PagedNetwork:
 
     def host_memory(self, slots: int) -> HostMemory:
         """Host memory for `slots` blocks. Raises RuntimeError before `allocate`."""
-        if self._cache is None:
-            raise RuntimeError("no memory was allocated for KV")
-        return HostMemory(self._cache, slots)
+        return HostMemory(self._allocated, slots)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary]. Raises RuntimeError before `allocate`."""
+        return self._decoder.forward(batch, self._allocated)
+
+    def blend(self, move: KvMove) -> None:
+        """Copy the KV of `move`, keys rotated. Raises RuntimeError before `allocate`."""
+        self._decoder.blend(move, self._allocated)
+
+    def deviations(self, move: KvMove) -> list[float]:
+        """How far the target's KV is from that of `move`, token by token. Raises RuntimeError before `allocate`."""
+        return self._decoder.deviations(move, self._allocated)
+
+    @property
+    def _allocated(self) -> KvCache:
         if self._cache is None:
             raise RuntimeError("no memory was allocated for KV")
-        return self._decoder.forward(batch, self._cache)
+        return self._cache
 
 
 @dataclass(frozen=True, slots=True)

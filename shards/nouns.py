@@ -72,6 +72,24 @@ class KvSource(NamedTuple):
     tokens: int
 
 
+class DocumentSpan(NamedTuple):
+    """A document of a prompt: its tokens from `start` up to `stop`."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Permission to take the KV of `documents`, in order, from chunks: from wherever they stood before.
+
+    `budget` is the share (0 to 1) of a document's tokens that is computed again.
+    """
+
+    documents: tuple[DocumentSpan, ...]
+    budget: float
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request to the engine. `key` is the caller's name for it, unique while the request is open.
@@ -83,7 +101,8 @@ class Submission:
     The last `answered_tokens` of the prompt are the beginning of the answer, drawn elsewhere: the next draw depends on
     them as if they had been drawn here. `max_new_tokens` more are drawn.
 
-    KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there.
+    KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there. With `reuse` the KV of
+    the prompt may be approximate; a shard that does not blend computes it exactly.
     """
 
     key: Hashable
@@ -98,6 +117,7 @@ class Submission:
     preemptible: bool = True
     answered_tokens: int = 0
     source: KvSource | None = None
+    reuse: Reuse | None = None
 
     @property
     def ends(self) -> int:
@@ -146,11 +166,14 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The part of a prompt that has KV; `cached_tokens` of it were found in the cache."""
+    """The part of a prompt that has KV; `cached_tokens` of it were found in the cache, and `blended_tokens` were taken
+    from chunks that had been computed before.
+    """
 
     key: Hashable
     computed_tokens: int
     cached_tokens: int
+    blended_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +189,7 @@ class Finished:
     stop: str = ""
     message: str = ""
     cause: Cause | None = None
+    blended_tokens: int = 0
 
 
 class CacheChange(enum.Enum):

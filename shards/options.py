@@ -16,6 +16,8 @@ RUN_AHEAD = ("auto", "on", "off")
 
 SPECULATE = ("auto", "off")
 
+BLEND = ("auto", "off")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -42,6 +44,9 @@ class EngineOptions:
     auto is on if tokens are drawn on the host and the engine is not deterministic. Tokens are drawn as without it, from
     logits that differ by rounding only. Penalties depend on earlier tokens, so requests with penalties are excluded.
 
+    `blend`: requests that permit it take the KV of documents from wherever they stood before; auto or off. auto is on
+    if the network can move KV and the engine is not deterministic.
+
     `deterministic`: a request's tokens do not depend, to the last bit, on its neighbours, on the cache or on how its
     prompt was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
     chunks of prompts are cached, and drawn tokens are recomputed one by one after a preemption. Price: decoding n
@@ -64,6 +69,7 @@ class EngineOptions:
     deterministic: bool = False
     run_ahead: str = "auto"
     speculate: str = "auto"
+    blend: str = "auto"
     host_bytes: int = 0
     kv_dir: Path | None = None
     kv_dir_bytes: int = 16 * 2**30
@@ -104,6 +110,12 @@ class EngineOptions:
         if self.speculate not in SPECULATE:
             raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
         return is_possible and not self.deterministic and self.speculate != "off"
+
+    def blends(self, *, is_possible: bool) -> bool:
+        """Whether KV of chunks is blended. Raises ValueError if invalid. `is_possible`: the network can move KV."""
+        if self.blend not in BLEND:
+            raise ValueError(f"blend is {self.blend}; it must be {' or '.join(BLEND)}")
+        return is_possible and not self.deterministic and self.blend != "off"
 
     @property
     def unit_tokens(self) -> int:

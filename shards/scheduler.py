@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from shards.blender import Blender
 from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.sequence import Sequence
@@ -50,8 +51,15 @@ class Scheduler:
     drafted one, `accept` it and take the token drawn behind it.
     """
 
-    def __init__(self, pool: BlockPool, options: EngineOptions, *, cost: CostModel | None = None) -> None:
-        self.pool, self.options = pool, options
+    def __init__(
+        self,
+        pool: BlockPool,
+        options: EngineOptions,
+        *,
+        cost: CostModel | None = None,
+        blender: Blender | None = None,
+    ) -> None:
+        self.pool, self.options, self.blender = pool, options, blender
         self.roster = Roster()
         self.cost = cost or CostModel()
         self._moved: dict[Hashable, Request] = {}
@@ -77,17 +85,20 @@ class Scheduler:
             landed = [sequence for sequence in landed if not self._awaits_disk(sequence)]
         if self.pool.peers.is_open:
             landed = [sequence for sequence in landed if not self._awaits_peer(sequence)]
+        if self.blender is not None:
+            landed = [sequence for sequence in landed if self._blend(self.blender, sequence)]
         drafts = self._drafts(landed)
         work = [
             sequence.work(self._rank(sequence, now_s), drafted_tokens=drafts.get(sequence.arrival, 0))
             for sequence in landed
         ]
         plan = plan_step(work, self.cost, self.options.step)
-        pieces = [self._piece(running[arrival], tokens) for arrival, tokens in plan.items()]
-        served = tuple(piece for piece in pieces if self._grow(piece))
-        self._look_ahead(served)
-        shape = shape_of(work, {piece.sequence.arrival: piece.tokens for piece in served})
-        return Step(served, shape, is_short=len(landed) < len(ready) or len(served) < len(pieces))
+        planned = [self._pieces(running[arrival], tokens) for arrival, tokens in plan.items()]
+        served = [pieces for pieces in planned if self._grow(pieces[-1])]
+        self._look_ahead(pieces[-1] for pieces in served)
+        shape = shape_of(work, {pieces[0].sequence.arrival: sum(piece.tokens for piece in pieces) for pieces in served})
+        is_short = len(landed) < len(ready) or len(served) < len(planned)
+        return Step(tuple(piece for pieces in served for piece in pieces), shape, is_short=is_short)
 
     @property
     def _is_copying(self) -> bool:
@@ -112,7 +123,7 @@ class Scheduler:
     def advance(self, piece: Piece) -> None:
         """Record that `piece` is computed, or will be before everything that is computed from now on."""
         sequence = piece.sequence
-        sequence.computed_tokens = piece.known_stop
+        sequence.advance(piece.known_stop)
         sequence.unseen += piece.draws
         if not sequence.output:
             self._note_progress(sequence)
@@ -141,6 +152,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """End `sequence`: free its blocks on the device and on the host."""
+        if self.blender is not None:
+            self.blender.measure(sequence)
         sequence.table.release()
         self.roster.leave(sequence)
 
@@ -166,7 +179,9 @@ class Scheduler:
     def drain_progress(self) -> tuple[Progress, ...]:
         """The progress of all prompts that have advanced since the last call."""
         progress = tuple(
-            Progress(request.key, request.computed_tokens, request.cached_tokens) for request in self._moved.values()
+            Progress(request.key, request.computed_tokens, request.cached_tokens, request.blended_tokens)
+            for request in self._moved.values()
+            if not request.is_chunk
         )
         self._moved.clear()
         return progress
@@ -315,18 +330,23 @@ class Scheduler:
         # the sum is an upper bound, since it counts shared blocks more than once, and it is 100 times as fast
         return sum(sequence.request.peak_blocks for sequence in running) <= blocks or self._room().is_sound_at_any_pace
 
-    def _piece(self, sequence: Sequence, tokens: int) -> Piece:
-        stop = sequence.computed_tokens + tokens
+    def _blend(self, blender: Blender, sequence: Sequence) -> bool:
+        """Whether `sequence` can be computed now, with what was blended into it; it waits for a copy if not."""
+        before = sequence.skips.tokens
+        may_go_on = blender.blend(sequence)
+        if sequence.skips.tokens > before:
+            self._note_progress(sequence)
+        return may_go_on
+
+    def _pieces(self, sequence: Sequence, tokens: int) -> list[Piece]:
+        """The pieces of the next `tokens` tokens of `sequence`: several where it skips some."""
+        *others, (start, stop) = sequence.spans(tokens)
+        pieces = [Piece(sequence, *span, draws=False) for span in others]
         if sequence.drafter is None or stop <= sequence.known_tokens:
             # logits are needed after the last known token
-            return Piece(sequence, sequence.computed_tokens, stop, draws=stop == sequence.known_tokens)
-        return Piece(
-            sequence,
-            sequence.computed_tokens,
-            stop,
-            draws=True,
-            draft=sequence.drafter.draft(stop - sequence.known_tokens),
-        )
+            return [*pieces, Piece(sequence, start, stop, draws=stop == sequence.known_tokens)]
+        draft = sequence.drafter.draft(stop - sequence.known_tokens)
+        return [*pieces, Piece(sequence, start, stop, draws=True, draft=draft)]
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
         """Evict the blocks that the next step needs if it is like this one, so that copies to the host overlap."""
@@ -351,13 +371,14 @@ class Scheduler:
             request.computed_tokens = computed
             self._moved[request.key] = request
         if sequence.choice == 0 and not request.preemptions:
-            request.cached_tokens = sequence.cached_tokens
+            request.cached_tokens, request.blended_tokens = sequence.cached_tokens, sequence.blended_tokens
 
     def _pending(self, sequence: Sequence, now_s: float) -> Pending | None:
         request = sequence.request
         if request.is_held:
             return None
-        rest_tokens = request.submission.prompt_tokens - sequence.computed_tokens
+        skipped_tokens = sequence.skips.tokens_from(sequence.computed_tokens)
+        rest_tokens = request.submission.prompt_tokens - sequence.computed_tokens - skipped_tokens
         rank = self._rank(sequence, now_s)
         return Pending(
             request.key, rank, sequence.arrival, sequence.computed_tokens, rest_tokens, not self._runs(sequence)

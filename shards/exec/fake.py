@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
+from shards.exec.moves import KvMove
 from shards.kv.fingerprint import Layout
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -56,6 +57,21 @@ class FakeNetwork:
                     logits[at[index]] = self._logits(tokens[: position + 1])
         return torch.from_numpy(logits)
 
+    def blend(self, move: KvMove) -> None:
+        """Copy the tokens."""
+        self._memory[_slots(move.target, move.into, move.tokens)] = self._moved(move)
+
+    def deviations(self, move: KvMove) -> list[float]:
+        """1 for each other token, 0 for the same: so all are 0."""
+        target = self._memory[_slots(move.target, move.into, move.tokens)]
+        return [float(value) for value in target != self._moved(move)]
+
+    def _moved(self, move: KvMove) -> npt.NDArray[np.int64]:
+        tokens: npt.NDArray[np.int64] = self._memory[_slots(move.source, move.start, move.tokens)]
+        if (tokens == _EMPTY).any():
+            raise ValueError("KV is moved that was never written")
+        return tokens
+
     def answer(self, prompt: list[int], max_new_tokens: int) -> list[int]:
         """The greedy answer, computed from the tokens alone."""
         tokens = list(prompt)
@@ -75,6 +91,12 @@ class FakeNetwork:
         spread = (state * 31 + np.arange(self.vocabulary) * (state % 997 + 1)) % 1009
         logits: npt.NDArray[np.float32] = (spread / 168).astype(np.float32)
         return logits
+
+
+def _slots(blocks: tuple[int, ...], start: int, tokens: int) -> npt.NDArray[np.int64]:
+    positions = np.arange(start, start + tokens)
+    slots: npt.NDArray[np.int64] = np.array(blocks)[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    return slots
 
 
 class FakeHostMemory:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shards.exec.sequence import Sequence
+from shards.kv.table import blocks_for
 
 
 class Piece(NamedTuple):
-    """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to.
+    """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to, since other pieces of the
+    same step may be before them.
 
     The last tokens may be a `draft`, which is guessed and follows the known tokens; all others are known, at least to
     the device. A piece that `draws` needs the logits of its last known token, and of all tokens behind it.
@@ -35,6 +37,12 @@ class Piece(NamedTuple):
     def logits(self) -> int:
         """The number of its tokens that need logits; they are the last ones."""
         return 1 + len(self.draft) if self.draws else 0
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks of all positions up to `stop`."""
+        ids, count = self.sequence.table.ids, blocks_for(self.stop)
+        return ids if len(ids) == count else ids[:count]
 
     @property
     def is_unseen(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
+from shards.exec.documents import ChunkKey, Documents
 from shards.exec.lookup import PromptIndex
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.nouns import Submission
@@ -18,10 +19,11 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 class Request:
     """The arrived part of one prompt and its progress. `open_choices` of its choices have not ended.
 
-    `computed_tokens` of the prompt have KV in the sequence that is furthest; `cached_tokens` were found in the cache by
-    the first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. `awaits_grammar` until its
-    grammar is compiled. `arrived_s` is its arrival on the engine's clock; its sequences were preempted `preemptions`
-    times.
+    `computed_tokens` of the prompt have KV in the sequence that is furthest; in the first one, `cached_tokens` were
+    found in the cache and `blended_tokens` were taken from chunks that had been computed before. `documents` may be
+    taken from chunks; None means that all is exact. `rank`, `prefill_slice` and `is_paused` may be changed at any time.
+    `awaits_grammar` until its grammar is compiled. `arrived_s` is its arrival on the engine's clock; its sequences were
+    preempted `preemptions` times.
     """
 
     def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
@@ -33,7 +35,8 @@ class Request:
         self.prompt = bytearray()
         self.open_choices = submission.choices
         self.computed_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = self.blended_tokens = 0
+        self.documents: Documents | None = None
         self.preemptions = 0
         self._index: PromptIndex | None = None
 
@@ -56,8 +59,14 @@ class Request:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is paused, or waits for its grammar; then none of it may be computed."""
-        return self.is_paused or self.awaits_grammar
+        """Whether it is paused, or waits for its grammar or its chunks; then none of it may be computed."""
+        awaits_chunks = self.documents is not None and not self.documents.is_ready
+        return self.is_paused or self.awaits_grammar or awaits_chunks
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether it computes a chunk of another request's document, so that no report has it."""
+        return isinstance(self.key, ChunkKey)
 
     @property
     def is_whole(self) -> bool:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shards.exec.drafter import Drafter
 from shards.exec.request import Request
+from shards.exec.skips import Skips, Span
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.kv.prefix import CachedBlock
 from shards.kv.raw_block import BlockLabel
@@ -42,6 +43,10 @@ class Sequence:
     known, but have no value yet. It is protected from preemption for a while from `spared_s` on, when it started or
     resumed. While it waits, `match` is the cached prefix that it would share, or its table is parked.
 
+    Where its documents' KV came from chunks it `skips` positions, of which `blended_tokens` were computed before this
+    request; nothing behind the first of them is exact, cached or shared. Its first `settled` documents were looked up,
+    and those that are `unmeasured` are computed in place.
+
     If it `may_draft`, a `drafter` guesses its next tokens, from its first drawn one on.
     """
 
@@ -66,6 +71,9 @@ class Sequence:
         self.overtaken = 0
         self.match: list[CachedBlock] = []
         self.spared_s: float | None = None
+        self.skips = Skips()
+        self.blended_tokens = self.settled = 0
+        self.unmeasured: list[int] = []
         self.drafter: Drafter | None = None
 
     def __repr__(self) -> str:
@@ -110,12 +118,12 @@ class Sequence:
         if drawn:
             # the last token may be drawn already: then it only remains to wait for it
             is_full = drawn == self.request.submission.max_new_tokens
-            return 0 if is_full else self._prompt_tokens + drawn - self.computed_tokens
+            return 0 if is_full else self._left(self._prompt_tokens + drawn)
         if self.request.is_held:
             return 0
         arrived = self.request.arrived_tokens
         computable = arrived if self.request.is_whole else arrived - arrived % self.unit_tokens
-        return max(0, computable - self.computed_tokens)
+        return max(0, self._left(computable))
 
     @property
     def shareable_blocks(self) -> int:
@@ -132,6 +140,8 @@ class Sequence:
         """The number of computed tokens that may be cached: none with a value that the host does not know."""
         prompt_tokens = self._prompt_tokens
         most = min(self.computed_tokens, self.seen_tokens)
+        if self.skips.start is not None:
+            most = min(most, self.skips.start)
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
 
     @property
@@ -170,7 +180,7 @@ class Sequence:
 
     def share(self) -> int:
         """Share the cached blocks that continue it, if it is at a unit boundary; returns the number of tokens."""
-        if self.computed_tokens % self.unit_tokens or self.is_decoding:
+        if self.computed_tokens % self.unit_tokens or self.is_decoding or self.skips:
             return 0
         limit = self.shareable_blocks
         if self.unit_tokens > BLOCK_TOKENS:
@@ -185,7 +195,7 @@ class Sequence:
         none between two unit boundaries.
         """
         pool, table = self.table.pool, self.table
-        if self.computed_tokens % self.unit_tokens or self.is_decoding or not table.is_chained:
+        if self.computed_tokens % self.unit_tokens or self.is_decoding or not table.is_chained or self.skips:
             return []
         path, limit = list(table.path), self.shareable_blocks
         if len(path) * BLOCK_TOKENS != self.computed_tokens:
@@ -200,7 +210,25 @@ class Sequence:
         self.table.release()
         self.table = BlockTable(self.table.pool, self.table.domain, rank=self.table.rank)
         self.computed_tokens = self.cached_tokens = 0
+        self.skips, self.blended_tokens, self.settled, self.unmeasured = Skips(), 0, 0, []
         self.match = []
+
+    def skip(self, spans: Items[Span], *, is_reused: bool) -> None:
+        """Skip `spans`, whose KV is in its table; `is_reused` if it was computed before this request."""
+        before = self.skips.tokens
+        self.skips.add(spans)
+        if is_reused:
+            self.blended_tokens += self.skips.tokens - before
+        self.advance(self.computed_tokens)
+
+    def advance(self, computed_tokens: int) -> None:
+        """Record that the first `computed_tokens` tokens have KV, or will have before anything else is computed."""
+        self.computed_tokens = self.skips.behind(computed_tokens) if self.skips else computed_tokens
+
+    def spans(self, tokens: int) -> list[Span]:
+        """The positions of the next `tokens` tokens to compute."""
+        start = self.computed_tokens
+        return list(self.skips.computed(start, tokens)) if self.skips else [(start, start + tokens)]
 
     def work(self, rank: int, *, drafted_tokens: int = 0) -> Work:
         """Its description for the scheduler, with the effective `rank` and the length of its draft."""
@@ -210,16 +238,18 @@ class Sequence:
             return Work(self.arrival, rank, self.arrival, done, ready, 0, True, drafted_tokens=drafted_tokens)
         block, domain = self.computed_tokens // BLOCK_TOKENS, self.request.submission.domain
         next_block = None
-        if self.table.is_chained and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:
+        may_share = self.table.is_chained and not self.skips
+        if may_share and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:
             # the key alone names the block: on a collision with another key, this sequence waits one step in vain
             next_block = self.table.pool.prefix.key(self.table.tip, self.block_tokens(block), domain=domain)
         return Work(
             id=self.arrival,
             rank=rank,
             arrival=self.arrival,
-            computed_tokens=self.computed_tokens,
+            # as if all that is skipped stood before it: each further token attends to it
+            computed_tokens=self.computed_tokens + self.skips.tokens_from(self.computed_tokens),
             ready_tokens=ready,
-            rest_tokens=self.known_tokens - self.computed_tokens,
+            rest_tokens=self._left(self.known_tokens),
             is_decoding=False,
             slice_tokens=self.request.prefill_slice,
             next_block=next_block,
@@ -260,6 +290,7 @@ class Sequence:
             stop=stop,
             message=message,
             cause=cause,
+            blended_tokens=self.request.blended_tokens,
         )
 
     def check(self) -> None:
@@ -269,7 +300,9 @@ class Sequence:
         assert 0 <= self.unseen <= 1, "more than one step is in flight"
         assert self.computed_tokens <= known, "more was computed than is known"
         assert self.cached_tokens <= self.computed_tokens, "more was cached than computed"
-        held_tokens = 0 if self.table.is_parked else self.computed_tokens
+        assert self.skips.stop < self.known_tokens, "the last known token is skipped"
+        assert self.blended_tokens <= self.skips.tokens, "more was blended than skipped"
+        held_tokens = 0 if self.table.is_parked else max(self.computed_tokens, self.skips.stop)
         assert len(self.table) == blocks_for(held_tokens), "blocks and computed tokens disagree"
         assert len(self.table) <= self.request.peak_blocks, "it holds more than its peak"
         if self.table.is_chained and not self.table.is_parked:
@@ -277,6 +310,10 @@ class Sequence:
             assert [block.token_ids for block in self.table.path] == [self.block_tokens(i) for i in range(cached)], (
                 "a shared block holds other tokens"
             )
+
+    def _left(self, stop: int) -> int:
+        """The number of its tokens before `stop` that are still to be computed."""
+        return stop - self.computed_tokens - self.skips.tokens_from(self.computed_tokens)
 
     def _whole_units_found(self, limit: int) -> int:
         """The number of cached blocks, up to `limit`, that form whole units and have room on the device."""

@@ -80,6 +80,10 @@ class KvCache:
         by_head = keys_values.transpose(0, 1)
         return by_head[:kv_heads], by_head[-kv_heads:]
 
+    def slots(self, extents: Sequence[Extent]) -> Tensor:
+        """The slots of all `extents` in order, as `write` takes them."""
+        return torch.cat([torch.arange(slot, slot + tokens) for slot, tokens in extents])
+
     def views(self, extent: Extent) -> LayeredViews:
         """The extent in every layer at once, without copying: four calls of torch instead of three per layer."""
         keys = self._keys_transposed.narrow(3, extent.slot, extent.tokens)

@@ -7,11 +7,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from shards.exec.batch import Batch
-from shards.kv.cache import KvCache
+from shards.exec.moves import KvMove
+from shards.kv.cache import KvCache, extents_of
 from shards.network.attention import PagedAttention
 from shards.network.config import NetworkConfig
 from shards.network.layers import Weights, normalize
-from shards.network.rope import RotaryEmbedding
+from shards.network.rope import RotaryEmbedding, rotate_in_place, squared_distances
 
 
 class Decoder:
@@ -56,6 +57,35 @@ class Decoder:
             hidden += normalize(inner, layer.mlp_after_norm, eps)
         hidden = normalize(hidden, self.weights.norm, eps)
         return self.weights.head(hidden).float()
+
+    @torch.inference_mode()
+    def blend(self, move: KvMove, cache: KvCache) -> None:
+        """Copy the KV of `move` within `cache`, keys rotated by the distance."""
+        slots = cache.slots(extents_of(move.target, move.into, move.into + move.tokens))
+        for layer in range(self.config.layers):
+            cache.write(layer, slots, self._moved(layer, move, cache).transpose(0, 1).to(cache.dtype))
+
+    @torch.inference_mode()
+    def deviations(self, move: KvMove, cache: KvCache) -> list[float]:
+        """The squared distance of each token's KV from what `blend` would copy there, summed over all layers."""
+        total = torch.zeros(move.tokens)
+        for layer in range(self.config.layers):
+            computed = self._read(layer, move.target, move.into, move.tokens, cache)
+            total += squared_distances(self._moved(layer, move, cache), computed)
+        return [float(value) for value in total]
+
+    def _moved(self, layer: int, move: KvMove, cache: KvCache) -> Tensor:
+        """Keys and values of `move` as `_read` returns them, keys at their new positions."""
+        moved = self._read(layer, move.source, move.start, move.tokens, cache)
+        # of a latent key the last numbers turn, of any other all
+        turning = moved[: self.config.kv_heads, :, self.config.head_dim - self.config.rotary_dim :]
+        rotate_in_place(turning, self._rotary[self._ropes[layer]].turn(move.into - move.start))
+        return moved
+
+    def _read(self, layer: int, blocks: tuple[int, ...], start: int, tokens: int, cache: KvCache) -> Tensor:
+        """Keys and values [k|v * kv_heads, tokens, head_dim] of these positions, as float32, in memory of their own."""
+        planes = cache.read(layer, extents_of(blocks, start, start + tokens))
+        return torch.cat(planes[: self.config.kv_planes]).to(torch.float32, copy=True)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         hidden = functional.embedding(token_ids, self.weights.embedding)

@@ -47,6 +47,15 @@ class RotaryEmbedding:
         periods = (positions[:, None, None] // self.rope.original_positions).to(torch.float32)
         return Rotation(*turned, (1.0 + growth * periods.log1p()).to(dtype))
 
+    def turn(self, distance: int) -> Rotation:
+        """The rotation by which a key at any position gets to the position `distance` behind it, in float32.
+
+        It is exact for every kind of scaling here, since all angles grow in proportion to the position.
+        """
+        angles = distance * torch.cat((self.inverse_frequencies, self.inverse_frequencies)).double()
+        sin, half = angles.sin().float(), len(self.inverse_frequencies)
+        return Rotation(angles.cos().float(), torch.cat((-sin[:half], sin[half:])))
+
 
 def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
     """Rotate every head of `heads` [tokens, heads, head_dim] to its token's position.
@@ -55,6 +64,13 @@ def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
     """
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     heads.mul_(rotation.cos).addcmul_(swapped, rotation.signed_sin)
+
+
+def squared_distances(moved: Tensor, computed: Tensor) -> Tensor:
+    """How far `moved` keys and values are from `computed` ones, both [heads, tokens, head_dim], for each token, in
+    units of the mean square of `computed`.
+    """
+    return (moved - computed).square().sum((0, 2)) / computed.square().sum((0, 2)).mean().clamp_min(1e-30)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:

@@ -14,6 +14,7 @@ from shards.nouns import DIALS, MOST_CHOICES, Cause, Finished, FinishReason, Gra
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 
 MOST_TOP_LOGPROBS = 20
+MOST_DOCUMENTS = 512
 MOST_STOP_STRINGS = 64
 MOST_STOP_CHARACTERS = 1024
 
@@ -99,6 +100,9 @@ class Limits:
             yield f"max_new_tokens is {submission.max_new_tokens}; it must be at least 1"
         if not 1 <= submission.choices <= MOST_CHOICES:
             yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
+        if "\x00" in submission.domain:
+            yield "domain contains NUL, which separates chunks from prompts"
+        yield from _reuse_objections(submission)
         answered = submission.answered_tokens
         if not 0 <= answered < max(1, submission.prompt_tokens):
             yield f"answered_tokens is {answered}; it must be 0 or more, and below prompt_tokens"
@@ -136,3 +140,17 @@ def _number_objections(sampling: SamplingParams) -> Iterator[str]:
         value = getattr(sampling, dial.name)
         if not dial.metadata["holds"](value):
             yield f"{dial.name} is {value}; it {dial.metadata['must']}"
+
+
+def _reuse_objections(submission: Submission) -> Iterator[str]:
+    if submission.reuse is None:
+        return
+    if not 0 <= submission.reuse.budget <= 1:
+        yield f"the budget of reuse is {submission.reuse.budget}; it must be between 0 and 1"
+    if len(submission.reuse.documents) > MOST_DOCUMENTS:
+        yield f"it has {len(submission.reuse.documents)} documents to reuse; at most {MOST_DOCUMENTS} are"
+    before = 0
+    for start, stop in submission.reuse.documents:
+        if not before <= start < stop <= submission.prompt_tokens:
+            yield f"a document is at {start} to {stop} behind {before}, of {submission.prompt_tokens} prompt tokens"
+        before = stop
