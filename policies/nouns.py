@@ -157,6 +157,9 @@ USUAL_PINNED_TOKENS = 256_000
 USUAL_STORED_DOCUMENTS, USUAL_STORED_BYTES = 10_000, 64 * 2**20
 """Default limits of a tenant's document sets: all their documents, and the bytes of their texts."""
 
+USUAL_REUSE_BUDGET = 0.15
+"""The share of a reused document's tokens that is computed again, where none is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Organization:
@@ -185,7 +188,8 @@ class Tenant:
     hash of its key. `user_limits` hold for each end user that its clients name; `needs_user`: they must name one.
     `tag_limits` are those of all its requests with a tag, by the tags that its clients may give them.
     At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend. Its document sets
-    have at most `stored_documents` with `stored_bytes` of text.
+    have at most `stored_documents` with `stored_bytes` of text. `reuse_budget` is that of its requests with documents
+    which give none.
     """
 
     name: str
@@ -206,6 +210,7 @@ class Tenant:
     pinned_tokens: int = USUAL_PINNED_TOKENS
     stored_documents: int = USUAL_STORED_DOCUMENTS
     stored_bytes: int = USUAL_STORED_BYTES
+    reuse_budget: float | None = None
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -330,6 +335,17 @@ class Beginning(msgspec.Struct, frozen=True):
         return Capability.CONTINUES_TOKENS if self.token_ids else Capability.CONTINUES_TEXT
 
 
+class Reuse(msgspec.Struct, frozen=True):
+    """Permission to take the KV of documents from wherever they stood before, so that it is approximate.
+
+    `spans` are the first tokens of the documents in the prompt, and the tokens behind their last ones. `budget` is the
+    share (0 to 1) of each document's tokens that is computed again.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    budget: float
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """The input that a backend continues.
 
@@ -350,6 +366,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """The part of the answer that the client has: only the rest is wanted, and usage of the whole answer."""
     transfer: Mapping[str, Any] | None = None
     """Where the KV of this prompt is to be fetched, in the words of the backend that computed it; None: nowhere."""
+    reuse: Reuse | None = None
+    """None: all KV must be exact, as it always is at backends that cannot blend."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -367,6 +385,8 @@ class Usage(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     images: int = 0
     backend_ms: int = 0
+    blended_tokens: int = 0
+    """Prompt tokens with KV from documents that had been computed at another place; none of them is cached exactly."""
 
     def and_(self, more: Usage) -> Usage:
         """The sum of both. Tokens of reasoning are known only if they are for both."""
@@ -380,6 +400,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.cache_write_tokens + more.cache_write_tokens,
             self.images + more.images,
             self.backend_ms + more.backend_ms,
+            self.blended_tokens + more.blended_tokens,
         )
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
 
+from policies.nouns import USUAL_REUSE_BUDGET
 from policies.rules import Range
 from policies.shapes import Scalar
 from policies.timeouts import Bounds
@@ -175,6 +176,25 @@ def read_share(text: str) -> float:
     if number > 1:
         raise ValueError(f"must be a share of at most 100%, like 10% or 0.1, not {quoted(text)}")
     return number
+
+
+@_scalar(
+    {
+        "type": ["number", "string", "boolean"],
+        "minimum": 0,
+        "maximum": 1,
+        "pattern": rf"^\s*(chunks|off|{_NUMBER}\s*%?)\s*$",
+    }
+)
+def read_reuse(text: str) -> float:
+    """The share of a reused document that is computed again: `chunks` (the usual one), 10%, or `off`, which is all."""
+    named = {"chunks": USUAL_REUSE_BUDGET, "off": 1.0}.get(text.strip())
+    if named is not None:
+        return named
+    try:
+        return read_share(text)
+    except ValueError:
+        raise ValueError(f"must be chunks, off or the share to compute again, like 10%, not {quoted(text)}") from None
 
 
 @_scalar({"type": ["number", "string"], "minimum": 0, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})

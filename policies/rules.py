@@ -217,7 +217,8 @@ def stated(facts: Facts, given: Mapping[str, object]) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Requests that match `when` get this class, these pools (None: any) and this policy. With a `split`, each request
-    goes to one of the pools; with a `mirror`, some are sent to another pool too."""
+    goes to one of the pools; with a `mirror`, some are sent to another pool too. `reuse_budget` is that of requests with
+    documents which give none; None: the tenant's."""
 
     service_class: str
     when: When = When()
@@ -225,6 +226,7 @@ class Rule:
     policy: str = "default"
     split: Split | None = None
     mirror: Mirror | None = None
+    reuse_budget: float | None = None
 
 
 class Ruling(msgspec.Struct, frozen=True):
@@ -234,6 +236,7 @@ class Ruling(msgspec.Struct, frozen=True):
     pools: tuple[str, ...] | None
     policy: str
     rule: int
+    reuse_budget: float | None = None
 
     @property
     def rank(self) -> int:
@@ -273,7 +276,7 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
     for number, rule in enumerate(rulebook.rules, start=1):
         if may_use(tenant, rule.service_class) and rule.when.holds(facts):
             given = _lowered(rulebook.classes[rule.service_class], facts, rule=rule, classes=rulebook.classes)
-            return Ruling(given, rule.pools, rule.policy, number)
+            return Ruling(given, rule.pools, rule.policy, number, rule.reuse_budget)
     raise PermissionDenied(
         f"no rule gives tenant '{tenant.name}' a service class for this request",
         hint=f"it may use {', '.join(sorted(tenant.classes))}: ask for one with x-pointsman-priority",

@@ -63,6 +63,8 @@ class Documents(msgspec.Struct, frozen=True):
     is_free: bool = False
     leading: int = 0
     of_set: str = ""
+    reuse_budget: float | None = None
+    """The share of each that is computed again where it is reused at another place; None: as the operators have it."""
 
 
 class DocumentSpans(msgspec.Struct, frozen=True):
@@ -138,6 +140,10 @@ class Ask(msgspec.Struct, frozen=True):
     """Ids of the documents that were written into it, in their order there."""
     spans: DocumentSpans | None = None
     """Where those of a document set stand; None: there are none."""
+    document_spans: tuple[tuple[int, int], ...] = ()
+    """The first tokens of these documents, and the tokens behind their last ones; empty if they are not known."""
+    reuse_budget: float | None = None
+    """That of its documents."""
 
     def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:
         """`delta` behind the prompt's text `echo`, if it is the first of a choice that is still in `unechoed`; without

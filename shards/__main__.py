@@ -34,6 +34,7 @@ KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 RunAhead = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "off"]
+Blend = Literal["auto", "off"]
 TlsVersion = Literal["1.2", "1.3"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -237,6 +238,9 @@ def shard(
     speculate: Annotated[
         Speculate, typer.Option(help="Speculative decoding by prompt lookup; auto is on on a CPU.")
     ] = "auto",
+    blend: Annotated[
+        Blend, typer.Option(help="Reuse of documents at any position, for requests that permit it; off forbids it.")
+    ] = "auto",
     grace_s: Annotated[float, typer.Option(help="Seconds that running requests get to end after SIGTERM.", min=0)] = 10,
     register: Annotated[
         list[str] | None,
@@ -307,6 +311,7 @@ def shard(
         deterministic=deterministic,
         run_ahead=run_ahead,
         speculate=speculate,
+        blend=blend,
     )
     with exit_on_error():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))

@@ -54,6 +54,7 @@ class ShardAnswer:
     ) -> None:
         self._tokenizer, self._backend, self._grammar = tokenizer, backend, sampling.grammar
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
+        self._blended_tokens = 0
         self._resumed_tokens = 0
         shown = marks_of(tokenizer, has_tools=has_tools) if tokenizer and is_chat else {}
         self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
@@ -76,6 +77,7 @@ class ShardAnswer:
         """The Deltas of `news`. Raises the error of a shard's refusal or failure."""
         if news.progress is not None:
             self._cached_tokens = news.progress.cached_tokens
+            self._blended_tokens = news.progress.blended_tokens
             self._computed_tokens = news.progress.computed_tokens
         if news.progress is not None or news.expected_s is not None:
             yield Delta(computed_tokens=self._computed_tokens, expected_s=news.expected_s)
@@ -93,6 +95,7 @@ class ShardAnswer:
             choice.output_tokens = self._resumed_tokens + piece.end.output_tokens
             # the shard counts the beginning as prompt
             self._cached_tokens = min(piece.end.cached_tokens, self._prompt_tokens)
+            self._blended_tokens = min(piece.end.blended_tokens, self._prompt_tokens - self._cached_tokens)
         choice.is_done = piece.end is not None or choice.cutter.found is not None
         return Delta(
             text=text,
@@ -109,6 +112,7 @@ class ShardAnswer:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(choice.output_tokens for choice in self._choices),
             cached_tokens=self._cached_tokens,
+            blended_tokens=self._blended_tokens,
         )
 
     def _logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:

@@ -15,7 +15,7 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import DIALS, Grammar, Prompt, Request, Sampling
+from policies.nouns import DIALS, Grammar, Prompt, Request, Reuse, Sampling
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from shards.wire.v1 import shard_pb2 as wire
@@ -54,9 +54,16 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
             trace=prompt.headers.get("traceparent", ""),
             preemptible=request.preemptible,
             source=None if source is None else wire.Source(address=source["address"], tokens=source["tokens"]),
+            reuse=None if prompt.reuse is None else reuse_of(prompt.reuse),
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"a number is out of range: {error}") from error
+
+
+def reuse_of(reuse: Reuse) -> wire.Reuse:
+    """`reuse` for the wire."""
+    starts, stops = zip(*reuse.spans, strict=True)
+    return wire.Reuse(start=starts, stop=stops, budget=reuse.budget)
 
 
 def sampling_of(sampling: Sampling, request_id: str) -> wire.Sampling:

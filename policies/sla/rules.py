@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.mirror import Mirror
 from policies.nouns import Tenant
-from policies.quantities import read_part, read_range, read_share, read_yes
+from policies.quantities import read_part, read_range, read_reuse, read_share, read_yes
 from policies.rules import FACTS, Fact, Rule, When, may_use
 from policies.shapes import TEXT, Either, Key, Many, Named, Shape, Table
 from policies.sla.fields import Field, Section
@@ -36,6 +36,7 @@ RULE = Table(
         "rollback": Key(read_yes, "whether a pool with a smaller share loses it if it does worse; default true"),
         "policy": Key(TEXT, "the policy that chooses a backend; default `default`"),
         "mirror": Key(MIRROR, "another pool that gets a share of the requests too, to compare it; default none"),
+        "reuse": Key(read_reuse, "approximate KV of documents: chunks, off, or the share to compute again: 10%"),
     }
 )
 RULES = Many(RULE, nullable=True)
@@ -76,7 +77,9 @@ def _read_rule(field: Field, names: Names) -> Rule | None:
         chosen = policy.one_of(names.policies, what="policy")
     service_class = given.one_of(names.classes, what="class") if given else None
     mirror = _read_mirror(section.get("mirror"), pools, names)
-    return Rule(service_class, when, pools, chosen or "default", split, mirror) if service_class else None
+    if service_class is None:
+        return None
+    return Rule(service_class, when, pools, chosen or "default", split, mirror, section.read("reuse", None))
 
 
 def _read_mirror(field: Field | None, own: tuple[str, ...] | None, names: Names) -> Mirror | None:

@@ -26,6 +26,7 @@ from policies.quantities import (
     read_bytes,
     read_count,
     read_date,
+    read_reuse,
     read_tokens,
     read_weight,
     read_yes,
@@ -126,6 +127,9 @@ TENANT = Table(
             Table({"share_with": Key(Many(TEXT), "tenants that share cached prefixes with it")}),
             "tenants that share cached prefixes with it; default none",
         ),
+        "reuse": Key(
+            read_reuse, "approximate KV of documents: chunks, off, or the share to compute again: 10%; default off"
+        ),
     }
 )
 TENANTS = Named(TENANT)
@@ -215,6 +219,7 @@ def _read_tenant(
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
         stored_documents=limits.read("documents", USUAL_STORED_DOCUMENTS),
         stored_bytes=limits.read("document_bytes", USUAL_STORED_BYTES),
+        reuse_budget=section.read("reuse", None),
     )
     _check_model_limits(limits, tenant.model_limits, tenant)
     for team, entry in sections.items():

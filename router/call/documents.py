@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
@@ -23,7 +24,10 @@ from router.shared.documents.document_set import Uses
 from router.text.cuts import UncuttableError
 from router.text.documents import COPIES, HEADING, MARK, START, text_of, written
 from router.text.estimates import keyed_bytes
-from shards.kv.keys import root_key
+from shards.kv.keys import TOKEN_BYTES, root_key
+
+EXACT = 1.0
+"""The budget with which no KV is approximate."""
 
 
 async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, held: Held) -> Ask:
@@ -47,6 +51,7 @@ async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: 
     if documents.is_free:
         each = await _ordered(ask, tuple(dict.fromkeys(each)), model, tenant, gateway)
     filled = written(ask, each)
+    filled = replace(filled, document_spans=await _token_spans(ask, each, model, tenant, gateway))
     return filled if named is None else replace(filled, spans=_spans(ask, each, named))
 
 
@@ -80,6 +85,21 @@ def uses_of(spans: DocumentSpans, usage: Usage, latency: Latency, prices: Prices
         saved_cost = cached * (prices.uncached - prices.cached) // PRICE_PARTS
         uses[name] = Uses(1, cached, max(0.0, saved_s), max(0, saved_cost), now)
     return uses
+
+
+async def _token_spans(
+    ask: Ask, documents: Sequence[AskDocument], model: ServedModel, tenant: Tenant, gateway: Gateway
+) -> tuple[tuple[int, int], ...]:
+    """The first token of each document in the prompt, and that behind its last; none unless they may be reused."""
+    assert ask.documents is not None, "only a request with documents has places of them"
+    budgets = (ask.documents.reuse_budget, tenant.reuse_budget, *(rule.reuse_budget for rule in gateway.config.rules))
+    if all(budget in (None, EXACT) for budget in budgets) or ask.documents.reuse_budget == EXACT:
+        return ()
+    data, is_exact = await _keyed(ask, [*map(text_of, documents)], model, tenant, gateway)
+    if not is_exact or not data:
+        return ()
+    ends = [*accumulate(len(ids) // TOKEN_BYTES for ids in data)]
+    return tuple(pairwise(ends))
 
 
 async def _ordered(

@@ -36,7 +36,7 @@ from policies.errors import (
     UnknownModel,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Reuse, Usage
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.quota.prices import PriceList
@@ -52,7 +52,7 @@ from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.claims import claim_at, claim_of, images_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
-from router.call.documents import uses_of, with_documents
+from router.call.documents import EXACT, uses_of, with_documents
 from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
@@ -487,7 +487,7 @@ class _Call(msgspec.Struct, frozen=True):
             if (spans := self.ask.spans) is not None:
                 uses = uses_of(spans, usage, placed.chosen.latency, prices, gateway.unix_time())
                 gateway.document_sets.used(bid.request.tenant, spans.of_set, uses)
-            uncached = max(1, usage.prompt_tokens - usage.cached_tokens)
+            uncached = max(1, usage.prompt_tokens - usage.cached_tokens - usage.blended_tokens)
             used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
             actual_s = min(used_s, at_backend_s)
@@ -528,6 +528,7 @@ class _Call(msgspec.Struct, frozen=True):
                 ask.path,
                 {**ask.passed_headers, **self.account.headers},
                 ask.natives[at] if ask.natives else None,
+                reuse=self._reuse(),
             ),
             echo=tokens.echo,
             tools=tokens.tools,
@@ -649,6 +650,12 @@ class _Call(msgspec.Struct, frozen=True):
         how: How = "failed" if has_failed else "missed" if is_late else "kept"
         self.gateway.splits.ended(rule, placed.chosen.pool, how, service_class)
 
+    def _reuse(self) -> Reuse | None:
+        """Whether KV of documents may be approximate: as the client wants it, else the rule, else the tenant."""
+        budgets = (self.ask.reuse_budget, self.ruling.reuse_budget, self.facts.tenant.reuse_budget)
+        budget = next((budget for budget in budgets if budget is not None), EXACT)
+        return Reuse(self.ask.document_spans, budget) if self.ask.document_spans and budget < EXACT else None
+
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name
         needs, sampling = wishes(ask, tokens)
@@ -677,7 +684,10 @@ class _Call(msgspec.Struct, frozen=True):
             sampling=sampling,
             expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
             promised=ruling.service_class,
-            may_transfer=self.carrier.continues and may_transfer(ask.natives[at] if ask.natives else None),
+            # what another backend computes for it is exact, and so nothing of its documents is reused there
+            may_transfer=self.carrier.continues
+            and self._reuse() is None
+            and may_transfer(ask.natives[at] if ask.natives else None),
             may_fetch=self.carrier.continues,
             documents=ask.document_ids,
         )

@@ -56,6 +56,7 @@ def written(ask: Ask, documents: Sequence[AskDocument] | None = None) -> Ask:
         natives=tuple(Native(native.path, _body(native.body, text)) for native in natives),
         documents=None,
         document_ids=tuple(document.id for document in documents),
+        reuse_budget=ask.documents.reuse_budget,
     )
 
 

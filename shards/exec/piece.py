@@ -10,8 +10,8 @@ from shards.kv.table import blocks_for
 
 
 class Piece(NamedTuple):
-    """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to, since other pieces of the
-    same step may be before them.
+    """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to: of pieces of the same
+    step too.
 
     The last tokens may be a `draft`, which is guessed and follows the known tokens; all others are known, at least to
     the device. A piece that `draws` needs the logits of its last known token, and of all tokens behind it.

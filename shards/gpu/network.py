@@ -11,6 +11,8 @@ from torch import Tensor
 
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing
+from shards.exec.moves import KvMove
+from shards.gpu.blending import Blending
 from shards.gpu.cache import GpuCache, GpuMemory, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
@@ -21,6 +23,7 @@ from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.network.config import NetworkConfig
+from shards.network.rope import RotaryEmbedding
 
 
 class GpuNetwork:
@@ -109,6 +112,19 @@ class GpuNetwork:
         """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
         self.steps.warm_up_long()
+
+    def blend(self, move: KvMove) -> None:
+        """Start copying the KV of `move`, keys rotated; what is submitted later finds it."""
+        self._blending.blend(move)
+
+    def deviations(self, move: KvMove) -> list[float]:
+        """How far the target's KV is from that of `move`, token by token; waits for the device."""
+        return self._blending.deviations(move)
+
+    @property
+    def _blending(self) -> Blending:
+        config = self.decoder.config
+        return Blending(self.steps.cache, RotaryEmbedding(config.rope, config.head_dim))
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
         """Start computing `batch` and drawing one token per row of logits; the logits stay on the device.

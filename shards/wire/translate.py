@@ -13,6 +13,7 @@ from shards.nouns import (
     CacheEvent,
     Cause,
     DiskUse,
+    DocumentSpan,
     Drawn,
     Finished,
     FinishReason,
@@ -22,6 +23,7 @@ from shards.nouns import (
     Load,
     Progress,
     Report,
+    Reuse,
     SamplingParams,
     Submission,
     TokenLogprobs,
@@ -115,7 +117,14 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         sampling=sampling_params(submit.sampling),
         answered_tokens=submit.answered_tokens,
         source=KvSource(submit.source.address, submit.source.tokens) if submit.HasField("source") else None,
+        reuse=_reuse(submit.reuse) if submit.HasField("reuse") else None,
     )
+
+
+def _reuse(given: wire.Reuse) -> Reuse:
+    """The documents that may be blended. Starts without stops are dropped: what is not named is computed."""
+    documents = tuple(map(DocumentSpan, given.start, given.stop))
+    return Reuse(documents, given.budget)
 
 
 def sampling_params(sampling: wire.Sampling) -> SamplingParams:
@@ -222,7 +231,10 @@ def drawn_of(columns: wire.Tokens) -> Iterator[tuple[int, Drawn]]:
 def progress(item: Progress) -> wire.Progress:
     """`item` for the wire."""
     return wire.Progress(
-        request=_request(item.key), computed_tokens=item.computed_tokens, cached_tokens=item.cached_tokens
+        request=_request(item.key),
+        computed_tokens=item.computed_tokens,
+        cached_tokens=item.cached_tokens,
+        blended_tokens=item.blended_tokens,
     )
 
 
@@ -238,6 +250,7 @@ def finished(item: Finished) -> wire.Finished:
         output_tokens=item.output_tokens,
         message=item.message[: limits.TEXT_CHARACTERS],
         cause=CAUSES[item.cause] if item.cause else wire.Finished.CAUSE_UNSPECIFIED,
+        blended_tokens=item.blended_tokens,
     )
 
 

@@ -21,7 +21,9 @@ class Library:
         rng = random.Random(seed)
         self.documents = [some_tokens(rng.randrange(least, most), seed * 1000 + at) for at in range(count)]
 
-    def prompt(self, places: list[int], *, question: int = 0, preamble: int = 20) -> tuple[list[int], list[DocumentSpan]]:
+    def prompt(
+        self, places: list[int], *, question: int = 0, preamble: int = 20
+    ) -> tuple[list[int], list[DocumentSpan]]:
         tokens, spans = [*SINK, *some_tokens(preamble, 7)], []
         for place in places:
             spans.append(DocumentSpan(len(tokens), len(tokens) + len(self.documents[place])))
@@ -213,7 +215,9 @@ def test_through_any_history_every_answer_is_that_of_its_own_tokens(seed):
         prompt, spans = library.prompt(rng.sample(range(8), rng.randrange(1, 4)), question=number)
         asked[number] = prompt
         budget, domain = rng.choice([0.0, 0.1, 0.5, 1.0]), rng.choice("ab")
-        ask(driver, number, (prompt, spans), budget, rank=rng.randrange(2), domain=domain, choices=rng.choice([1, 1, 2]))
+        ask(
+            driver, number, (prompt, spans), budget, rank=rng.randrange(2), domain=domain, choices=rng.choice([1, 1, 2])
+        )
         for _ in range(rng.randrange(6)):
             driver.step()
         if rng.random() < 0.1:

@@ -102,6 +102,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_s: float | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    blended_tokens: int | None = None
     trace_id: str | None = None
     error: str | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
@@ -192,6 +193,7 @@ def record_of(ended: Ended) -> Record:
         images=0 if usage is None else usage.images,
         backend_ms=0 if usage is None else usage.backend_ms,
         cost=cost,
+        blended_tokens=usage.blended_tokens if usage is not None and usage.blended_tokens else None,
         trace_id=ended.trace_id,
         error=ended.error,
         likely_prompt_tokens=request.likely_prompt_tokens,

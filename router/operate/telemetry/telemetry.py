@@ -345,4 +345,6 @@ class Telemetry:
         if usage.cached_tokens:
             # zero could mean that the backend does not report cached tokens; without a series it is clear
             self._tokens[*labels, "cached"].inc(usage.cached_tokens)
+        if usage.blended_tokens:
+            self._tokens[*labels, "blended"].inc(usage.blended_tokens)
         self._tokens[*labels, "completion"].inc(usage.completion_tokens)

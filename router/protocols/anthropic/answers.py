@@ -199,6 +199,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **({"blended_tokens": usage.blended_tokens} if usage.blended_tokens else {}),
     }
 
 

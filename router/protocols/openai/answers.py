@@ -36,6 +36,11 @@ class Shape(Protocol):
         ...
 
 
+def blended_in(usage: Usage) -> dict[str, int]:
+    """The member for blended tokens, if there are any."""
+    return {"blended_tokens": usage.blended_tokens} if usage.blended_tokens else {}
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
     """`usage` in OpenAI's shape."""
     thought = usage.reasoning_tokens
@@ -43,7 +48,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **blended_in(usage)},
         **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
     }
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 from policies.errors import InvalidRequest
+from policies.nouns import USUAL_REUSE_BUDGET
 from router.ask import AskDocument, Documents
 from router.protocols.openai.fields import ChatBody, DocumentData, DocumentFields
 from router.text.documents import MARK, marks_in, text_of_all, texts_of, with_texts
@@ -23,7 +24,7 @@ MOST_CHARACTERS = 4 * 2**20
 _ID_DIGITS = 8
 """Hexadecimal digits of the id of a document without one."""
 
-OWN_FIELDS = ("documents", "document_order", "document_set")
+OWN_FIELDS = ("documents", "document_set", "document_order", "reuse", "reuse_budget")
 """Members of a body that the router reads in place of its backends."""
 
 ORDER = re.compile(r"fixed|any(?: after (\d{1,3}))?")
@@ -37,9 +38,10 @@ _BEGINNING = re.compile(r"^\{\{document ([^:\n{}]+)(?:: ([^\n{}]*))?\}\}\n", re.
 def documents_in(fields: ChatBody) -> Documents | None:
     """The documents of a request; None if it has no such field. Raises InvalidRequest."""
     if fields.documents is None and fields.document_set is None:
-        if fields.document_order is not None:
-            hint = "send `documents`, or leave `document_order` out"
-            raise InvalidRequest("`document_order` needs `documents`", hint=hint, param="document_order")
+        for name in OWN_FIELDS[2:]:
+            if getattr(fields, name) is not None:
+                hint = f"send `documents`, or leave `{name}` out"
+                raise InvalidRequest(f"`{name}` needs `documents`", hint=hint, param=name)
         return None
     each = documents_of(fields.documents or ())
     for at, document in enumerate(each):
@@ -51,7 +53,8 @@ def documents_in(fields: ChatBody) -> Documents | None:
         hint = f"send at most {MOST_CHARACTERS:,} characters in all documents of a request"
         raise InvalidRequest(f"documents: {characters:,} characters are too many", hint=hint, param="documents")
     is_free, leading = _order(fields.document_order or "fixed")
-    return Documents(each, is_free=is_free, leading=leading, of_set=fields.document_set or "")
+    of_set, reuse_budget = fields.document_set or "", _reuse_budget(fields)
+    return Documents(each, is_free=is_free, leading=leading, of_set=of_set, reuse_budget=reuse_budget)
 
 
 def documents_of(given: Sequence[DocumentFields | str]) -> tuple[AskDocument, ...]:
@@ -64,6 +67,15 @@ def documents_of(given: Sequence[DocumentFields | str]) -> tuple[AskDocument, ..
             message = f"documents[{at}]: another document has the id '{document.id[:80]}'"
             raise InvalidRequest(message, hint=hint, param=f"documents[{at}].id")
     return each
+
+
+def _reuse_budget(fields: ChatBody) -> float | None:
+    if fields.reuse == "off":
+        return 1.0
+    if fields.reuse_budget is not None and fields.reuse is None:
+        hint = "send `reuse`: 'chunks' too, or leave `reuse_budget` out"
+        raise InvalidRequest("`reuse_budget` needs `reuse`", hint=hint, param="reuse_budget")
+    return USUAL_REUSE_BUDGET if fields.reuse and fields.reuse_budget is None else fields.reuse_budget
 
 
 def has_block(body: Mapping[str, Any]) -> bool:

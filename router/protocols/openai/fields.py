@@ -163,6 +163,8 @@ class ChatBody(Common, kw_only=True):
     documents: Annotated[list[DocumentFields | str], Meta(max_length=MOST_DOCUMENTS)] | None = None
     document_order: Annotated[str, Meta(max_length=20)] | None = None
     document_set: Annotated[str, Meta(min_length=1, max_length=MOST_ID_CHARACTERS)] | None = None
+    reuse: Literal["chunks", "off"] | None = None
+    reuse_budget: Annotated[float, Meta(ge=0, le=1)] | None = None
     reasoning_effort: str | None = None
 
 

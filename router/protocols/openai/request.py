@@ -47,6 +47,8 @@ _HINTS = {
     "documents": f"at most {MOST_DOCUMENTS} objects such as {{'id': 'a', 'title': 'A', 'text': 'A is ...'}}; "
     "for a chat template with documents of its own form, `chat_template_kwargs` passes them on unread",
     "document_set": "GET /v1/document_sets lists yours",
+    "reuse": "'chunks' permits approximate KV of documents, 'off' forbids it",
+    "reuse_budget": "the share of each document that is computed again: from 0 to 1",
     "structured_outputs": "set one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
 TEXT_PARTS = {

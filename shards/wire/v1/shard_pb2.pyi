@@ -44,7 +44,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens", "source")
+    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens", "source", "reuse")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Submit(_message.Message):
     PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt_tokens: int
     max_new_tokens: int
@@ -71,7 +72,18 @@ class Submit(_message.Message):
     preemptible: bool
     answered_tokens: int
     source: Source
-    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+    reuse: Reuse
+    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., reuse: _Optional[_Union[Reuse, _Mapping]] = ...) -> None: ...
+
+class Reuse(_message.Message):
+    __slots__ = ("start", "stop", "budget")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    stop: _containers.RepeatedScalarFieldContainer[int]
+    budget: float
+    def __init__(self, start: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[int]] = ..., budget: _Optional[float] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("address", "tokens")
@@ -303,14 +315,16 @@ class TokenLogprobs(_message.Message):
     def __init__(self, entry: _Optional[int] = ..., logprob: _Optional[float] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("request", "computed_tokens", "cached_tokens")
+    __slots__ = ("request", "computed_tokens", "cached_tokens", "blended_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     computed_tokens: int
     cached_tokens: int
-    def __init__(self, request: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    blended_tokens: int
+    def __init__(self, request: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., blended_tokens: _Optional[int] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("request", "ttft_s")
@@ -321,7 +335,7 @@ class Prediction(_message.Message):
     def __init__(self, request: _Optional[int] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause")
+    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause", "blended_tokens")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
@@ -361,6 +375,7 @@ class Finished(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BLENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     choice: int
     reason: Finished.Reason
@@ -370,7 +385,8 @@ class Finished(_message.Message):
     output_tokens: int
     message: str
     cause: Finished.Cause
-    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
+    blended_tokens: int
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ..., blended_tokens: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk", "peers")
