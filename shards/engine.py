@@ -187,9 +187,10 @@ class Engine:
             self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
+        reuse = submission.reuse
         # a prompt that exceeds the window must be computed while it arrives
-        if submission.reuse and self.blends and submission.prompt_tokens <= self.options.window_tokens:
-            request.documents = Documents(submission.reuse.budget)
+        if reuse and reuse.budget < 1 and self.blends and submission.prompt_tokens <= self.options.window_tokens:
+            request.documents = Documents(reuse.budget)
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
         for choice in range(submission.choices):
             self._enqueue(request, choice, (seed + choice) % _SEEDS)

@@ -59,3 +59,24 @@ async def test_documents_in_another_order_are_cached_if_the_order_is_free() -> N
         assert again == first
         assert asked_about.answer in first
         await whole.check_idle()
+
+
+async def test_documents_at_other_places_are_blended_if_the_client_permits_it_and_never_serve_another_request() -> None:
+    found = some_documents(6)
+    documents = [{"id": f"d{number}", "text": about.text} for number, about in enumerate(found)]
+    shuffled = [documents[place] for place in (5, 2, 0, 4, 1, 3)]
+    asked_about = found[2].questions[0]
+    question = f"Question: {asked_about.question}"
+    async with a_whole(1, options=EngineOptions(kv_blocks=512)) as whole:
+        _, usage, _ = await asked(whole, documents, question, reuse="chunks")
+        assert "blended_tokens" not in usage["prompt_tokens_details"]
+        answer, usage, _ = await asked(whole, shuffled, question, reuse="chunks")
+        details = usage["prompt_tokens_details"]
+        assert details["blended_tokens"] > 0.75 * usage["prompt_tokens"]
+        assert details["cached_tokens"] <= 64
+        assert asked_about.answer in answer
+        answer, usage, _ = await asked(whole, shuffled, question)
+        assert usage["prompt_tokens_details"]["cached_tokens"] <= 64
+        assert "blended_tokens" not in usage["prompt_tokens_details"]
+        assert asked_about.answer in answer
+        await whole.check_idle()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.shard.messages import FORMS, error_of, sampling_of
+from backends.shard.messages import FORMS, error_of, reuse_of, sampling_of
 from policies.errors import (
     BackendFailed,
     ContextExceeded,
@@ -12,7 +12,7 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import Grammar, Sampling
+from policies.nouns import Grammar, Reuse, Sampling
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from shards.wire.v1.shard_pb2 import Finished
 
@@ -65,3 +65,8 @@ def test_a_grammar_that_no_shard_can_read_is_refused(grammar: Grammar, because: 
     with pytest.raises(InvalidRequest, match=because) as caught:
         sampling_of(Sampling(grammar=grammar), "r")
     assert caught.value.param == "response_format"
+
+
+def test_the_places_of_documents_go_to_the_shard_with_their_budget() -> None:
+    sent = reuse_of(Reuse(((4, 90), (90, 120)), 0.25))
+    assert (list(sent.start), list(sent.stop), sent.budget) == ([4, 90], [90, 120], 0.25)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.errors import ConfigError
-from policies.nouns import Limits, Organization, ServiceClass, Team
+from policies.nouns import USUAL_REUSE_BUDGET, Limits, Organization, ServiceClass, Team
 from policies.rules import Range, Rule, When
 from policies.sla.config import AlertSettings, Config, PoolSpec, ServerSettings
 from policies.sla.parse import default_config, parse
@@ -510,3 +510,24 @@ def test_the_rollback_of_shares_can_be_switched_off() -> None:
 def test_a_wrong_share_is_explained(pools: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         parse(SHARED % pools)
+
+
+@pytest.mark.parametrize(
+    ("written", "budget"), [("chunks", USUAL_REUSE_BUDGET), ("off", 1.0), ("10%", 0.1), ("0.25", 0.25), ("0", 0.0)]
+)
+def test_reuse_of_documents_is_a_budget_of_a_tenant_or_a_rule(written: str, budget: float) -> None:
+    config = parse(f"classes: {{chat: {{}}}}\ntenants: {{a: {{anonymous: true, reuse: {written}}}}}\n")
+    assert config.tenants["a"].reuse_budget == budget
+    (rule,) = parse(f"classes: {{chat: {{}}}}\nrules: [{{class: chat, reuse: {written}}}]\n").rules
+    assert rule.reuse_budget == budget
+
+
+def test_without_a_word_nothing_is_reused() -> None:
+    config = parse("classes: {chat: {}}\ntenants: {a: {anonymous: true}}\n")
+    assert (config.tenants["a"].reuse_budget, config.rules[0].reuse_budget) == (None, None)
+
+
+@pytest.mark.parametrize("written", ["some", "200%", "-1"])
+def test_a_wrong_reuse_is_explained(written: str) -> None:
+    with pytest.raises(ConfigError, match="must be chunks, off or the share to compute again, like 10%, not"):
+        parse(f"classes: {{chat: {{}}}}\nrules: [{{class: chat, reuse: {written}}}]\n")

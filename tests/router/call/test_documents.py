@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from backends.base import CacheListener, Tokenized
 from policies.errors import InvalidRequest, RequestTooLarge
-from policies.nouns import Limits, Prompt, Request, Usage
+from policies.nouns import USUAL_REUSE_BUDGET, Limits, Prompt, Request, Usage
+from policies.rules import Rule
 from policies.sla.config import Config
 from router.call.bodies import Bodies
 from router.call.documents import with_documents
@@ -307,3 +308,69 @@ async def test_where_an_engine_counts_the_tokens_popular_documents_come_first() 
     assert await asked(gateway, documents) == ["d0", "d1", "d2", "d3"]
     await asked(gateway, [documents[3]])
     assert await asked(gateway, documents[1:]) == ["d3", "d1", "d2"]
+
+
+# -- documents whose KV may be approximate
+
+
+def with_reuse(*, tenant: float | None = None, rule: float | None = None) -> Config:
+    config = a_config(a_tenant(reuse_budget=tenant))
+    return replace(config, rules=(Rule("chat", reuse_budget=rule),))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tenant", "rule", "budget"),
+    [
+        ({}, None, None, None),
+        ({"reuse": "chunks"}, None, None, USUAL_REUSE_BUDGET),
+        ({"reuse": "chunks", "reuse_budget": 0.3}, None, None, 0.3),
+        ({"reuse": "chunks", "reuse_budget": 0}, 0.5, 0.6, 0.0),
+        ({"reuse": "off"}, 0.5, 0.6, None),
+        ({}, 0.5, None, 0.5),
+        ({}, 0.5, 0.2, 0.2),
+        ({}, 0.5, 1.0, None),
+        ({}, 1.0, 0.2, 0.2),
+    ],
+)
+async def test_the_client_decides_about_reuse_then_the_rule_then_the_tenant(
+    fields: dict[str, Any], tenant: float | None, rule: float | None, budget: float | None
+) -> None:
+    backend = ScriptedBackend()
+    async with a_router(backend, config=with_reuse(tenant=tenant, rule=rule)) as router, a_client(router) as client:
+        status, _ = await client.answer(CHAT, a_question(**fields))
+        assert status == 200
+    reuse = backend.prompts[0].reuse
+    assert (None if reuse is None else reuse.budget) == budget
+    assert backend.prompts[0].body is not None
+    assert not {"reuse", "reuse_budget"} & backend.prompts[0].body.keys()
+
+
+@pytest.mark.parametrize("order", ["fixed", "any"])
+async def test_the_places_of_documents_are_those_of_their_tokens(order: str) -> None:
+    backend, documents = ScriptedBackend(), some_documents(4)
+    async with a_router(backend) as router, a_client(router) as client:
+        body = a_chat(f"Hello {MARK} and then?", documents=documents, document_order=order, reuse="chunks")
+        status, _ = await client.answer(CHAT, body)
+        assert status == 200
+    reuse, ids = backend.prompts[0].reuse, unpack(backend.prompts[0].token_ids).tolist()
+    assert reuse is not None
+    texts = [a_tokenizer().decode(ids[start:stop]) for start, stop in reuse.spans]
+    assert texts == [f"Document {document['id']}\n{document['text']}\n\n" for document in documents]
+
+
+async def test_a_client_learns_how_many_tokens_were_blended() -> None:
+    usage = Usage(700, 2, 64, blended_tokens=500)
+    for path, place in (
+        (CHAT, "prompt_tokens_details"),
+        ("/v1/responses", "input_tokens_details"),
+        ("/v1/messages", ""),
+    ):
+        backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=usage)])
+        async with a_router(backend) as router, a_client(router) as client:
+            more = {"max_tokens": 5} if path == "/v1/messages" else {}
+            body = {"model": MODEL, "input": "Which is quick?"} if path == "/v1/responses" else a_question(**more)
+            status, answer = await client.answer(path, body)
+            assert status == 200, answer
+            found = answer["usage"][place] if place else answer["usage"]
+            assert found["blended_tokens"] == 500
+            assert found["cache_read_input_tokens" if not place else "cached_tokens"] == 64

@@ -80,3 +80,16 @@ def test_scores_depend_on_the_distance_only() -> None:
         return float((heads[0] * heads[1]).sum())
 
     assert score(17, 5) == pytest.approx(score(1017, 1005), abs=1e-3)
+
+
+@pytest.mark.parametrize(("rope", "parameters"), ROPES)
+@pytest.mark.parametrize(("position", "distance"), [(0, 7), (5, 3000), (3000, -2990), (12, 0)])
+def test_a_key_that_is_turned_is_the_key_at_its_new_position(
+    rope: Rope, parameters: dict[str, Any], position: int, distance: int
+) -> None:
+    rotary = RotaryEmbedding(rope, 32)
+    turned, direct = torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1).chunk(2)
+    rotate_in_place(turned, rotary.at(torch.full((3,), position), torch.float32))
+    rotate_in_place(turned, rotary.turn(distance))
+    rotate_in_place(direct, rotary.at(torch.full((3,), position + distance), torch.float32))
+    torch.testing.assert_close(turned, direct, rtol=0.0, atol=2e-3 if abs(distance) > 100 else 2e-5)

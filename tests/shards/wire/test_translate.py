@@ -9,6 +9,7 @@ from shards.nouns import (
     CacheEvent,
     Cause,
     DiskUse,
+    DocumentSpan,
     Drawn,
     Finished,
     FinishReason,
@@ -17,6 +18,7 @@ from shards.nouns import (
     Load,
     Progress,
     Report,
+    Reuse,
     SamplingParams,
     Submission,
     TokenLogprobs,
@@ -196,3 +198,16 @@ def test_a_grammar_is_read_and_one_of_tomorrow_is_not_passed_over(form: int, rea
     given = wire.Sampling(grammar=wire.Grammar(form=form, text="x"))  # type: ignore[arg-type]
     assert translate.sampling_params(given).grammar == Grammar(read, "x")
     assert translate.sampling_params(wire.Sampling()).grammar is None
+
+
+def test_documents_that_may_be_reused_are_read_in_pairs() -> None:
+    submit = wire.Submit(reuse=wire.Reuse(start=[4, 90, 300], stop=[90, 120], budget=0.25))
+    assert translate.submission(submit, 1, now_s=0).reuse == Reuse((DocumentSpan(4, 90), DocumentSpan(90, 120)), 0.25)
+    assert translate.submission(wire.Submit(), 1, now_s=0).reuse is None
+
+
+def test_blended_tokens_are_reported_beside_cached_ones() -> None:
+    key = RequestKey(0, 1)
+    assert translate.progress(Progress(key, 9, 2, 5)).blended_tokens == 5
+    end = Finished(key, 0, FinishReason.STOP, 9, 2, 1, blended_tokens=5)
+    assert translate.finished(end).blended_tokens == 5

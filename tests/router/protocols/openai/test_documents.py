@@ -101,6 +101,11 @@ def test_a_retrieval_that_found_nothing_changes_no_message() -> None:
         ({"document_order": "any after two"}, "document_order", "is 'any after two'"),
         ({"document_set": ""}, "document_set", "length >= 1"),
         ({"documents": None, "document_order": "any"}, "document_order", "needs `documents`"),
+        ({"documents": None, "reuse": "chunks"}, "reuse", "needs `documents`"),
+        ({"documents": None, "reuse_budget": 0.1}, "reuse_budget", "needs `documents`"),
+        ({"reuse": "some"}, "reuse", "Invalid enum value 'some'"),
+        ({"reuse": "chunks", "reuse_budget": 2}, "reuse_budget", "<= 1"),
+        ({"reuse_budget": 0.1}, "reuse_budget", "needs `reuse`"),
     ],
 )
 def test_bad_documents_are_refused_with_the_place_and_a_hint(fields: dict[str, Any], param: str, message: str) -> None:
