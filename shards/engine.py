@@ -187,10 +187,10 @@ class Engine:
             self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
-        reuse = submission.reuse
+        blend = submission.blend
         # a prompt that exceeds the window must be computed while it arrives
-        if reuse and reuse.budget < 1 and self.blends and submission.prompt_tokens <= self.options.window_tokens:
-            request.documents = Documents(reuse.budget)
+        if blend and blend.budget < 1 and self.blends and submission.prompt_tokens <= self.options.window_tokens:
+            request.documents = Documents(blend.budget)
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
         for choice in range(submission.choices):
             self._enqueue(request, choice, (seed + choice) % _SEEDS)
@@ -409,11 +409,11 @@ class Engine:
 
     def _prepare(self, request: Request, documents: Documents) -> None:
         """Have the chunks of `request`, which has arrived completely, computed as far as they are not on the device."""
-        reuse, blender = request.submission.reuse, self._blender
-        assert reuse is not None, "only a request that permits reuse has documents"
+        blend, blender = request.submission.blend, self._blender
+        assert blend is not None, "only a request that permits it has documents"
         assert blender is not None, "only an engine that blends has documents"
         prompt, domain = bytes(request.prompt), request.submission.domain
-        spans = [span for span in reuse.documents if span.stop - span.start >= LEAST_TOKENS]
+        spans = [span for span in blend.documents if span.stop - span.start >= LEAST_TOKENS]
         chunks = [Chunk(prompt, start, stop) for start, stop in spans]
         held_tokens = min(len(sequence.look_up()) for sequence in self._roster.sequences_of(request)) * BLOCK_TOKENS
         due = [at for at, chunk in enumerate(chunks) if chunk.stop > held_tokens and blender.lacks(chunk, domain)]

@@ -80,7 +80,7 @@ class DocumentSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class Blend:
     """Permission to take the KV of `documents`, in order, from chunks: from wherever they stood before.
 
     `budget` is the share (0 to 1) of a document's tokens that is computed again.
@@ -101,7 +101,7 @@ class Submission:
     The last `answered_tokens` of the prompt are the beginning of the answer, drawn elsewhere: the next draw depends on
     them as if they had been drawn here. `max_new_tokens` more are drawn.
 
-    KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there. With `reuse` the KV of
+    KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there. With `blend` the KV of
     the prompt may be approximate; a shard that does not blend computes it exactly.
     """
 
@@ -117,7 +117,7 @@ class Submission:
     preemptible: bool = True
     answered_tokens: int = 0
     source: KvSource | None = None
-    reuse: Reuse | None = None
+    blend: Blend | None = None
 
     @property
     def ends(self) -> int:

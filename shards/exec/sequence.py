@@ -214,7 +214,7 @@ class Sequence:
         self.match = []
 
     def skip(self, spans: Items[Span], *, is_reused: bool) -> None:
-        """Skip `spans`, whose KV is in its table; `is_reused` if it was computed before this request."""
+        """Skip `spans`, where its table has the KV already; `is_reused` if it was computed before this request."""
         before = self.skips.tokens
         self.skips.add(spans)
         if is_reused:

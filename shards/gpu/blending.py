@@ -12,7 +12,7 @@ from shards.network.rope import RotaryEmbedding, rotate_in_place, squared_distan
 
 
 class Blending:
-    """Moves KV within `cache`, whose keys were rotated by `rotary`. All work joins the device's current stream."""
+    """Moves KV within `cache`, where keys were rotated by `rotary`. All work joins the device's current stream."""
 
     def __init__(self, cache: GpuCache, rotary: RotaryEmbedding) -> None:
         self._cache, self._rotary = cache, rotary

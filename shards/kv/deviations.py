@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 MOST_TOKENS = 4 * 2**20
-"""Tokens whose deviation is remembered: 16 MiB."""
+"""The number of tokens with a remembered deviation: 16 MiB."""
 
 
 class Deviations:

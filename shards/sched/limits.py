@@ -102,7 +102,7 @@ class Limits:
             yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
         if "\x00" in submission.domain:
             yield "domain contains NUL, which separates chunks from prompts"
-        yield from _reuse_objections(submission)
+        yield from _blend_objections(submission)
         answered = submission.answered_tokens
         if not 0 <= answered < max(1, submission.prompt_tokens):
             yield f"answered_tokens is {answered}; it must be 0 or more, and below prompt_tokens"
@@ -142,15 +142,15 @@ def _number_objections(sampling: SamplingParams) -> Iterator[str]:
             yield f"{dial.name} is {value}; it {dial.metadata['must']}"
 
 
-def _reuse_objections(submission: Submission) -> Iterator[str]:
-    if submission.reuse is None:
+def _blend_objections(submission: Submission) -> Iterator[str]:
+    if submission.blend is None:
         return
-    if not 0 <= submission.reuse.budget <= 1:
-        yield f"the budget of reuse is {submission.reuse.budget}; it must be between 0 and 1"
-    if len(submission.reuse.documents) > MOST_DOCUMENTS:
-        yield f"it has {len(submission.reuse.documents)} documents to reuse; at most {MOST_DOCUMENTS} are"
+    if not 0 <= submission.blend.budget <= 1:
+        yield f"the budget of reuse is {submission.blend.budget}; it must be between 0 and 1"
+    if len(submission.blend.documents) > MOST_DOCUMENTS:
+        yield f"it has {len(submission.blend.documents)} documents to reuse; at most {MOST_DOCUMENTS} are"
     before = 0
-    for start, stop in submission.reuse.documents:
+    for start, stop in submission.blend.documents:
         if not before <= start < stop <= submission.prompt_tokens:
             yield f"a document is at {start} to {stop} behind {before}, of {submission.prompt_tokens} prompt tokens"
         before = stop

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from shards.nouns import (
     DIALS,
+    Blend,
     CacheChange,
     CacheEvent,
     Cause,
@@ -23,7 +24,6 @@ from shards.nouns import (
     Load,
     Progress,
     Report,
-    Reuse,
     SamplingParams,
     Submission,
     TokenLogprobs,
@@ -117,14 +117,14 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         sampling=sampling_params(submit.sampling),
         answered_tokens=submit.answered_tokens,
         source=KvSource(submit.source.address, submit.source.tokens) if submit.HasField("source") else None,
-        reuse=_reuse(submit.reuse) if submit.HasField("reuse") else None,
+        blend=_blend(submit.reuse) if submit.HasField("reuse") else None,
     )
 
 
-def _reuse(given: wire.Reuse) -> Reuse:
+def _blend(given: wire.Reuse) -> Blend:
     """The documents that may be blended. Starts without stops are dropped: what is not named is computed."""
     documents = tuple(map(DocumentSpan, given.start, given.stop))
-    return Reuse(documents, given.budget)
+    return Blend(documents, given.budget)
 
 
 def sampling_params(sampling: wire.Sampling) -> SamplingParams:

@@ -11,7 +11,7 @@ import pytest
 
 from shards.engine import Engine, EngineOptions
 from shards.model import Model
-from shards.nouns import DocumentSpan, Reuse, SamplingParams, Submission
+from shards.nouns import Blend, DocumentSpan, SamplingParams, Submission
 from tests.shards.tiny_checkpoints import save_checkpoint, some_tokens
 
 
@@ -35,8 +35,8 @@ def answered(
     engine: Engine, tokens: list[int], spans: list[tuple[int, int]] | None = None, budget: float = 0.0
 ) -> tuple[list[float], int]:
     """The logprobs of the 20 likeliest first tokens, by token, and the number of blended tokens."""
-    reuse = None if spans is None else Reuse(tuple(DocumentSpan(*span) for span in spans), budget)
-    engine.submit(Submission("a", len(tokens), 1, sampling=SamplingParams(top_logprobs=20), reuse=reuse))
+    blend = None if spans is None else Blend(tuple(DocumentSpan(*span) for span in spans), budget)
+    engine.submit(Submission("a", len(tokens), 1, sampling=SamplingParams(top_logprobs=20), blend=blend))
     engine.extend("a", np.array(tokens, dtype="<u4").tobytes())
     logprobs: list[float] = []
     while True:

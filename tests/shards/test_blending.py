@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shards.kv.keys import BLOCK_TOKENS, chunk_domain
-from shards.nouns import Cause, DocumentSpan, FinishReason, Reuse
+from shards.nouns import Blend, Cause, DocumentSpan, FinishReason
 from tests.shards.driver import Driver, some_tokens
 
 SINK = some_tokens(4, 99)
@@ -33,7 +33,7 @@ class Library:
 
 def ask(driver: Driver, key: object, given: tuple[list[int], list[DocumentSpan]], budget: float = 0.15, **more: object):
     prompt, spans = given
-    driver.ask(key, prompt, reuse=Reuse(tuple(spans), budget), **more)
+    driver.ask(key, prompt, blend=Blend(tuple(spans), budget), **more)
 
 
 def ask_and_run(driver: Driver, key: object, given: tuple[list[int], list[DocumentSpan]], budget: float = 0.15):
@@ -114,19 +114,19 @@ def test_an_engine_that_is_deterministic_or_forbids_it_computes_everything():
 
 
 @pytest.mark.parametrize(
-    ("reuse", "message"),
+    ("blend", "message"),
     [
-        (Reuse((DocumentSpan(4, 60),), 1.5), "the budget of reuse is 1.5; it must be between 0 and 1"),
-        (Reuse((DocumentSpan(4, 60),), float("nan")), "the budget of reuse is nan; it must be between 0 and 1"),
-        (Reuse((DocumentSpan(40, 30),), 0.1), "a document is at 40 to 30 behind 0, of 100 prompt tokens"),
-        (Reuse((DocumentSpan(4, 60), DocumentSpan(50, 70)), 0.1), "a document is at 50 to 70 behind 60"),
-        (Reuse((DocumentSpan(4, 160),), 0.1), "a document is at 4 to 160 behind 0"),
-        (Reuse((DocumentSpan(4, 60),) * 513, 0.1), "it has 513 documents to reuse; at most 512 are"),
+        (Blend((DocumentSpan(4, 60),), 1.5), "the budget of reuse is 1.5; it must be between 0 and 1"),
+        (Blend((DocumentSpan(4, 60),), float("nan")), "the budget of reuse is nan; it must be between 0 and 1"),
+        (Blend((DocumentSpan(40, 30),), 0.1), "a document is at 40 to 30 behind 0, of 100 prompt tokens"),
+        (Blend((DocumentSpan(4, 60), DocumentSpan(50, 70)), 0.1), "a document is at 50 to 70 behind 60"),
+        (Blend((DocumentSpan(4, 160),), 0.1), "a document is at 4 to 160 behind 0"),
+        (Blend((DocumentSpan(4, 60),) * 513, 0.1), "it has 513 documents to reuse; at most 512 are"),
     ],
 )
-def test_documents_that_cannot_be_are_rejected(reuse, message):
+def test_documents_that_cannot_be_are_rejected(blend, message):
     driver = Driver()
-    driver.ask("a", some_tokens(100), reuse=reuse)
+    driver.ask("a", some_tokens(100), blend=blend)
     driver.run()
     end = driver.ended["a", 0]
     assert (end.reason, end.cause) == (FinishReason.REJECTED, Cause.INVALID)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.nouns import (
+    Blend,
     CacheChange,
     CacheEvent,
     Cause,
@@ -18,7 +19,6 @@ from shards.nouns import (
     Load,
     Progress,
     Report,
-    Reuse,
     SamplingParams,
     Submission,
     TokenLogprobs,
@@ -202,8 +202,8 @@ def test_a_grammar_is_read_and_one_of_tomorrow_is_not_passed_over(form: int, rea
 
 def test_documents_that_may_be_reused_are_read_in_pairs() -> None:
     submit = wire.Submit(reuse=wire.Reuse(start=[4, 90, 300], stop=[90, 120], budget=0.25))
-    assert translate.submission(submit, 1, now_s=0).reuse == Reuse((DocumentSpan(4, 90), DocumentSpan(90, 120)), 0.25)
-    assert translate.submission(wire.Submit(), 1, now_s=0).reuse is None
+    assert translate.submission(submit, 1, now_s=0).blend == Blend((DocumentSpan(4, 90), DocumentSpan(90, 120)), 0.25)
+    assert translate.submission(wire.Submit(), 1, now_s=0).blend is None
 
 
 def test_blended_tokens_are_reported_beside_cached_ones() -> None:
