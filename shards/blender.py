@@ -9,7 +9,7 @@ import numpy as np
 from shards.exec.moves import BlendingNetwork, KvMove
 from shards.exec.sequence import Sequence
 from shards.exec.skips import budget_tokens, kept_spans
-from shards.kv.chunks import Chunk
+from shards.kv.chunks import DocumentChunk
 from shards.kv.deviations import Deviations
 from shards.kv.keys import chunk_domain
 from shards.kv.pool import BlockPool, OutOfBlocks
@@ -32,7 +32,7 @@ class Blender:
     def __repr__(self) -> str:
         return f"Blender({self.deviations!r})"
 
-    def lacks(self, chunk: Chunk, domain: str) -> bool:
+    def lacks(self, chunk: DocumentChunk, domain: str) -> bool:
         """Whether the whole chunk is not on the device."""
         return self._path(chunk, domain) is None
 
@@ -67,7 +67,7 @@ class Blender:
                 move = _move(path, chunk, table, chunk.start, chunk.stop)
                 self.deviations.learn(table.domain, path[-1].key, self._network.deviations(move))
 
-    def _settle(self, sequence: Sequence, chunk: Chunk) -> bool:
+    def _settle(self, sequence: Sequence, chunk: DocumentChunk) -> bool:
         """Blend `chunk` into `sequence`, or leave its document to be computed. False if it cannot be read yet."""
         path = self._path(chunk, sequence.table.domain)
         if path is None:
@@ -91,7 +91,7 @@ class Blender:
             self._copy(sequence, chunk, spans)
         return True
 
-    def _copy(self, sequence: Sequence, chunk: Chunk, spans: list[tuple[int, int]]) -> None:
+    def _copy(self, sequence: Sequence, chunk: DocumentChunk, spans: list[tuple[int, int]]) -> None:
         """Let `sequence` skip `spans`, and give it the chunk's KV there, if there are blocks for it."""
         table, documents = sequence.table, sequence.request.documents
         held = BlockTable(self._pool, chunk_domain(table.domain), rank=table.rank)
@@ -107,7 +107,7 @@ class Blender:
         assert documents is not None, "only a request with documents has chunks"
         sequence.skip(spans, is_reused=sequence.settled not in documents.fresh)
 
-    def _path(self, chunk: Chunk, domain: str) -> list[CachedBlock] | None:
+    def _path(self, chunk: DocumentChunk, domain: str) -> list[CachedBlock] | None:
         """The chunk's blocks, all on the device; None if they are not."""
         path: list[CachedBlock] = []
         domain = chunk_domain(domain)
@@ -118,7 +118,7 @@ class Blender:
         return self._pool.has_landed([cached.block for cached in path if cached.block is not None])
 
 
-def _move(path: Iterable[CachedBlock], chunk: Chunk, table: BlockTable, start: int, stop: int) -> KvMove:
+def _move(path: Iterable[CachedBlock], chunk: DocumentChunk, table: BlockTable, start: int, stop: int) -> KvMove:
     """The copy of positions `start` up to `stop` of the prompt from the chunk's blocks."""
     source = tuple(cached.block for cached in path if cached.block is not None)
     return KvMove(source, start - chunk.start + chunk.sink_tokens, table.ids, start, stop - start)

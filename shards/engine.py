@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 
 from shards.blender import Blender
-from shards.exec.documents import ChunkKey, Documents
+from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.moves import BlendingNetwork
 from shards.exec.network import DeviceLost, DrawingNetwork, FallibleNetwork, Network
@@ -23,7 +23,7 @@ from shards.exec.writer import Writer
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.grammars import Grammars, Outcome
 from shards.kv.block_files import BlockFiles
-from shards.kv.chunks import LEAST_TOKENS, Chunk
+from shards.kv.chunks import LEAST_TOKENS, DocumentChunk
 from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.hand_over import HandOver
@@ -190,7 +190,7 @@ class Engine:
         blend = submission.blend
         # a prompt that exceeds the window must be computed while it arrives
         if blend and blend.budget < 1 and self.blends and submission.prompt_tokens <= self.options.window_tokens:
-            request.documents = Documents(blend.budget)
+            request.documents = Chunking(blend.budget)
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
         for choice in range(submission.choices):
             self._enqueue(request, choice, (seed + choice) % _SEEDS)
@@ -407,20 +407,20 @@ class Engine:
         assert isinstance(network, BlendingNetwork), "only such a network blends"
         return Blender(self._pool, network)
 
-    def _prepare(self, request: Request, documents: Documents) -> None:
+    def _prepare(self, request: Request, documents: Chunking) -> None:
         """Have the chunks of `request`, which has arrived completely, computed as far as they are not on the device."""
         blend, blender = request.submission.blend, self._blender
         assert blend is not None, "only a request that permits it has documents"
         assert blender is not None, "only an engine that blends has documents"
         prompt, domain = bytes(request.prompt), request.submission.domain
         spans = [span for span in blend.documents if span.stop - span.start >= LEAST_TOKENS]
-        chunks = [Chunk(prompt, start, stop) for start, stop in spans]
+        chunks = [DocumentChunk(prompt, start, stop) for start, stop in spans]
         held_tokens = min(len(sequence.look_up()) for sequence in self._roster.sequences_of(request)) * BLOCK_TOKENS
         due = [at for at, chunk in enumerate(chunks) if chunk.stop > held_tokens and blender.lacks(chunk, domain)]
         documents.prepare(chunks, due)
         self._begin_chunks(request, documents)
 
-    def _begin_chunks(self, request: Request, documents: Documents) -> None:
+    def _begin_chunks(self, request: Request, documents: Chunking) -> None:
         submission = request.submission
         for number in documents.begin():
             prompt = documents.chunks[number].prompt

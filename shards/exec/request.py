@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
-from shards.exec.documents import ChunkKey, Documents
+from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.lookup import PromptIndex
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.nouns import Submission
@@ -36,7 +36,7 @@ class Request:
         self.open_choices = submission.choices
         self.computed_tokens = 0
         self.cached_tokens = self.blended_tokens = 0
-        self.documents: Documents | None = None
+        self.documents: Chunking | None = None
         self.preemptions = 0
         self._index: PromptIndex | None = None
 

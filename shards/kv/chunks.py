@@ -17,7 +17,7 @@ LEAST_TOKENS = 32
 """Documents of fewer tokens are computed in place: a chunk takes at least a block."""
 
 
-class Chunk:
+class DocumentChunk:
     """The document at `start` up to `stop` of a prompt, with the tokens of its chunk's blocks."""
 
     def __init__(self, prompt: bytes, start: int, stop: int) -> None:
@@ -27,7 +27,7 @@ class Chunk:
         self._token_ids = own + bytes(-len(own) % (BLOCK_TOKENS * TOKEN_BYTES))
 
     def __repr__(self) -> str:
-        return f"Chunk({self.start} to {self.stop}, {self.blocks} blocks)"
+        return f"DocumentChunk({self.start} to {self.stop}, {self.blocks} blocks)"
 
     @property
     def blocks(self) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
-from shards.kv.keys import BLOCK_TOKENS, chunk_domain
-from shards.nouns import Blend, Cause, DocumentSpan, FinishReason
-from tests.shards.driver import Driver, some_tokens
+from shards.kv.chunks import DocumentChunk
+from shards.kv.keys import BLOCK_TOKENS, block_keys, chunk_domain, root_key
+from shards.kv.options import PoolOptions
+from shards.nouns import Blend, Cause, DocumentSpan, FinishReason, KvSource
+from tests.shards.driver import Driver, packed, some_tokens
+from tests.shards.test_kv_exchange import address_of, drivers, work
 
 SINK = some_tokens(4, 99)
 HOST = BLOCK_TOKENS * 8 * 200
@@ -253,3 +257,46 @@ def test_no_chunk_of_one_domain_is_used_in_another(seed, is_shared):
     driver.run()
     blended = sum(end.blended_tokens for end in driver.ended.values())
     assert (blended > 0) == is_shared
+
+
+def test_a_chunk_is_read_from_disk_after_a_restart_and_not_by_another_domain(tmp_path: Path) -> None:
+    library = Library(3, least=200)
+    first = Driver(kv_dir=tmp_path)
+    ask(first, "first", library.prompt([0, 1]), domain="a")
+    first.run()
+    first.engine.preserve(5.0)
+    first.engine.close()
+    for domain, is_found in (("b", False), ("a", True)):
+        later = Driver(kv_dir=tmp_path)
+        ask(later, "later", library.prompt([1, 0]), 0.0, domain=domain)
+        later.run()
+        assert bool(later.ended["later", 0].blended_tokens) == is_found
+        assert later.drawn["later", 0] == later.network.answer(library.prompt([1, 0])[0], 5)
+        later.engine.close()
+
+
+def test_a_chunk_is_fetched_from_the_shard_that_is_named_for_the_request() -> None:
+    library = Library(3, least=200)
+    with drivers({}, {}) as (owner, other):
+        ask(owner, "first", library.prompt([0, 1]))
+        work(owner, until="first")
+        prompt, _ = given = library.prompt([1, 0])
+        ask(other, "second", given, 0.0, source=KvSource(address_of(owner), len(prompt)))
+        work(other, owner, until="second")
+        assert other.ended["second", 0].blended_tokens > 0.9 * sum(map(len, library.documents[:2]))
+        assert other.drawn["second", 0] == other.network.answer(prompt, 5)
+        assert other.load.peers.blocks > 0
+
+
+def test_a_chunk_can_be_pinned_like_a_prefix() -> None:
+    driver, library = Driver(kv_blocks=24, pool=PoolOptions(pin_share=0.3)), Library(2, least=200, most=201)
+    ask_and_run(driver, "first", library.prompt([0]))
+    prompt, ((start, stop),) = library.prompt([0])
+    chunk = DocumentChunk(packed(prompt), start, stop)
+    whole = chunk.prompt[:-4]
+    keys = block_keys(whole, root_key("m", chunk_domain("")))
+    pinned = driver.engine.pin("it", keys, domain=chunk_domain(""), for_s=60.0)
+    assert (pinned.held, pinned.pinned) == (len(keys), len(keys)) == (4, 4)
+    driver.ask("other", some_tokens(18 * BLOCK_TOKENS, 55))
+    driver.run()
+    assert ask_and_run(driver, "second", library.prompt([0], question=1, preamble=33)).blended_tokens > 0

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from shards.kv.chunks import Chunk
+from shards.kv.chunks import DocumentChunk
 
 MOST_AT_ONCE = 4
 """Chunks that are computed side by side for one request."""
@@ -19,7 +19,7 @@ class ChunkKey(NamedTuple):
     document: int
 
 
-class Documents:
+class Chunking:
     """The chunks of a request's documents, in order, which are blended with a `budget` (0 to 1) computed again.
 
     The chunks of the documents `due` and `awaited` are computed first; those that were computed for this request, and
@@ -28,16 +28,16 @@ class Documents:
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
-        self.chunks: tuple[Chunk, ...] = ()
+        self.chunks: tuple[DocumentChunk, ...] = ()
         self.due: deque[int] = deque()
         self.awaited: set[int] = set()
         self.fresh: set[int] = set()
         self.is_ready = False
 
     def __repr__(self) -> str:
-        return f"Documents({len(self.chunks)}, {len(self.due)} due, {len(self.awaited)} awaited)"
+        return f"Chunking({len(self.chunks)}, {len(self.due)} due, {len(self.awaited)} awaited)"
 
-    def prepare(self, chunks: Iterable[Chunk], due: Iterable[int]) -> None:
+    def prepare(self, chunks: Iterable[DocumentChunk], due: Iterable[int]) -> None:
         """Take the `chunks`, after the whole prompt has arrived; those with the numbers `due` are to be computed."""
         self.chunks, self.due = tuple(chunks), deque(due)
 
