@@ -20,10 +20,13 @@ from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import how_read, keyed_name, readers_for, text_of_model
 from router.fleet.cluster.served_model import ServedModel
+from router.fleet.prompt_keys import ChunkKeys
 from router.shared.documents.document_set import Uses
 from router.text.cuts import UncuttableError
 from router.text.documents import COPIES, HEADING, MARK, START, text_of, written
 from router.text.estimates import keyed_bytes
+from router.text.tokenize import Tokens
+from shards.kv.chunks import LEAST_TOKENS, DocumentChunk
 from shards.kv.keys import TOKEN_BYTES, root_key
 
 EXACT = 1.0
@@ -53,6 +56,19 @@ async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: 
     filled = written(ask, each)
     filled = replace(filled, document_spans=await _token_spans(ask, each, model, tenant, gateway))
     return filled if named is None else replace(filled, spans=_spans(ask, each, named))
+
+
+def chunks_of(ask: Ask, tokens: Tokens, model: ServedModel, tenant: Tenant, gateway: Gateway) -> tuple[ChunkKeys, ...]:
+    """The chunks of the documents of `ask`, if the client or its tenant permits their reuse; rules are not known yet."""
+    budget = tenant.reuse_budget if ask.reuse_budget is None else ask.reuse_budget
+    if not ask.document_spans or budget is None or budget == EXACT:
+        return ()
+    name, found = keyed_name(model, gateway.config), list[ChunkKeys]()
+    for start, stop in ask.document_spans:
+        if stop - start >= LEAST_TOKENS and stop <= tokens.count:
+            keys = DocumentChunk(tokens.token_ids, start, stop).keys(name, tenant.domain)
+            found.append(ChunkKeys(keys, start, stop, 1 - budget))
+    return tuple(found)
 
 
 def _spans(ask: Ask, documents: Sequence[AskDocument], named: frozenset[str]) -> DocumentSpans:

@@ -52,7 +52,7 @@ from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.claims import claim_at, claim_of, images_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
-from router.call.documents import EXACT, uses_of, with_documents
+from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
@@ -127,7 +127,10 @@ async def serve(
                     ask = await with_documents(ask, model, tenant, gateway, held)
                     inputs = await tokenize(ask, model, tenant, gateway)
                     pairs = zip(inputs, ask.bodies, strict=True)
-                    prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
+                    prompts = [
+                        looked_up(tokens, body, model, gateway, chunks=chunks_of(ask, tokens, model, tenant, gateway))
+                        for tokens, body in pairs
+                    ]
                     facts = facts_of(ask, prompts, tenant=tenant, model=model)
                     ruling = classify(facts, config)
                     account.service_class, account.rule = ruling.service_class.name, ruling.rule
@@ -684,10 +687,10 @@ class _Call(msgspec.Struct, frozen=True):
             sampling=sampling,
             expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
             promised=ruling.service_class,
-            # what another backend computes for it is exact, and so nothing of its documents is reused there
+            # other backends have exact KV of a prompt's beginning, and it is not known how much of what is held is that
             may_transfer=self.carrier.continues
             and self._reuse() is None
             and may_transfer(ask.natives[at] if ask.natives else None),
-            may_fetch=self.carrier.continues,
+            may_fetch=self.carrier.continues and self._reuse() is None,
             documents=ask.document_ids,
         )

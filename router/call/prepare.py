@@ -21,7 +21,7 @@ from router.call.gateway import Gateway
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
-from router.fleet.prompt_keys import NO_DOMAIN, PromptKeys
+from router.fleet.prompt_keys import NO_DOMAIN, ChunkKeys, PromptKeys
 from router.text.cuts import UncuttableError
 from router.text.estimates import estimated
 from router.text.text_tokenizer import TooManyTokensError
@@ -261,8 +261,15 @@ class LookedUp(NamedTuple):
     uncached_tokens: int
 
 
-def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
-    """What backends of `model` hold now of this prompt, which came in `body`."""
+def looked_up(
+    tokens: Tokens,
+    body: Mapping[str, Any] | None,
+    model: ServedModel,
+    gateway: Gateway,
+    *,
+    chunks: tuple[ChunkKeys, ...] = (),
+) -> LookedUp:
+    """What backends of `model` hold now of this prompt, which came in `body`, and of the `chunks` of its documents."""
     name = keyed_name(model, gateway.config)
     keys = PromptKeys(
         tokens.keys,
@@ -272,17 +279,21 @@ def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel
         shared_root=root_key(name, NO_DOMAIN),
         compares=not (body and body.get("truncate_prompt_tokens")),
         key_tokens=tokens.key_tokens,
+        chunks=chunks,
     )
     held = believed(tokens, keys, gateway)
     return LookedUp(tokens, keys, held, tokens.count - gateway.cluster.most_held(model.name, held))
 
 
 def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:
-    """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
-    return {
+    """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is; and
+    of its documents, where they may be reused.
+    """
+    held = {
         name: min(round(match.expected_blocks * prompt.key_tokens), tokens.count)
         for name, match in gateway.beliefs.longest(prompt).items()
     }
+    return gateway.beliefs.with_chunks(held, prompt) if prompt.chunks else held
 
 
 def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: ServedModel) -> Facts:

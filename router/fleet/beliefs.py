@@ -84,6 +84,18 @@ class Beliefs:
             learnt = {name: match._replace(p_hit=match.p_hit * self._trust) for name, match in learnt.items()}
         return best(matches, learnt, self._speculation.longest(keys, now))
 
+    def with_chunks(self, held: Mapping[str, int], prompt: PromptKeys) -> dict[str, int]:
+        """`held` tokens of the beginning of `prompt` by backend, and those of its further documents that each backend
+        need not compute, since it has reported their whole chunks.
+        """
+        spared = dict(held)
+        for keys, start, stop, reused in prompt.chunks:
+            for name, match in self.index.longest(keys).items():
+                first = max(start, held.get(name, 0))
+                if match.blocks == len(keys) and first < stop:
+                    spared[name] = spared.get(name, 0) + int(reused * (stop - first))
+        return spared
+
     def held(self, model: str, *, is_exact: bool, underway: Container[int] = ()) -> HeldBlocks:
         """Which backends hold single blocks of prompts for `model`, as its backends call it; `is_exact`: of token ids.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.prefix.match import Match
 from shards.kv.keys import BLOCK_TOKENS, block_keys
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 NO_DOMAIN = ""
 """The cache domain of blocks from an engine that does not report salts."""
+
+
+class ChunkKeys(NamedTuple):
+    """The document at tokens `start` up to `stop` of a prompt, with the keys of its chunk's blocks.
+
+    A backend with the chunk need not compute the share `reused` of its tokens.
+    """
+
+    keys: tuple[int, ...]
+    start: int
+    stop: int
+    reused: float
 
 
 @dataclass(slots=True)
@@ -26,6 +38,7 @@ class PromptKeys:
     of the prompt; for text that is an estimate. `shared_root` is the root key of
     prompts without a cache domain. `reported` are the matches from events
     when it was last looked up, and `expected` the values to compare the answers of backends with while it runs there.
+    `chunks` are those of its documents which may be reused.
     """
 
     keys: tuple[int, ...]
@@ -37,6 +50,7 @@ class PromptKeys:
     key_tokens: float = BLOCK_TOKENS
     reported: Mapping[str, Match] = field(default_factory=dict)
     expected: dict[str, Expected] = field(default_factory=dict)
+    chunks: tuple[ChunkKeys, ...] = ()
     _shared: tuple[int, ...] | None = None
 
     @property

@@ -7,7 +7,7 @@ evicted, moved to other tiers and lent like those of any prompt, and are never f
 
 from __future__ import annotations
 
-from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, chunk_domain, root_key
 
 SINK_TOKENS = 4
 """First tokens of a prompt that stand before each of its chunks: most chat templates begin alike, and a network gives
@@ -38,6 +38,10 @@ class DocumentChunk:
     def prompt(self) -> bytes:
         """The prompt that computes it. One more token follows its blocks: the last token of a prompt is not shared."""
         return self._token_ids + bytes(TOKEN_BYTES)
+
+    def keys(self, model: str, domain: str) -> tuple[int, ...]:
+        """The keys of its blocks, for the prompt's `model` and cache `domain`."""
+        return block_keys(self._token_ids, root_key(model, chunk_domain(domain)))
 
     def block_tokens(self, index: int) -> bytes:
         """The tokens of its block `index`."""

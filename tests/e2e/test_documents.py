@@ -80,3 +80,16 @@ async def test_documents_at_other_places_are_blended_if_the_client_permits_it_an
         assert "blended_tokens" not in usage["prompt_tokens_details"]
         assert asked_about.answer in answer
         await whole.check_idle()
+
+
+async def test_a_blended_request_goes_to_the_shard_that_holds_its_documents() -> None:
+    found = some_documents(6)
+    documents = [{"id": f"d{number}", "text": about.text} for number, about in enumerate(found)]
+    question = f"Question: {found[0].questions[0].question}"
+    async with a_whole(3, options=EngineOptions(kv_blocks=512)) as whole:
+        for half in (documents[:3], documents[3:]):
+            await asked(whole, half, question, reuse="chunks")
+        for places in ((2, 0, 1), (5, 3, 4), (1, 2, 0), (4, 3, 5)):
+            _, usage, _ = await asked(whole, [documents[place] for place in places], question, reuse="chunks")
+            assert usage["prompt_tokens_details"]["blended_tokens"] > 0.7 * usage["prompt_tokens"]
+        await whole.check_idle()
