@@ -59,7 +59,7 @@ async def with_documents(ask: Ask, model: ServedModel, tenant: Tenant, gateway: 
 
 
 def chunks_of(ask: Ask, tokens: Tokens, model: ServedModel, tenant: Tenant, gateway: Gateway) -> tuple[ChunkKeys, ...]:
-    """The chunks of the documents of `ask`, if the client or its tenant permits their reuse; rules are not known yet."""
+    """The chunks of the documents of `ask`, if the client or its tenant permits reuse; rules are not known yet."""
     budget = tenant.reuse_budget if ask.reuse_budget is None else ask.reuse_budget
     if not ask.document_spans or budget is None or budget == EXACT:
         return ()

@@ -17,6 +17,8 @@ BLOCK_TOKENS = 64
 TOKEN_BYTES = 4
 """Bytes of a token id: little-endian uint32, on the wire and in hashes."""
 
+_CHUNKS = "\x00chunks"
+
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _BLOCK = struct.Struct(f"{_BLOCK_BYTES}s")
 
@@ -34,5 +36,10 @@ def block_keys(token_ids: bytes, parent: int) -> tuple[int, ...]:
 
 
 def chunk_domain(domain: str) -> str:
-    """The domain of the chunks of `domain`. No prompt is in it: the domain of a request has no NUL."""
-    return f"{domain}\x00chunks"
+    """The domain of the chunks of `domain`. No prompt is in it: requests in such a domain are refused."""
+    return domain + _CHUNKS
+
+
+def is_chunk_domain(domain: str) -> bool:
+    """Whether `domain` is that of the chunks of another one."""
+    return domain.endswith(_CHUNKS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shards.kv.keys import TOKEN_BYTES
+from shards.kv.keys import TOKEN_BYTES, is_chunk_domain
 from shards.kv.table import blocks_for
 from shards.nouns import DIALS, MOST_CHOICES, Cause, Finished, FinishReason, Grammar, SamplingParams, Submission
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
@@ -100,8 +100,8 @@ class Limits:
             yield f"max_new_tokens is {submission.max_new_tokens}; it must be at least 1"
         if not 1 <= submission.choices <= MOST_CHOICES:
             yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
-        if "\x00" in submission.domain:
-            yield "domain contains NUL, which separates chunks from prompts"
+        if is_chunk_domain(submission.domain):
+            yield "the domain is one of chunks, in which no prompt is computed"
         yield from _blend_objections(submission)
         answered = submission.answered_tokens
         if not 0 <= answered < max(1, submission.prompt_tokens):

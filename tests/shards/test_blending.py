@@ -142,6 +142,7 @@ def test_a_domain_cannot_pretend_to_be_that_of_chunks():
     driver.ask("a", some_tokens(100), domain=chunk_domain("other"))
     driver.run()
     assert driver.ended["a", 0].reason is FinishReason.REJECTED
+    assert "in which no prompt is computed" in driver.ended["a", 0].message
 
 
 def test_cancelling_a_request_ends_the_chunks_that_are_computed_for_it():
