@@ -195,10 +195,10 @@ def trained(kind: type[Listening]) -> Shard:
     return Shard(kind(decoder, kv_dtype=torch.float32))
 
 
-def ways_of_budgets() -> dict[str, tuple[Shard, float | None]]:
+def ways_of_budgets(budgets: Sequence[float]) -> dict[str, tuple[Shard, float | None]]:
     ways: dict[str, tuple[Shard, float | None]] = {"exact": (trained(Listening), None)}
     ways["reordered"] = ways["exact"]
-    ways |= {f"blended, {budget:.0%} computed again": (trained(Listening), budget) for budget in BUDGETS}
+    ways |= {f"blended, {budget:.0%} computed again": (trained(Listening), budget) for budget in budgets}
     return ways | {"naive concatenation": (trained(Naive), 0.0)}
 
 
@@ -340,6 +340,7 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--selection", action="store_true", help="ways to choose the tokens to compute again")
     parser.add_argument("--random", action="store_true", help="random weights in bfloat16")
     parser.add_argument("--prompts", type=int, default=8)
@@ -350,7 +351,7 @@ def main() -> None:
     if arguments.random:
         random_weights(arguments.prompts, arguments.documents, arguments.tokens)
     else:
-        answers(arguments.questions, ways_of_selection() if arguments.selection else ways_of_budgets())
+        answers(arguments.questions, ways_of_selection() if arguments.selection else ways_of_budgets(arguments.budgets))
 
 
 if __name__ == "__main__":

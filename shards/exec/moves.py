@@ -28,6 +28,6 @@ class BlendingNetwork(Protocol):
 
     def deviations(self, move: KvMove) -> Sequence[float]:
         """How far the target's KV is from what `blend` would put there, for each token: over all layers, the squared
-        distance of keys and values in units of their layer's mean square.
+        distances of keys and of values, each in units of their mean square in the layer.
         """
         ...

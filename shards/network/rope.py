@@ -67,10 +67,13 @@ def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
 
 
 def squared_distances(moved: Tensor, computed: Tensor) -> Tensor:
-    """How far `moved` keys and values are from `computed` ones, both [heads, tokens, head_dim], for each token, in
-    units of the mean square of `computed`.
+    """How far `moved` keys and values are from `computed` ones, both [2 * kv_heads, tokens, head_dim], for each token:
+    the squared distances of keys and of values, each in units of their mean square, so that neither hides the other.
     """
-    return (moved - computed).square().sum((0, 2)) / computed.square().sum((0, 2)).mean().clamp_min(1e-30)
+    total = torch.zeros(moved.shape[1], device=moved.device)
+    for given, right in zip(moved.chunk(2), computed.chunk(2), strict=True):
+        total += (given - right).square().sum((0, 2)) / right.square().sum((0, 2)).mean().clamp_min(1e-30)
+    return total
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:

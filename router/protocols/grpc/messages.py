@@ -110,6 +110,7 @@ def usage_of(usage: Usage) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        blended_tokens=usage.blended_tokens,
     )
 
 

@@ -75,6 +75,15 @@ async def logged(tmp_path: Path, *backends: ScriptedBackend, body: Any = None, *
     return lines_of(path)
 
 
+@pytest.mark.parametrize(("blended", "logged_as"), [(5, 5), (0, None)])
+async def test_blended_tokens_are_logged_beside_cached_ones(
+    tmp_path: Path, blended: int, logged_as: int | None
+) -> None:
+    backend = ScriptedBackend(scripts=[an_answer("a", usage=Usage(20, 2, 8, blended_tokens=blended))])
+    (record,) = await logged(tmp_path, backend)
+    assert (record.cached_tokens, record.blended_tokens) == (8, logged_as)
+
+
 async def test_each_prompt_leaves_one_line_with_sizes_decision_and_outcome(tmp_path: Path) -> None:
     backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=Usage(20, 2, 8))])
     (record,) = await logged(tmp_path, backend, body=a_chat(max_tokens=7))

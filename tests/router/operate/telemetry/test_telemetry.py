@@ -48,6 +48,14 @@ def test_cached_tokens_have_no_series_until_a_backend_reports_some() -> None:
     assert {key[-1] for key in values(telemetry, "tokens_total")} == {"prompt", "completion"}
 
 
+def test_blended_tokens_have_a_series_beside_the_cached_ones() -> None:
+    telemetry = Telemetry()
+    with telemetry.account("r") as account:
+        account.usage = Usage(100, 11, 40, blended_tokens=25)
+    tokens = {key[-1]: value for key, value in values(telemetry, "tokens_total").items()}
+    assert tokens == {"prompt": 100, "cached": 40, "blended": 25, "completion": 11}
+
+
 def test_tokens_from_other_backends_are_counted_by_their_source() -> None:
     telemetry = Telemetry()
     request = Request("r", "acme", "m", "acme", prompt_tokens=1000, max_new_tokens=10, service_class="chat")
