@@ -8,15 +8,16 @@ from torch import Tensor
 from shards.exec.moves import KvMove
 from shards.gpu.cache import GpuCache
 from shards.kernels.cache import BLOCK_TOKENS
-from shards.network.rope import RotaryEmbedding, rotate_in_place, squared_distances
+from shards.network.config import NetworkConfig
+from shards.network.rope import RotaryEmbedding, Rotation, rotate_in_place, squared_distances
 
 
 class Blending:
-    """Moves KV within `cache`, where keys were rotated by `rotary`. All work joins the device's current stream."""
+    """Moves KV within `cache`, the memory of a network of `config`. All work joins the device's current stream."""
 
-    def __init__(self, cache: GpuCache, rotary: RotaryEmbedding) -> None:
-        self._cache, self._rotary = cache, rotary
-        self._layers = cache.data.shape[1]
+    def __init__(self, cache: GpuCache, config: NetworkConfig) -> None:
+        self._cache, self._config = cache, config
+        self._layers = config.layers
 
     def __repr__(self) -> str:
         return f"Blending({self._cache!r})"
@@ -40,9 +41,10 @@ class Blending:
     def _moved(self, layer: int, move: KvMove) -> Tensor:
         """Keys and values [tokens, 2 * kv_heads, head_dim] of `move`, float32, keys at their new positions."""
         moved = self._read(layer, *self._places(move.source, move.start, move.tokens))
-        rotation = self._rotary.turn(move.into - move.start)
+        rotary = RotaryEmbedding(self._config.rope_of(layer), self._config.head_dim)
+        cos, sin, _ = rotary.turn(move.into - move.start)
         keys = moved[:, : moved.shape[1] // 2]
-        rotate_in_place(keys, type(rotation)(*(angles.to(moved.device) for angles in rotation)))
+        rotate_in_place(keys, Rotation(cos.to(moved.device), sin.to(moved.device)))
         return moved
 
     def _places(self, blocks: tuple[int, ...], start: int, tokens: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.network.config import NetworkConfig
-from shards.network.rope import RotaryEmbedding
 
 
 class GpuNetwork:
@@ -123,8 +122,7 @@ class GpuNetwork:
 
     @property
     def _blending(self) -> Blending:
-        config = self.decoder.config
-        return Blending(self.steps.cache, RotaryEmbedding(config.rope, config.head_dim))
+        return Blending(self.steps.cache, self.decoder.config)
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
         """Start computing `batch` and drawing one token per row of logits; the logits stay on the device.

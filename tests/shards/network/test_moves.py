@@ -17,7 +17,6 @@ from shards.kv.quantised import make_cache
 from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
 from shards.network.loading import load_weights
-from shards.network.rope import RotaryEmbedding
 from tests.shards.tiny_checkpoints import KINDS, a_batch, save_checkpoint, some_tokens
 
 
@@ -91,7 +90,7 @@ def test_a_gpus_cache_moves_as_the_decoder_does(decoder: Decoder, dtype: torch.d
         theirs.scales[:6] = ours.planes[1]
     move, blending = (
         KvMove((4, 1), 5, (0, 3, 2), 70, 90),
-        Blending(theirs, RotaryEmbedding(config.rope, config.head_dim)),
+        Blending(theirs, config),
     )
     decoder.blend(move, ours)
     blending.blend(move)
