@@ -217,8 +217,8 @@ def stated(facts: Facts, given: Mapping[str, object]) -> Facts:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Requests that match `when` get this class, these pools (None: any) and this policy. With a `split`, each request
-    goes to one of the pools; with a `mirror`, some are sent to another pool too. `reuse_budget` is that of requests with
-    documents which give none; None: the tenant's."""
+    goes to one of the pools; with a `mirror`, some are sent to another pool too. `reuse_budget` is that of requests
+    with documents which give none; None: the tenant's."""
 
     service_class: str
     when: When = When()

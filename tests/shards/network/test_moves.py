@@ -67,7 +67,7 @@ def test_stored_in_fewer_bits_it_differs_by_what_these_bits_leave_open(decoder: 
     computed = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     small = make_cache(decoder.config, 4, dtype=dtype, computed=computed)
     exact = make_cache(decoder.config, 4, dtype=torch.float32, computed=torch.float32)
-    keys_values = torch.randn(60, 2 * decoder.config.kv_heads, decoder.config.head_dim)
+    keys_values = torch.randn(60, decoder.config.kv_planes * decoder.config.kv_heads, decoder.config.head_dim)
     for cache in (small, exact):
         for layer in range(decoder.config.layers):
             cache.write(layer, torch.arange(60), keys_values.to(cache.dtype))
