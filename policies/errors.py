@@ -66,6 +66,27 @@ class UnknownDocument(ExpectedError):
     usual_hint = "GET /v1/document_sets lists the sets that are there"
 
 
+class NoBatches(ExpectedError):
+    """The router keeps no files and runs no batches."""
+
+    code = "batches_off"
+    usual_hint = "the operator turns them on with `batches: {store: DIR}` in the SLA file"
+
+
+class UnknownFile(ExpectedError):
+    """The tenant has no file of this id."""
+
+    code = "file_not_found"
+    usual_hint = "GET /v1/files lists the files that are there"
+
+
+class UnknownBatch(ExpectedError):
+    """The tenant has no batch of this id."""
+
+    code = "batch_not_found"
+    usual_hint = "GET /v1/batches lists the batches that are there"
+
+
 class RequestTooLarge(ExpectedError):
     """The body is larger than the router reads."""
 

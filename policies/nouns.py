@@ -499,7 +499,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed lately, with older ones
     counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported. `decoding_tokens` are the
     contexts of this router's requests that decode there, and `mean_weight` is the mean weight of the classes of its
-    requests there, 1 without any. `awaited` requests wait in this router for a place there, and get it first. It can
+    requests there, 1 without any. Of those that run and wait, so many are `yielding` to the request. `awaited` requests
+    wait in this router for a place there, and get it first. It can
     fetch the KV of prompts from the backends of the pool `prefill`; None: from no other. If it `needs_prefill`, it
     computes no prompt itself. `link` is its exchange of KV with backends of its group; None: it has none. `offer` is
     what it can best fetch of this prompt.
@@ -532,6 +533,7 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     fresh_tokens: float = 0.0
     cache_tokens: int | None = None
     decoding_tokens: float = 0.0
+    yielding: int = 0
     mean_weight: float = 1.0
     awaited: int = 0
     doubt: tuple[float, float] = (1.0, 1.0)

@@ -283,10 +283,25 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
     )
 
 
+BACKGROUND_RANK = 1 << 16
+"""The rank of requests that yield. Our shards know it: they compute nothing for such requests while they compute
+prompts of better ranks, and never improve their rank."""
+
+_BACKGROUND_WEIGHT = 1e-3
+
+_BACKGROUND_SLICE = 256
+"""Prompt tokens of a request that yields in one step of a shard: a better prompt that arrives waits for no more."""
+
+
 def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
     """The same pools and policy for background work: it ranks below every class, and every class may preempt it."""
     last = max(rulebook.classes.values(), key=lambda service_class: service_class.rank)
-    return msgspec.structs.replace(ruling, service_class=replace(last, rank=last.rank + 1, preemptible=True))
+    given = min(_BACKGROUND_SLICE, last.prefill_slice_tokens or _BACKGROUND_SLICE)
+    # what they cost does not matter to the placement of other requests
+    lowest = replace(
+        last, rank=BACKGROUND_RANK, preemptible=True, prefill_slice_tokens=given, weight=_BACKGROUND_WEIGHT
+    )
+    return msgspec.structs.replace(ruling, service_class=lowest)
 
 
 def may_use(tenant: Tenant, service_class: str) -> bool:

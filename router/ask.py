@@ -125,6 +125,8 @@ class Ask(msgspec.Struct, frozen=True):
     avoiding: frozenset[str] = frozenset()
     yields: bool = False
     """No client waits for it: whatever its class, it is queued behind all others, is preemptible and never shed."""
+    counted_as: str | None = None
+    """Of one that yields: the class in which telemetry and usage count it; None: in none."""
     explain: bool = False
     """The client wants an explanation of the choice of backend."""
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)

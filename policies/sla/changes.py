@@ -36,6 +36,7 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
         *_store_changes(before, after),
         *_usage_changes(before, after),
         *_audit_changes(before, after),
+        *_batch_changes(before, after),
     ):
         problems.add(_line_of(root, path), ".".join(path), sentence)
     return problems.lines()
@@ -93,6 +94,12 @@ def _usage_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, .
 def _audit_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if before.audit != after.audit:
         yield ("audit",), "cannot change while the router runs (restart to keep the audit log elsewhere)"
+
+
+def _batch_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    places = tuple(None if config.batches is None else config.batches.store for config in (before, after))
+    if places[0] != places[1]:
+        yield ("batches", "store"), "cannot change while the router runs (restart to keep batches elsewhere)"
 
 
 def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:

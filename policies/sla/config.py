@@ -137,6 +137,28 @@ class UsageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Where batches are kept, and their limits: `store` is a folder. Their lines count in `service_class`.
+
+    A job that is `window_s` old expires. Files and ended jobs are kept for `keep_s`. A file has at most
+    `max_file_bytes` and `max_lines`; a tenant has at most `max_jobs` that have not ended and `max_storage_bytes`.
+    A router has at most `concurrent` lines at backends, and fewer if other requests begin later by more than the share
+    `slowdown`.
+    """
+
+    store: str
+    service_class: str
+    window_s: float = 86_400.0
+    keep_s: float = 30 * 86_400.0
+    max_file_bytes: int = 200 * 2**20
+    max_lines: int = 1_000_000
+    max_jobs: int = 100
+    max_storage_bytes: int = 10 * 2**30
+    concurrent: int = 256
+    slowdown: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class AlertSettings:
     """Where operators are told of budgets that are near their end: an http or https URL. `secret` signs."""
 
@@ -185,3 +207,4 @@ class Config:
     identity: IdentitySettings | None = None
     audit: AuditSettings | None = None
     aliases: Mapping[str, Alias] = field(default_factory=dict)
+    batches: BatchSettings | None = None

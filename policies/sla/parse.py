@@ -13,6 +13,7 @@ from policies.shapes import Key, Table
 from policies.sla.alerts import ALERTS, read_alerts
 from policies.sla.aliases import ALIASES, read_aliases
 from policies.sla.audit import AUDIT, read_audit
+from policies.sla.batches import BATCHES, read_batches
 from policies.sla.classes import CLASSES, read_classes
 from policies.sla.config import BUNDLED, Config
 from policies.sla.cost import COST, read_cost
@@ -97,6 +98,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "queue": Key(QUEUE, "how requests wait in the router"),
             "store": Key(STORE, "the store that several routers share; without it they share nothing"),
             "usage": Key(USAGE, "where what tenants used is kept; without it, each router counts from its start"),
+            "batches": Key(BATCHES, "batches of requests that run in spare capacity; default none are taken"),
             "alerts": Key(ALERTS, "where operators are told of budgets that are near their end; default nowhere"),
             "audit": Key(AUDIT, "where it is recorded what operators do, and refused logins; default nowhere"),
             "server": Key(SERVER, "the router's addresses and limits"),
@@ -151,6 +153,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         identity=identity,
         audit=read_audit(top.get("audit"), outside=outside),
         aliases=read_aliases(top.get("aliases"), pools=pools),
+        batches=read_batches(top.get("batches"), classes=classes),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

@@ -326,6 +326,11 @@ class Dispatcher:
         """How many prompts wait, by tenant and by class; tenants and classes without any are left out."""
         return self._by_tenant, self._by_class
 
+    def waits(self, model: str, rank: int) -> bool:
+        """Whether a prompt for `model` of this rank or a better one waits."""
+        queue = self._queues.get(model)
+        return queue is not None and any(bid.request.rank <= rank for bid in queue.bids.values())
+
     def is_idle(self) -> bool:
         """Does no bid wait, and is every charge corrected?"""
         return not any(queue.bids or queue.fair.charged for queue in self._queues.values())

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from policies.errors import NoCredential, Unassigned, Unauthenticated, Unavailable
 from policies.identity import grant_of
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
@@ -53,11 +55,8 @@ def identity_of(key: str | None, config: Config, issued: KeyRing, tokens: Verifi
     """
     if key:
         digest = hash_of(key)
-        tenant = config.tenant_by_key_hash.get(digest)
-        if tenant is not None:
-            return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
-        if (found := issued.find(digest)) is not None:
-            return _identity(_owner(found, config, issued.now()), digest, found.limits, found.team)
+        if (known := _known(digest, config, issued)) is not None:
+            return known
         if tokens is not None and (verified := tokens.find(key, digest)) is not None:
             return _identity_of_token(verified, config)
     # if no tenant has keys, any key will do: some clients must send one
@@ -94,6 +93,61 @@ def known_tenant(name: str, config: Config) -> Tenant | None:
     if tenant is None and config.anonymous is not None and config.anonymous.name == name:
         return config.anonymous
     return tenant
+
+
+class Granted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of an identity for calls that the router makes later: the sha256 of its `key`, or, where it had
+    none, as a token, what that allowed."""
+
+    tenant: str
+    key: str | None = None
+    team: str | None = None
+    user: str | None = None
+    classes: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+
+
+def granted_to(identity: Identity, key: str | None) -> Granted:
+    """What is kept of `identity`, which was found by `key`."""
+    tenant = identity.tenant
+    if key and identity.key_id is not None:
+        return Granted(tenant.name, hash_of(key))
+    team = None if identity.team is None else identity.team.name
+    return Granted(tenant.name, None, team, identity.user, tenant.classes, tenant.models)
+
+
+def identity_again(granted: Granted, config: Config, issued: KeyRing) -> Identity:
+    """The identity of which `granted` was kept, by the file of now.
+
+    Raises Unauthenticated if tenant, team or key are not there any more, and Unavailable while issued keys cannot be
+    looked up.
+    """
+    digest = granted.key
+    if digest is None:
+        tenant = on_behalf_of(granted.tenant, config)
+        if granted.team is not None and granted.team not in tenant.teams:
+            raise Unauthenticated("the team is not there any more", hint="the SLA file has changed")
+        classes, models = _both(tenant.classes, granted.classes), _both(tenant.models, granted.models)
+        if classes is None or models is None:
+            raise Unauthenticated("nothing is left of what was granted", hint="the SLA file has changed")
+        team = None if granted.team is None else tenant.teams[granted.team]
+        return Identity(replace(tenant, classes=classes, models=models), team=team, user=granted.user)
+    known = _known(digest, config, issued)
+    if known is not None and known.tenant.name == granted.tenant:
+        return known
+    if not issued.is_known:
+        raise Unavailable("API keys cannot be looked up now", hint="try again in a moment", retry_after_s=1.0)
+    raise Unauthenticated(f"the API key {id_of(digest)} is not known any more", hint="send it again with another key")
+
+
+def _known(digest: str, config: Config, issued: KeyRing) -> Identity | None:
+    """The identity of a key by its sha256. Raises Unauthenticated."""
+    tenant = config.tenant_by_key_hash.get(digest)
+    if tenant is not None:
+        return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
+    if (found := issued.find(digest)) is not None:
+        return _identity(_owner(found, config, issued.now()), digest, found.limits, found.team)
+    return None
 
 
 def on_behalf_of(name: str, config: Config) -> Tenant:

@@ -56,7 +56,7 @@ from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
-from router.call.identify import Identity, identified, on_behalf_of
+from router.call.identify import Identity, identified
 from router.call.mirrors import Mirrored
 from router.call.observer import Account, Observer, Spent
 from router.call.placing import Placer
@@ -83,7 +83,7 @@ from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
 YIELDING = "yielding"
-"""In place of a class, for telemetry: a call without a waiting caller keeps no promise and breaks none."""
+"""In place of a class, for telemetry: a call that no client asked for keeps no promise and breaks none."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -93,14 +93,14 @@ async def serve(
     gateway: Gateway,
     carrier: Carrier | None = None,
     *,
-    tenant_name: str | None = None,
+    known: Identity | None = None,
     address: str = "",
 ) -> None:
     """Answer one call: identify, read, tokenize, classify, admit, choose, stream, settle. Reads in the order it runs.
 
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
-    goes to the backends. `tenant_name` is the call's tenant, where that is known already. `address` is the client's.
+    goes to the backends. `known` is the call's identity, where that was found before. `address` is the client's.
     """
     carrier = carrier or Ourselves()
     account_of, held_by = gateway.observer.account(caller.id, caller.trace), gateway.bodies.held()
@@ -108,7 +108,6 @@ async def serve(
         try:
             with gateway.doors.entered():
                 config = gateway.config
-                known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
                 identity = known or await identified(caller.key, config, gateway, address)
                 tenant, account.key = identity.tenant, identity.key_id
                 account.tenant = held.tenant = tenant.name
@@ -135,7 +134,7 @@ async def serve(
                     ruling = classify(facts, config)
                     account.service_class, account.rule = ruling.service_class.name, ruling.rule
                     if ask.yields:
-                        ruling, account.service_class = yielding(ruling, config), YIELDING
+                        ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING
                     prices = config.prices.at(gateway.unix_time())
                     highest = prices.highest(model.name, ruling.pools)
                     user = gateway.end_users.counted(tenant, ask.user)

@@ -16,6 +16,7 @@ from router.ask import Ask
 from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
+from router.call.identify import Identity, on_behalf_of
 from router.call.pipeline import serve
 from router.call.prepare import find_model, tokenize
 from router.shared.prefixes.warmer import Measure, Warmed
@@ -54,7 +55,7 @@ class GatewayWarmer:
         """See Warmer."""
         gateway = self._gateway()
         caller = _Nobody(gateway.new_id(), replace(ask, avoiding=avoiding), placed)
-        await serve(caller, gateway, tenant_name=tenant)
+        await serve(caller, gateway, known=Identity(on_behalf_of(tenant, gateway.config)))
         if caller.placement is None:
             raise BackendFailed("no backend was asked")
         return Warmed(caller.placement.backend, caller.placement.pool)

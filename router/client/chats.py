@@ -99,7 +99,7 @@ class ChatClient:
         silence_s: float = 300.0,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._url, self._clock = _root(url), clock
+        self._url, self._clock = root_of(url), clock
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._most, self._silence_s = most, silence_s
         self._http: aiohttp.ClientSession | None = None
@@ -127,14 +127,14 @@ class ChatClient:
         try:
             async with self._http.get(f"{self._url}/v1/models") as reply:
                 if reply.status != 200:
-                    raise await _refusal(reply)
+                    raise await refusal_in(reply)
                 listed = await reply.content.read(_MOST_LIST_BYTES)
                 while chunk := await reply.content.read(_MOST_LIST_BYTES):
                     listed += chunk
                     if len(listed) > _MOST_LIST_BYTES:
                         raise BackendFailed(f"the list of models at {self._url} is too long", hint="is it a router?")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unreached(error) from error
+            raise unreached(self._url, error) from error
         try:
             return tuple(card.id for card in msgspec.json.decode(listed, type=_Cards).data)
         except msgspec.MsgspecError as error:
@@ -161,22 +161,13 @@ class ChatClient:
         try:
             async with self._http.post(f"{self._url}/v1/chat/completions", json=body | dict(fields or {})) as reply:
                 if reply.status != 200:
-                    raise await _refusal(reply)
+                    raise await refusal_in(reply)
                 async for data in reply.content.iter_any():
                     stream.feed(data, self._clock() - began)
                 headers = {name.lower(): value for name, value in reply.headers.items()}
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unreached(error) from error
+            raise unreached(self._url, error) from error
         return stream.reply(self._clock() - began, headers)
-
-    def _unreached(self, error: Exception) -> ExpectedError:
-        why = str(error)
-        if isinstance(error, asyncio.TimeoutError):
-            why = "it was silent for too long"
-        elif isinstance(error, aiohttp.ClientConnectorError):
-            # its own text has the address again, and a word about TLS even without
-            why = error.os_error.strerror or why
-        return BackendFailed(f"no answer from {self._url}: {why}", hint="is a router running there? see --at")
 
 
 class _Answer:
@@ -238,7 +229,7 @@ class _Answer:
         )
 
 
-def _root(url: str) -> str:
+def root_of(url: str) -> str:
     """The server's URL without /v1. Raises InvalidRequest."""
     whole = url if "://" in url else f"http://{url}"
     if not whole.startswith(("http://", "https://")):
@@ -246,7 +237,18 @@ def _root(url: str) -> str:
     return whole.rstrip("/").removesuffix("/v1")
 
 
-async def _refusal(reply: aiohttp.ClientResponse) -> ExpectedError:
+def unreached(url: str, error: Exception) -> ExpectedError:
+    """What a person is told of `error`, by which the server at `url` did not answer."""
+    why = str(error)
+    if isinstance(error, asyncio.TimeoutError):
+        why = "it was silent for too long"
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        # its own text has the address again, and a word about TLS even without
+        why = error.os_error.strerror or why
+    return BackendFailed(f"no answer from {url}: {why}", hint="is a router running there? see --at")
+
+
+async def refusal_in(reply: aiohttp.ClientResponse) -> ExpectedError:
     """The error that `reply` has, with the server's own words."""
     raw = await reply.content.read(_MOST_ERROR_BYTES)
     try:

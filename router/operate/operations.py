@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.batches.batches import Batches
 from router.call.gateway import Gateway
 from router.operate.alerts import Alerts
 from router.operate.audit.log import AuditLog
@@ -15,7 +16,7 @@ from router.operate.usage.recorder import UsageRecorder
 @dataclass(frozen=True, slots=True)
 class Operations:
     """One router for its operators: its parts, its telemetry, the board of its recent calls, the alerts that it sends,
-    and the recorder of usage and the audit log if the file has places for them."""
+    and the recorder of usage, the audit log and the batches if the file has places for them."""
 
     gateway: Gateway
     telemetry: Telemetry
@@ -23,3 +24,4 @@ class Operations:
     alerts: Alerts
     usage: UsageRecorder | None = None
     audit: AuditLog | None = None
+    batches: Batches | None = None

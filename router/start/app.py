@@ -16,6 +16,7 @@ from http1.request import Handler, Response
 from http1.server import HttpServer
 from policies.sla.config import Config
 from policies.sla.server import OPEN
+from router.batches.api.all import add_batches
 from router.operate.admin.server import AdminEndpoints, MetricsEndpoint
 from router.protocols.grpc.server import GrpcServer
 from router.protocols.http.endpoints import HttpEndpoints
@@ -170,8 +171,11 @@ class Router:
                 self.grpc = await self._listen_grpc(stack, self.grpc, server, "grpc")
             if self.picker is not None:
                 self.picker = await self._listen_grpc(stack, self.picker, PickerServer, "picker")
-            # the stack leaves this first: requests end before anything that they need is closed
+            # the stack leaves this before all else: requests end before anything that they need is closed
             stack.push_async_callback(self._drain)
+            if self.operations.batches is not None:
+                # lines are stopped at once, and sent again by the next router
+                await stack.enter_async_context(self.operations.batches)
             self._stack = stack.pop_all()
         return self
 
@@ -219,6 +223,7 @@ class Router:
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""
         endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self._strangers)
+        add_batches(endpoints.routes, self.gateway, self.operations.batches)
         return await self._serve_http(
             stack, "http", address, endpoints.answer, endpoints.refuse, shares_port=self._shares_ports
         )

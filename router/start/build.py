@@ -20,7 +20,13 @@ from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
-from policies.sla.config import Config
+from policies.sla.config import BatchSettings, Config
+from router.batches.batches import Batches
+from router.batches.pace import Pace
+from router.batches.room import LineRoom
+from router.batches.running import BatchMeans
+from router.batches.shelf import BatchShelf
+from router.batches.store.directory import DirectoryStore
 from router.call.admission import Admission
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
@@ -178,7 +184,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         base.clock,
         lambda name: cluster.reports_cache(name) or beliefs.counts_cached(name),
     )
-    operations = Operations(gateway, base.telemetry, board, alerts, _usage(base, in_force), _audit(base))
+    usage, audit = _usage(base, in_force), _audit(base)
+    operations = Operations(gateway, base.telemetry, board, alerts, usage, audit, _batches(base, gateway))
     _introduce(operations, store_tls)
     return operations
 
@@ -249,6 +256,30 @@ def _audit(base: _Base) -> AuditLog | None:
     return audit
 
 
+def _batches(base: _Base, gateway: Gateway) -> Batches | None:
+    """The batches of this router, if the file that it starts with has a place for them."""
+    if base.config.batches is None:
+        return None
+
+    def settings() -> BatchSettings:
+        assert gateway.config.batches is not None, "the section does not go away without a restart"
+        return gateway.config.batches
+
+    room = LineRoom(lambda: gateway, most=lambda: settings().concurrent, slowdown=lambda: settings().slowdown)
+    means = BatchMeans(
+        gateway=lambda: gateway,
+        shelf=BatchShelf(DirectoryStore(Path(base.config.batches.store))),
+        settings=settings,
+        room=room,
+        observer=base.telemetry.batches,
+        unix_time=base.unix_time,
+        # not the router's: two routers with one seed would make the same names
+        rng=random.SystemRandom(),
+        pace=Pace(),
+    )
+    return Batches(means)
+
+
 def _cluster(base: _Base, parts: Parts) -> Cluster:
     pool_rules, prefill = rules_of(base.config.pools)
     if "health" in parts:
@@ -289,6 +320,8 @@ def _introduce(operations: Operations, store_tls: Certificates | None) -> None:
     telemetry.listen(operations.board)
     if operations.usage is not None:
         telemetry.listen(operations.usage)
+    if operations.batches is not None:
+        telemetry.listen(operations.batches.room)
     gateway.beliefs.parity.listener = telemetry
     gateway.cluster.listen(telemetry.backends)
     gateway.cluster.listen(_Membership(gateway, telemetry))

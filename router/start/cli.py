@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from policies.errors import ExpectedError
+from router.start.commands.batch import app as batch_app
 
 if TYPE_CHECKING:
     from policies.sla.config import Config
@@ -25,6 +26,8 @@ app = typer.Typer(
     help="An LLM router and gateway. One YAML file sets each tenant's priority and latency target. Prompts go to the "
     "backends that have them cached.\n\nStart with `pointsman up`: a router, two shards and a small model, all local.",
 )
+
+app.add_typer(batch_app, name="batch", short_help="Batches of requests: submit, list, cancel, results.")
 
 SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
 Shadow = Annotated[

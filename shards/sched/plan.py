@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.sched.cost import CostModel, StepShape, prefill_shape
+from shards.sched.ranks import BACKGROUND
 
 _NO_SLICE = 1 << 40
 
@@ -70,9 +71,12 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
     The first short prompt is always computed in the next step: it waits only for the running step.
 
-    A sequence waits if another one computes its next block in this step, to find the block in the cache.
+    A sequence waits if another one computes its next block in this step, to find the block in the cache. Those of the
+    rank BACKGROUND wait while prompts of better ranks are computed.
     """
     decoding, prefilling = _split(work)
+    if any(sequence.rank < BACKGROUND for sequence in prefilling):
+        decoding, prefilling = _foreground(decoding), _foreground(prefilling)
     chunks = _Chunks(cost, limits, sum(sequence.computed_tokens + 1 for sequence in decoding), len(decoding))
     prefilling.sort(key=attrgetter("rank", "arrival"))
     short, long = chunks.divide(prefilling)
@@ -115,6 +119,10 @@ def _split(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
         if sequence.ready_tokens > 0:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
     return decoding, prefilling
+
+
+def _foreground(sequences: Iterable[Work]) -> list[Work]:
+    return [sequence for sequence in sequences if sequence.rank < BACKGROUND]
 
 
 class _Chunks:

@@ -63,6 +63,7 @@ INSIDE = {
     "router.shared": ("router.ask", "router.regular_file", "router.supervise", "router.fleet"),
     "router.call": ("router.ask", "router.later", "router.text", "router.fleet", "router.identity", "router.shared"),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
+    "router.batches": ("router.ask", "router.supervise", "router.call", "router.protocols"),
     "router.operate": (
         "router.ask",
         "router.later",
@@ -70,6 +71,7 @@ INSIDE = {
         "router.shared",
         "router.call",
         "router.protocols",
+        "router.batches",
     ),
     # as any other client: it knows nothing of the router
     "router.client": (),

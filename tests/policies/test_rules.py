@@ -5,9 +5,10 @@ import pytest
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
-from policies.rules import FACTS, Facts, Mismatch, Range, When, classify, stated, yielding
+from policies.rules import BACKGROUND_RANK, FACTS, Facts, Mismatch, Range, When, classify, stated, yielding
 from policies.sla.config import Config
 from policies.sla.parse import parse
+from shards.sched import ranks
 
 CONFIG = parse(
     "classes: {chat: {}, rag: {}, night: {}}\n"
@@ -113,7 +114,12 @@ def test_metadata_that_does_not_match_is_named() -> None:
 def test_what_yields_goes_where_it_was_ruled_to_behind_every_class_and_gives_way() -> None:
     ruling = yielding(classify(facts(prompt_tokens=16000), CONFIG), CONFIG)
     assert (ruling.pools, ruling.policy, ruling.rule) == (None, "least_load", 2)
-    assert (ruling.service_class.name, ruling.rank, ruling.service_class.preemptible) == ("night", 3, True)
+    assert (ruling.service_class.name, ruling.rank, ruling.service_class.preemptible) == ("night", 65536, True)
+    assert ruling.service_class.prefill_slice_tokens == 256
+
+
+def test_shards_and_router_mean_the_same_rank_by_background() -> None:
+    assert BACKGROUND_RANK == ranks.BACKGROUND
 
 
 def test_every_fact_that_is_not_basic_can_be_stated() -> None:

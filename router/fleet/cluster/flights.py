@@ -14,6 +14,7 @@ from typing import NamedTuple
 from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import ACCEPTED, Delta, Fetch, Request, Usage
+from policies.rules import BACKGROUND_RANK
 from policies.timeouts import USUAL_PATIENCE_S
 
 
@@ -251,7 +252,7 @@ class Flights:
         self._gone = 0
         self._seen: dict[int | None, Seen] = {}
         self.silent: list[tuple[float, int, Flight]] = []
-        self._decoding = self._context_tokens = 0
+        self._decoding = self._context_tokens = self._yielding_tokens = 0
         self._weights = 0.0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
@@ -270,6 +271,12 @@ class Flights:
     def decoding(self) -> tuple[float, float]:
         """Sequences that decode, at least one, and the tokens of their contexts in total."""
         return float(max(1, self._decoding)), float(self._context_tokens)
+
+    def others_than(self, rank: int | None) -> tuple[int, float]:
+        """For a request of this rank: how many there yield to it, and the contexts that decode but for theirs."""
+        if rank is None or rank >= BACKGROUND_RANK or BACKGROUND_RANK not in self._ranks:
+            return 0, float(self._context_tokens)
+        return self._ranks[BACKGROUND_RANK].requests, float(self._context_tokens - self._yielding_tokens)
 
     @property
     def mean_weight(self) -> float:
@@ -324,6 +331,8 @@ class Flights:
         self._count_waiting(flight, -1)
         self._decoding += flight.request.sampling.choices
         self._context_tokens += flight.request.prompt_tokens * flight.request.sampling.choices
+        if flight.request.rank == BACKGROUND_RANK:
+            self._yielding_tokens += flight.request.prompt_tokens
         self._note_beginning(flight, now)
         if flight.on_computed is not None:
             flight.on_computed(flight)
@@ -356,6 +365,8 @@ class Flights:
         if not flight.is_waiting:
             self._decoding -= request.sampling.choices
             self._context_tokens -= request.prompt_tokens * request.sampling.choices + flight.drawn_tokens
+            if request.rank == BACKGROUND_RANK:
+                self._yielding_tokens -= request.prompt_tokens
         else:
             self.waiting -= 1
             self._count_waiting(flight, -1)

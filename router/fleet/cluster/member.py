@@ -160,6 +160,7 @@ class Member:
             queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
         readiness = self._readiness(model, description, load) if model in description.tuned else None
         share = health.share(now)
+        yielding, decoding_tokens = flights.others_than(rank)
         return replace(
             seen_before,
             held_tokens=held_tokens,
@@ -173,7 +174,8 @@ class Member:
             reclaimable_tokens=seen.reclaimable_tokens,
             may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
             fresh_tokens=self.fresh.at(self.turnover.at),
-            decoding_tokens=flights.decoding[1],
+            decoding_tokens=decoding_tokens,
+            yielding=yielding,
             mean_weight=flights.mean_weight,
             link=None if self.lender is None else self._link(self.lender.kv_group, now),
         )

@@ -28,6 +28,7 @@ from router.call.identify import key_in
 from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, require_role
 from router.call.pipeline import outer_edge
 from router.operate.admin.auditing import add_auditing
+from router.operate.admin.batches import add_batches
 from router.operate.admin.calls import AdminCall, call_of
 from router.operate.admin.drafting import Drafting
 from router.operate.admin.issuing import add_keys
@@ -79,6 +80,7 @@ class AdminEndpoints:
         add_operating(routes, operations)
         Drafting(desk).add_to(routes)
         add_usage(routes, operations)
+        add_batches(routes, operations)
         add_keys(routes, gateway)
         add_auditing(routes, operations)
 

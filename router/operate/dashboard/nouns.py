@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router.operate.dashboard.batch_row import BatchRow
+
 
 @dataclass(frozen=True, slots=True)
 class TargetMeasure:
@@ -258,3 +260,4 @@ class Snapshot:
     all_prefixes: int = 0
     splits: tuple[SplitRow, ...] = ()
     mirrors: tuple[MirrorRow, ...] = ()
+    batches: tuple[BatchRow, ...] = ()

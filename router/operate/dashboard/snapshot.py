@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import islice
 
 from policies.health import Trouble
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
@@ -15,6 +16,7 @@ from router.call.gateway import Gateway
 from router.call.mirrors import Compared
 from router.call.splits import Standing
 from router.fleet.prompt_keys import PromptKeys
+from router.operate.dashboard.batch_row import MOST_SHOWN, batch_rows
 from router.operate.dashboard.board import Row, Totals
 from router.operate.dashboard.nouns import (
     BackendRow,
@@ -79,6 +81,7 @@ async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
         all_prefixes=len(prefixes),
         splits=tuple(map(_split_row, gateway.splits.standings())),
         mirrors=tuple(map(mirror_row, gateway.mirrors.compared())),
+        batches=tuple(islice(batch_rows(operations.batches, unix), MOST_SHOWN)),
     )
 
 

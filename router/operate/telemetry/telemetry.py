@@ -22,6 +22,7 @@ from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import Answered, PromptTrace, Tracing
 from router.later import Do, Later, at_once
 from router.operate.telemetry.backend_metrics import BackendMetrics
+from router.operate.telemetry.batch_metrics import BatchMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.operate.telemetry.logs import LogFields
 from router.operate.telemetry.metrics import Metrics
@@ -57,7 +58,8 @@ class Listener(Protocol):
 
 
 class Telemetry:
-    """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
+    """All metrics of one router, in a registry of its own; `backends` are those of its cluster, `batches` those of its
+    batches.
 
     `tracing` and `decisions`, if given, get every call. `on_refused` gets the address and the reason of each key or
     token that was not accepted. What calls tell is counted `later`, in order, and before the metrics are read.
@@ -77,6 +79,7 @@ class Telemetry:
         self._registry = CollectorRegistry()
         made = self.metrics = Metrics(self._registry)
         self.backends = BackendMetrics(made)
+        self.batches = BatchMetrics(made)
         labels = ("tenant", "service_class")
         self._requests = made.counter("requests", "Requests by how they ended", (*labels, "outcome"))
         self._refusals = made.counter("errors", "Requests that did not finish, by error code", ("code",))

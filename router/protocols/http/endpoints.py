@@ -82,7 +82,7 @@ class HttpEndpoints:
 
     def __init__(self, gateway: Gateway, metrics: Metrics, strangers: Strangers) -> None:
         self._gateway, self._metrics, self._strangers = gateway, metrics, strangers
-        self._routes = routes = Routes()
+        self.routes = routes = Routes()
         for path, dialect in DIALECTS.items():
             routes.add("POST", path, self._endpoint(dialect))
         routes.add("POST", COUNT_PATH, self._count_tokens)
@@ -96,7 +96,7 @@ class HttpEndpoints:
         routes.add("GET", "/metrics", self._show_metrics)
 
     def __repr__(self) -> str:
-        return f"<HttpEndpoints {self._routes!r}>"
+        return f"<HttpEndpoints {self.routes!r}>"
 
     async def answer(self, request: Request) -> Reply:
         """Answer `request`. Errors have the shape of its path's API, or else OpenAI's. Raises ClientGone.
@@ -118,7 +118,7 @@ class HttpEndpoints:
                 allow_origin(request, origins)
                 if is_preflight(request):
                     return preflight(request, origins)
-            by_method = self._routes.at(path)
+            by_method = self.routes.at(path)
             method = "GET" if request.method == "HEAD" else request.method
             handler = None if by_method is None else by_method.get(method)
             return self._misdirected(request, by_method) if handler is None else await handler(request)
@@ -162,7 +162,7 @@ class HttpEndpoints:
             headers, status = {"Allow": ", ".join(methods)}, 405
             what = InvalidRequest(f"{path} does not accept {method}", hint=f"it accepts {' or '.join(methods)}")
         else:
-            meant = self._routes.nearest(path)
+            meant = self.routes.nearest(path)
             hint = _ROUTES_HINT if meant is None else f"did you mean '{meant}'?"
             what = InvalidRequest(f"there is no {path} here", hint=hint)
         return failure_response(_shape(request)(what, status), what, headers=headers)

@@ -7,6 +7,7 @@ import pytest
 from shards.kv.keys import BLOCK_TOKENS
 from shards.sched.cost import CostModel, StepShape, prefill_shape
 from shards.sched.plan import StepLimits, Work, plan_step, shape_of
+from shards.sched.ranks import BACKGROUND
 
 LIMITS = StepLimits(step_s=0.05)
 
@@ -134,6 +135,14 @@ def test_a_better_rank_goes_first_and_a_worse_one_keeps_its_block():
     plan = plan_step([a_prompt(1, 100_000, rank=3), a_prompt(2, 100_000, rank=0)], a_cost(), LIMITS)
     assert plan[1] == BLOCK_TOKENS
     assert plan[2] > 3 * BLOCK_TOKENS
+
+
+def test_background_computes_nothing_beside_prompts_of_better_ranks():
+    better, worse = a_prompt(1, 64), a_prompt(2, 64, rank=BACKGROUND)
+    drawing = a_decoding(3)._replace(rank=BACKGROUND)
+    work = [better, worse, drawing, a_decoding(4)]
+    assert plan_step(work, a_cost(), StepLimits()).keys() == {1, 4}
+    assert plan_step(work[1:], a_cost(), StepLimits()).keys() == {2, 3, 4}
 
 
 def test_a_sequence_steps_back_if_another_computes_its_next_block():

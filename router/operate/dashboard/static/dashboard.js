@@ -1,6 +1,7 @@
 // Asks for a snapshot every second and shows it; the keys, the forms and the admin key.
 
 import { h } from "./draw.js";
+import { batches } from "./batches.js";
 import * as panels from "./panels.js";
 
 const EVERY_MS = 1000;
@@ -68,6 +69,7 @@ async function refresh() {
   find("#state").textContent = `${now.is_ready ? "✓ ready" : "✕ not ready"} · file ${now.config_version}` +
     `${now.shadow_version ? ` · shadow ${now.shadow_version}` : ""} · up ${upFor(now.up_s)} · ${document.body.dataset.role}`;
   for (const panel of ["tiles", "classes", "tenants", "prefixes", "splits", "mirrors", "options"]) panels[panel](now);
+  batches(now);
   panels.backends(now, change);
   if (!isPaused) listed = [...decisions.values()].sort((a, b) => b.number - a.number);
   list();

@@ -1,0 +1,1 @@
+"""Batches: jobs of many requests, which run in spare capacity."""

@@ -1,0 +1,1 @@
+"""Files and batches over HTTP, in the formats of OpenAI and Anthropic."""

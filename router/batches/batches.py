@@ -1,0 +1,258 @@
+"""All batches of one router: takes files and jobs, runs those that no other router runs, and drops old ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from policies.errors import InvalidRequest, QuotaExceeded
+from policies.sla.config import BatchSettings
+from router.batches.checking import check
+from router.batches.job import Job
+from router.batches.pace import Interrupted, opened
+from router.batches.running import BatchMeans, JobRun
+from router.batches.store.base import BatchStoreFailed, JobClaim
+from router.batches.stored_file import StoredFile
+from router.supervise import supervise
+
+LOOK_S = 1.0
+"""Time between two looks for jobs that no router runs."""
+
+SWEEP_S = 600.0
+"""Time between two looks for what is too old."""
+
+ABANDONED_S = 86_400.0
+
+MOST_RUNNING = 16
+"""Jobs that one router runs at a time, one of each tenant."""
+
+_log = logging.getLogger("pointsman.batches")
+
+
+class Batches:
+    """An async context manager: entered it runs jobs, left it has stopped them where they are."""
+
+    def __init__(self, means: BatchMeans) -> None:
+        self.means = means
+        self.shelf, self.room = means.shelf, means.room
+        self._running: dict[str, JobRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._asked = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Batches {list(self._running)} run here>"
+
+    async def __aenter__(self) -> Batches:
+        await asyncio.to_thread(self.shelf.store.open)
+        self._loops = [
+            asyncio.create_task(supervise("batches", self._keep_running), name="batches"),
+            asyncio.create_task(supervise("old batches", self._keep_sweeping), name="old batches"),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.means.pace.stop()
+        tasks = [*self._loops, *self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.room.close()
+
+    @property
+    def settings(self) -> BatchSettings:
+        """Those of the SLA file in effect."""
+        return self.means.settings()
+
+    def running(self) -> Iterator[Job]:
+        """The jobs that run here, as they stand."""
+        return (running.job for running in self._running.values())
+
+    def as_it_stands(self, job: Job) -> Job:
+        """`job`, with what this router knows better than the store."""
+        running = self._running.get(job.id)
+        return job if running is None or job.has_ended else running.job
+
+    async def require_storage(self, tenant: str, more_bytes: int = 0) -> None:
+        """Raise QuotaExceeded if `tenant` may not store so many bytes more."""
+        most = self.settings.max_storage_bytes
+        stored = await asyncio.to_thread(self.shelf.stored_bytes, tenant)
+        if stored + more_bytes > most:
+            raise QuotaExceeded(
+                f"files and results of '{tenant}' take {stored:,} bytes, and {most:,} are its limit",
+                hint="delete files that are not needed any more",
+            )
+
+    async def begin(self, job: Job, file: StoredFile | None) -> None:
+        """Take `job`, on the content of `file` or on an input that is there. Raises QuotaExceeded, InvalidRequest."""
+        most = self.settings.max_jobs
+        open_jobs = await asyncio.to_thread(lambda: sum(1 for _ in self.shelf.open_jobs(job.tenant)))
+        if open_jobs >= most:
+            raise QuotaExceeded(
+                f"'{job.tenant}' has {open_jobs} batches that have not ended, which is its limit",
+                hint="wait for one to end, or cancel one",
+                retry_after_s=60.0,
+            )
+        try:
+            if file is not None:
+                await asyncio.to_thread(self.shelf.lend_input, job, file)
+        except FileNotFoundError as error:
+            raise InvalidRequest("the file was deleted", param="input_file_id") from error
+        await asyncio.to_thread(self.shelf.add_job, job)
+        self._asked.set()
+
+    async def cancel(self, job: Job) -> Job:
+        """Cancel `job` unless it has ended; how it stands then."""
+        if job.has_ended or job.is_cancelling:
+            return job
+        at = self.means.unix_time()
+        await asyncio.to_thread(self.shelf.cancel, job, at)
+        if (running := self._running.get(job.id)) is not None:
+            running.cancel(at)
+        self._asked.set()
+        return replace(self.as_it_stands(job), cancelling_at=at)
+
+    async def _keep_running(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except BatchStoreFailed as error:
+                _log.warning("%s", error)
+            self.room.follow()
+            self.means.observer.room(jobs=len(self._running), inside=self.room.inside, windows=self.room.windows)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
+            self._asked.clear()
+
+    async def _look(self) -> None:
+        """Check new jobs, and run one of each tenant, the one that expires first; end those that ran out of time."""
+        busy = {running.job.tenant for running in self._running.values()}
+        for tenant, jobs in (await asyncio.to_thread(self._open_jobs)).items():
+            for job in sorted(jobs, key=lambda job: job.expires_at):
+                if job.id in self._tasks:
+                    continue
+                if job.status == "validating" and not job.is_cancelling:
+                    self._begin(job, self._checked(job))
+                    continue
+                has_turn = tenant not in busy and len(self._running) < MOST_RUNNING
+                if (has_turn or self._is_over(job)) and await self._start(job):
+                    busy.add(tenant)
+
+    def _is_over(self, job: Job) -> bool:
+        return job.is_cancelling or job.has_ended or self.means.unix_time() >= job.expires_at
+
+    def _begin(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` on `job` in a task of its own."""
+
+        async def whole() -> None:
+            try:
+                await work
+            except Interrupted:
+                _log.info("batch %s goes on at the next router", job.id)
+            except BatchStoreFailed as error:
+                _log.warning("batch %s goes on later: %s", job.id, error)
+                await asyncio.sleep(LOOK_S)
+            except Exception:  # noqa: BLE001 - whatever it was, other jobs go on
+                _log.exception("batch %s stopped by an unplanned exception, and goes on later", job.id)
+                await asyncio.sleep(LOOK_S)
+            finally:
+                del self._tasks[job.id]
+                self._asked.set()
+
+        self._tasks[job.id] = asyncio.create_task(whole(), name=f"batch {job.id}")
+
+    def _open_jobs(self) -> dict[str, list[Job]]:
+        """Those that have not ended, by tenant. Blocks."""
+        found: dict[str, list[Job]] = {}
+        for tenant, name in self.shelf.open_jobs():
+            if (job := self.shelf.job(tenant, name)) is not None:
+                found.setdefault(tenant, []).append(job)
+        return found
+
+    async def _checked(self, job: Job) -> None:
+        """Check the file of a new job, unless another router does."""
+
+        def claimed() -> None:
+            claim = self.shelf.store.claim(job.id)
+            if claim is None:
+                return
+            try:
+                if (now := self.shelf.job(job.tenant, job.id)) is not None:
+                    self._check(now)
+            finally:
+                claim.close()
+
+        await asyncio.to_thread(claimed)
+
+    def _check(self, job: Job) -> None:
+        """Check the file of a new job, which is claimed. Blocks."""
+        if job.status != "validating":
+            return
+        settings, gateway = self.settings, self.means.gateway()
+        found = check(
+            self.shelf.input(job),
+            self.means.pace,
+            endpoint=job.endpoint,
+            most_lines=settings.max_lines,
+            most_bytes=gateway.config.server.max_body_bytes,
+        )
+        now = self.means.unix_time()
+        if found.problems:
+            failed = replace(job, status="failed", problems=found.problems, ended_at=now)
+            self.shelf.save_job(failed)
+            self.shelf.close_job(failed)
+            self.means.observer.job(job.tenant, "failed")
+            return
+        counts = replace(job.counts, total=found.lines)
+        self.shelf.save_job(replace(job, status="in_progress", in_progress_at=now, counts=counts))
+
+    async def _start(self, job: Job) -> bool:
+        """Run `job` here, if no other router does."""
+        claim = await opened(lambda: self.shelf.store.claim(job.id))
+        if claim is None:
+            return False
+        now = await asyncio.to_thread(self.shelf.job, job.tenant, job.id)
+        if now is None or now.has_ended:
+            if now is not None:
+                # its last owner ended in between
+                await asyncio.to_thread(self.shelf.close_job, now)
+            claim.close()
+            return False
+        self._running[job.id] = running = JobRun(now, claim, self.means)
+        self._begin(job, self._run(running, claim))
+        return True
+
+    async def _run(self, running: JobRun, claim: JobClaim) -> None:
+        try:
+            await running.run()
+        finally:
+            del self._running[running.job.id]
+            claim.close()
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._sweep)
+            except BatchStoreFailed as error:
+                _log.warning("%s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    def _sweep(self) -> None:
+        """Drop files that have expired, old jobs, and what was begun and never finished. Blocks."""
+        now, keep_s = self.means.unix_time(), self.settings.keep_s
+        for tenant in self.shelf.tenants():
+            for name in self.shelf.files(tenant):
+                file = self.shelf.file(tenant, name)
+                if file is not None and now >= file.expires_at:
+                    self.shelf.drop_file(file)
+            for name in self.shelf.jobs(tenant):
+                job = self.shelf.job(tenant, name)
+                if job is not None and job.ended_at is not None and now >= job.ended_at + keep_s:
+                    self.shelf.drop_job(job)
+        self.shelf.store.sweep(now - ABANDONED_S)

@@ -1,0 +1,120 @@
+"""The call of one line: asked as any client asks, yielding to all others, and collected whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from policies.errors import ExpectedError
+from policies.explain import Explanation
+from policies.nouns import Delta, Usage
+from policies.quota.budget import Standing
+from router.ask import Ask
+from router.call.bodies import Held
+from router.call.caller import Placement
+from router.protocols.answer import Answer, Head, usage_sum
+from router.protocols.dialect import Dialect
+from router.protocols.reading import decode
+from router.protocols.status import status_of
+
+
+class LineReply(NamedTuple):
+    """What a line was answered: the HTTP status that its call would have had, the body and the tokens."""
+
+    status: int
+    body: bytes
+    usage: Usage
+
+
+class LineCall:
+    """See Caller. `service_class` is the one that it counts in; `on_placed` gets the backend that it goes
+    to, and `on_begun` is called when the first piece of its answer comes from there."""
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - it is the request's id
+        raw: bytes,
+        dialect: Dialect,
+        *,
+        headers: Mapping[str, str],
+        created_s: int,
+        service_class: str,
+        on_placed: Callable[[str], None],
+        on_begun: Callable[[], None],
+    ) -> None:
+        self.id, self._raw, self._dialect, self._created_s = id, raw, dialect, created_s
+        self._headers = headers
+        self.key: str | None = None
+        self._service_class, self._on_placed, self._on_begun = service_class, on_placed, on_begun
+        self._has_begun = False
+        self._ask: Ask | None = None
+        self._answers: list[Answer] = []
+        self._usages: dict[int, Usage] = {}
+
+    def __repr__(self) -> str:
+        return f"<LineCall {self.id}>"
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """It is part of no trace of its client."""
+        return {}
+
+    async def read(self, held: Held) -> Ask:
+        """The line's body, parsed."""
+        ask = self._ask = await held.parse(self._raw, self._parsed)
+        self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
+        return ask
+
+    def _parsed(self, raw: bytes) -> Ask:
+        body = decode(raw)
+        # each answer is collected whole
+        body.pop("stream", None)
+        body.pop("stream_options", None)
+        ask = self._dialect.parse(body, self._headers)
+        return replace(
+            ask, priority=self._service_class, counted_as=self._service_class, yields=True, explain=False, stream=False
+        )
+
+    def limited(self, standing: Standing) -> None:
+        """Not reported."""
+
+    def explain(self, index: int, explanation: Explanation) -> None:
+        """Not explained."""
+
+    def place(self, index: int, placement: Placement) -> None:
+        """Begin the answer to prompt `index` anew: perhaps another backend was tried before."""
+        choices = placement.request.sampling.choices
+        self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
+        self._has_begun = False
+        self._on_placed(placement.backend)
+
+    def write(self, index: int, delta: Delta) -> None:
+        """Collect one piece."""
+        assert self._ask is not None
+        if delta.computed_tokens is not None:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._on_begun()
+        if delta.usage is not None:
+            self._usages[index] = delta.usage
+        self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
+
+    def has_seen(self, index: int) -> bool:  # noqa: ARG002 - the client gets whole answers
+        """Never: another backend may always try."""
+        return False
+
+    def reply(self) -> LineReply:
+        """The whole answer."""
+        assert self._ask is not None
+        usages = [*self._usages.values()]
+        usage = usages[0] if len(usages) == 1 else usage_sum(usages)
+        head = Head(self._dialect.prefix + self.id, self._created_s, self._ask.model)
+        return LineReply(200, self._dialect.whole(head, self._ask, self._answers, usage), usage)
+
+    def failure(self, error: ExpectedError) -> LineReply:
+        """`error` as an answer."""
+        failure = self._dialect.failure(error)
+        return LineReply(status_of(error).http, failure.body, Usage())

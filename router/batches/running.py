@@ -1,0 +1,277 @@
+"""One job while this router runs it: its lines are sent as there is room, and each answer is kept as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+from msgspec.structs import replace
+
+from policies.errors import (
+    BackendFailed,
+    CutOff,
+    ExpectedError,
+    NoBackend,
+    Overloaded,
+    PrefillFailed,
+    QuotaExceeded,
+    RequestFails,
+)
+from policies.sla.config import BatchSettings
+from router.batches.answers import AnswerLog, Done, LineAnswer, answers_in
+from router.batches.ending import end_job, finalizing
+from router.batches.job import Job, JobTokens
+from router.batches.line_call import LineCall, LineReply
+from router.batches.lines import read_line
+from router.batches.observer import BatchObserver
+from router.batches.order import LineOrder, OrderedLine, order_of
+from router.batches.pace import Pace, opened
+from router.batches.rate import Rate
+from router.batches.room import LineRoom
+from router.batches.shelf import BatchShelf, log_key
+from router.batches.shown import answered
+from router.batches.store.base import JobClaim
+from router.call.gateway import Gateway
+from router.call.identify import identity_again
+from router.call.pipeline import serve
+from router.protocols.dialects import DIALECTS
+
+SAVE_S = 1.0
+"""Time between two reports of a job's progress to other routers."""
+
+READ_AHEAD = 64
+"""Places that are read from the order at a time."""
+
+MOST_TRIES = 5
+"""Tries of a line if its backend fails; a line that finds no backend or no quota is tried until its job expires."""
+
+_FIRST_REST_S, _MOST_REST_S = 1.0, 60.0
+
+_PASSING = (Overloaded, NoBackend, QuotaExceeded, CutOff)
+"""Failures that say nothing of the line."""
+
+_log = logging.getLogger("pointsman.batches")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMeans:
+    """What all jobs of a router run with."""
+
+    gateway: Callable[[], Gateway]
+    shelf: BatchShelf
+    settings: Callable[[], BatchSettings]
+    room: LineRoom
+    observer: BatchObserver
+    unix_time: Callable[[], float]
+    rng: random.Random
+    pace: Pace
+    is_sorted: bool = True
+
+
+class JobRun:
+    """A claimed job from its first line to its end; `run` it once. `job` is how it stands."""
+
+    def __init__(self, job: Job, claim: JobClaim, means: BatchMeans) -> None:
+        self._job, self._claim, self._means = job, claim, means
+        self._done, self._rate = Done(), Rate(means.unix_time)
+        self._cancelled_at: float | None = job.cancelling_at
+        self._stopped = asyncio.Event()
+        self._rests_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<JobRun {self._job.id}, {self.job.counts}>"
+
+    @property
+    def job(self) -> Job:
+        """The job with its counts and its estimated end as of now."""
+        if self._job.has_ended:
+            return self._job
+        counts = self._done.counts(self._job.counts.total)
+        return replace(
+            self._job,
+            counts=counts,
+            tokens=self._done.tokens,
+            cancelling_at=self._cancelled_at,
+            seconds_left=self._rate.seconds(counts.left),
+        )
+
+    def cancel(self, at: float) -> None:
+        """Stop sending lines, and end those that are at backends; idempotent."""
+        if self._cancelled_at is None:
+            self._cancelled_at = at
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Run the job to its end. If this is cancelled, the next owner goes on behind the answers that are kept.
+
+        Raises BatchStoreFailed.
+        """
+        means = self._means
+        await asyncio.to_thread(self._recall)
+        if self._job.status != "finalizing":
+            order = await opened(self._ordered)
+            assert order is not None
+            self._job = replace(self._job, models=self._job.models or order.models)
+            try:
+                await self._answer_all(order)
+            finally:
+                await asyncio.to_thread(order.close)
+        await self._end()
+        means.observer.job(self._job.tenant, self._job.status)
+
+    def _recall(self) -> None:
+        """Know the lines that were answered before."""
+        for _ in answers_in(self._means.shelf.store, log_key(self._job), self._done, self._means.pace):
+            pass
+
+    def _ordered(self) -> LineOrder:
+        gateway, shelf = self._means.gateway(), self._means.shelf
+        return order_of(
+            shelf.input(self._job),
+            shelf.store.scratch(),
+            self._means.pace,
+            most_bytes=gateway.config.server.max_body_bytes,
+            leave_out=self._done.__contains__,
+            is_sorted=self._means.is_sorted,
+        )
+
+    async def _answer_all(self, order: LineOrder) -> None:
+        """Send the lines of `order` until all are answered, the job is cancelled or it expires."""
+        kept = await opened(lambda: self._means.shelf.store.log(log_key(self._job)))
+        assert kept is not None
+        log = AnswerLog(kept)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch())
+                sending = group.create_task(self._send(order, log))
+                stopping = asyncio.create_task(self._stopped.wait())
+                try:
+                    await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopping.cancel()
+                    sending.cancel()
+                    watching.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        finally:
+            await log.close()
+
+    async def _send(self, order: LineOrder, log: AnswerLog) -> None:
+        """A task for each line, as many at a time as may be at backends."""
+        slots = asyncio.Semaphore(self._means.settings().concurrent)
+        async with asyncio.TaskGroup() as group:
+            for at in count(0, READ_AHEAD):
+                places = await asyncio.to_thread(order.places, at, READ_AHEAD)
+                texts = await asyncio.to_thread(self._texts, places)
+                for place, raw in zip(places, texts, strict=True):
+                    await slots.acquire()
+                    line = self._line(place, raw, order.models[place.model], log)
+                    group.create_task(line).add_done_callback(lambda _: slots.release())
+                if len(places) < READ_AHEAD:
+                    return
+
+    def _texts(self, places: list[OrderedLine]) -> list[bytes]:
+        with self._means.shelf.input(self._job).open("rb") as file:
+            texts = []
+            for place in places:
+                file.seek(place.line.offset)
+                texts.append(file.read(place.line.size))
+        return texts
+
+    async def _line(self, place: OrderedLine, raw: bytes, model: str, log: AnswerLog) -> None:
+        """Answer one line and keep its answer."""
+        job, text = self._job, read_line(raw)
+        call, reply = await self._replied(bytes(text.body), model)
+        how, shown = answered(job.api, call, text.custom_id, reply)
+        usage = reply.usage
+        tokens = JobTokens(
+            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens or 0
+        )
+        answer = LineAnswer(place.line.number, how, tokens, msgspec.Raw(shown))
+        # an answer that has come is kept, even if the job is cancelled now
+        await asyncio.shield(log.append(answer))
+        if self._done.add(answer):
+            self._rate.add()
+            self._means.observer.line(job.tenant, how)
+
+    async def _replied(self, body: bytes, model: str) -> tuple[str, LineReply]:
+        """The id of the call that was answered, and its reply, after as many tries as it takes."""
+        means = self._means
+        for attempt in count(1):
+            call = means.gateway().new_id()
+            await self._rest()
+            await means.room.enter(call, self._job.tenant, model)
+            try:
+                reply, rest_s = await self._called(call, body, attempt)
+            finally:
+                means.room.leave(call)
+            if reply is not None:
+                return call, reply
+            await asyncio.sleep(rest_s)
+        raise AssertionError("tries have no end")
+
+    async def _called(self, id: str, body: bytes, attempt: int) -> tuple[LineReply | None, float]:  # noqa: A002
+        """The reply to one try; None and a pause in seconds if it failed for now."""
+        means, job = self._means, self._job
+        gateway = means.gateway()
+        call = LineCall(
+            id,
+            body,
+            DIALECTS[job.endpoint],
+            headers=job.headers,
+            created_s=int(means.unix_time()),
+            service_class=means.settings().service_class,
+            on_placed=lambda backend: means.room.placed(id, backend),
+            on_begun=lambda: means.room.begun(id),
+        )
+        try:
+            known = identity_again(job.granted, gateway.config, gateway.keys)
+            await serve(call, gateway, known=known)
+        except ExpectedError as error:
+            is_passing = isinstance(error, _PASSING)
+            may_pass = isinstance(error, BackendFailed | PrefillFailed) and not isinstance(error, RequestFails)
+            if not is_passing and not (may_pass and attempt < MOST_TRIES):
+                return call.failure(error), 0.0
+            rest_s = min(_MOST_REST_S, error.retry_after_s or _FIRST_REST_S * 2 ** min(attempt - 1, 6))
+            means.observer.again(error.code)
+            if isinstance(error, QuotaExceeded):
+                # others of this job would be refused too
+                self._rests_until = max(self._rests_until, means.unix_time() + rest_s)
+            return None, rest_s * (0.5 + means.rng.random())
+        return call.reply(), 0.0
+
+    async def _rest(self) -> None:
+        """Wait while the tenant has no quota."""
+        if (left_s := self._rests_until - self._means.unix_time()) > 0:
+            await asyncio.sleep(left_s)
+
+    async def _watch(self) -> None:
+        """Report progress, and stop when the job was cancelled or has expired, or its claim was lost."""
+        means, saved = self._means, self._job
+        while True:
+            if means.unix_time() >= self._job.expires_at:
+                self._stopped.set()
+            await asyncio.to_thread(self._claim.renew)
+            seen = await asyncio.to_thread(means.shelf.job, self._job.tenant, self._job.id)
+            if seen is not None and seen.cancelling_at is not None:
+                self.cancel(seen.cancelling_at)
+            if (now := self.job) != saved:
+                saved = now
+                await asyncio.to_thread(means.shelf.save_job, now, is_durable=False)
+            left_s = self._job.expires_at - means.unix_time()
+            await asyncio.sleep(max(0.0, min(SAVE_S, left_s)))
+
+    async def _end(self) -> None:
+        """Write the results, then the job's last state."""
+        means, now = self._means, self._means.unix_time()
+        job = self.job
+        if job.status != "finalizing":
+            job = self._job = finalizing(job, now, means.rng)
+            await asyncio.to_thread(means.shelf.save_job, job)
+        self._job = await asyncio.to_thread(end_job, job, means.shelf, means.pace, means.unix_time, means.settings())
+        _log.info("batch %s of %s has ended: %s", job.id, job.tenant, self._job.status)

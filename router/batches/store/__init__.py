@@ -1,0 +1,1 @@
+"""Where files, jobs and results are kept."""

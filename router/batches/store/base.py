@@ -1,0 +1,131 @@
+"""The Protocol of a store: small documents, large contents, logs, and the ownership of jobs.
+
+Keys are paths of plain names: `jobs/acme/batch_1.json`. All methods block; they raise BatchStoreFailed where the store
+is away or full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from policies.errors import Unavailable
+
+
+class BatchStoreFailed(Unavailable):
+    """The store of batches is away or full."""
+
+    masked_message = "the store of batches is away or full (try again later)"
+    usual_hint = "try again later; the operator's log says more"
+
+
+class ContentDraft(Protocol):
+    """A content that is being written. It is there, whole, after `commit`, and leaves nothing after `discard`."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Add `data`."""
+        ...
+
+    def commit(self, key: str) -> None:
+        """Have the content under `key`, durably."""
+        ...
+
+    def discard(self) -> None:
+        """Drop it, unless it was committed."""
+        ...
+
+
+class AnswerFile(Protocol):
+    """Pieces that were appended, each whole or not there. Its job's owner alone has it."""
+
+    def append(self, data: bytes) -> None:
+        """Add one piece, which ends with a newline, durably."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class JobClaim(Protocol):
+    """The right to run one job, while this process lives."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other router may have it by now."""
+        ...
+
+    def renew(self) -> None:
+        """Show that its owner lives."""
+        ...
+
+    def close(self) -> None:
+        """Let any router have it."""
+        ...
+
+
+class BatchStore(Protocol):
+    """Keeps what batches need beyond the life of a router."""
+
+    def open(self) -> None:
+        """Be ready; called once, first. Raises ConfigError."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """The document `key`; None without one."""
+        ...
+
+    def write(self, key: str, data: bytes, *, is_durable: bool = True) -> None:
+        """Have `data` as the document `key`: whole or, after a crash, as before. `is_durable`: it outlives a loss of
+        power."""
+        ...
+
+    def names(self, folder: str) -> Sequence[str]:
+        """The last parts of the keys directly below `folder`, sorted."""
+        ...
+
+    def sizes(self, folder: str) -> int:
+        """Bytes of everything directly below `folder`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Drop the document, content or log `key`, if it is there."""
+        ...
+
+    def draft(self) -> ContentDraft:
+        """Begin a content."""
+        ...
+
+    def link(self, key: str, also: str) -> None:
+        """Have the content `key` under `also` too; it stays there if `key` is deleted."""
+        ...
+
+    def local(self, key: str) -> Path:
+        """The content `key` as a file of this machine, which must not be changed. Raises FileNotFoundError."""
+        ...
+
+    def log(self, key: str) -> AnswerFile:
+        """The log `key`, to append to; begun if it is not there."""
+        ...
+
+    def logged(self, key: str) -> Iterator[bytes]:
+        """The lines of the log `key`, each with its newline; none without it."""
+        ...
+
+    def claim(self, job: str) -> JobClaim | None:
+        """The right to run `job`; None if another owner has it."""
+        ...
+
+    def scratch(self) -> Path:
+        """A folder of this machine for temporary files."""
+        ...
+
+    def sweep(self, before: float) -> None:
+        """Drop what was begun before this Unix time and never finished."""
+        ...

@@ -1,0 +1,91 @@
+"""The command `pointsman batch` and its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+USUAL_AT = "http://127.0.0.1:8080"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Submit batches of requests to a router, show how far they are, and fetch results. Reads an API key from "
+    "POINTSMAN_KEY.",
+)
+
+At = Annotated[str, typer.Option(metavar="URL", help="The router's HTTP address.")]
+Id = Annotated[str, typer.Argument(metavar="BATCH", help="The id of the batch.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write results to FILE.")]
+
+
+@app.command(short_help="Upload FILE and begin a batch.")
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Requests, one JSON object in each line.")],
+    at: At = USUAL_AT,
+    endpoint: Annotated[str, typer.Option(help="Where all requests go.")] = "/v1/chat/completions",
+    window: Annotated[str, typer.Option(help="The batch expires after this time: 24h, 2h.")] = "24h",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, with a progress bar.")] = False,
+    out: Out = None,
+) -> None:
+    """Upload FILE and begin a batch of its requests; prints the id of the batch.
+
+    \b
+    Examples:
+      pointsman batch submit requests.jsonl
+      pointsman batch submit requests.jsonl --out results.jsonl
+    """
+    from router.client import batches
+
+    if not batches.submit(at, batches.BatchFile(file, endpoint, window, wait, out)):
+        raise typer.Exit(1)
+
+
+@app.command(short_help="Wait until a batch has ended.")
+def wait(batch: Id, at: At = USUAL_AT, out: Out = None) -> None:
+    """Wait until BATCH has ended, with a progress bar. Exits with 1 if it is not completed."""
+    from router.client import batches
+
+    if not batches.wait(at, batch, out):
+        raise typer.Exit(1)
+
+
+@app.command("list", short_help="The newest batches.")
+def show_all(
+    at: At = USUAL_AT, most: Annotated[int, typer.Option(help="So many at most.", min=1, max=10_000)] = 20
+) -> None:
+    """List the newest batches and how far they are."""
+    from router.client import batches
+
+    batches.show_all(at, most)
+
+
+@app.command(short_help="One batch.")
+def show(batch: Id, at: At = USUAL_AT) -> None:
+    """Show how far BATCH is."""
+    from router.client import batches
+
+    batches.show(at, batch)
+
+
+@app.command(short_help="End a batch early.")
+def cancel(batch: Id, at: At = USUAL_AT) -> None:
+    """Cancel BATCH: requests that were answered stay answered."""
+    from router.client import batches
+
+    batches.cancel(at, batch)
+
+
+@app.command(short_help="The results of a batch that has ended.")
+def results(
+    batch: Id,
+    at: At = USUAL_AT,
+    out: Out = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The requests that failed instead.")] = False,
+) -> None:
+    """Write the results of BATCH to stdout or to FILE, one JSON object in each line."""
+    from router.client import batches
+
+    batches.results(at, batch, out, errors=errors)

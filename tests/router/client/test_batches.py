@@ -1,0 +1,108 @@
+"""`pointsman batch` as a person uses it, against a router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies.errors import ExpectedError, InvalidRequest
+from router.client.batches import BatchClient
+from tests.router.batches.parts import a_batch_router, a_line
+from tests.router.parts import KEY, ScriptedBackend, a_router, an_answer
+
+ROOT = Path(__file__).parents[3]
+
+
+async def pointsman(*arguments: str, key: str = KEY) -> tuple[int, str, str]:
+    """Status, stdout and stderr of a real process."""
+    command = [sys.executable, "-m", "router", "batch", *arguments]
+    environment = {**os.environ, "POINTSMAN_KEY": key}
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def a_file(folder: Path, *lines: object) -> Path:
+    path = folder / "requests.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+async def test_a_file_is_submitted_awaited_and_its_results_are_written(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path) as router:
+        file, out = a_file(tmp_path, a_line(0), a_line(1), a_line(2, model="none")), tmp_path / "out.jsonl"
+        status, made, notes = await pointsman("submit", str(file), "--at", router.http_url, "--out", str(out))
+        assert (status, "completed: 2 of 3 requests succeeded, 1 failed" in notes) == (0, True), notes
+        assert {json.loads(line)["custom_id"] for line in out.read_text().splitlines()} == {"r0", "r1"}
+        batch = made.strip()
+        status, listed, _ = await pointsman("list", "--at", router.http_url)
+        assert (status, batch in listed, "completed" in listed) == (0, True, True)
+        status, shown, _ = await pointsman("show", batch, "--at", router.http_url)
+        assert (status, "/v1/chat/completions" in shown) == (0, True)
+        status, errors, _ = await pointsman("results", batch, "--errors", "--at", router.http_url)
+        assert (status, json.loads(errors)["custom_id"]) == (0, "r2")
+
+
+async def test_a_batch_that_fails_says_why_and_exits_with_1(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path) as router:
+        file = a_file(tmp_path, a_line(0), a_line(0))
+        status, _, notes = await pointsman("submit", str(file), "--at", router.http_url, "--wait")
+        assert (status, "line 2: an earlier line has this `custom_id` too" in notes) == (1, True), notes
+
+
+async def test_a_batch_is_cancelled(tmp_path: Path) -> None:
+    backend = ScriptedBackend(scripts=[[asyncio.Event()]])
+    async with a_batch_router(tmp_path, backend) as router, BatchClient(router.http_url, KEY) as client:
+        batch = await client.submit(a_file(tmp_path, a_line(0)), "/v1/chat/completions", "24h")
+        async with asyncio.timeout(10):
+            await backend.began.wait()
+        with pytest.raises(InvalidRequest, match="the batch is in_progress"):
+            await asyncio.to_thread(_results, router.http_url, batch.id)
+        status, said, _ = await pointsman("cancel", batch.id, "--at", router.http_url)
+        assert (status, said.strip()) == (0, "cancelling")
+        status, _, notes = await pointsman("wait", batch.id, "--at", router.http_url)
+        assert (status, "cancelled: 0 of 1 requests succeeded, 1 failed" in notes) == (1, True), notes
+
+
+def _results(at: str, batch: str) -> None:
+    from router.client import batches
+
+    os.environ["POINTSMAN_KEY"] = KEY
+    try:
+        batches.results(at, batch, None, errors=False)
+    finally:
+        del os.environ["POINTSMAN_KEY"]
+
+
+async def test_lists_longer_than_a_page_are_whole(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path, max_jobs=200) as router, BatchClient(router.http_url, KEY) as client:
+        file = a_file(tmp_path, a_line(0))
+        made = [(await client.submit(file, "/v1/chat/completions", "24h")).id for _ in range(103)]
+        assert [batch.id for batch in await client.newest(102)] == made[:0:-1]
+
+
+async def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path, ScriptedBackend(scripts=[an_answer("ok")])) as router:
+        async with BatchClient(router.http_url, "wrong") as client:
+            with pytest.raises(ExpectedError, match="keys are read from"):
+                await client.newest(5)
+        async with BatchClient(router.http_url, KEY) as client:
+            with pytest.raises(ExpectedError, match="cannot be read: No such file"):
+                await client.submit(tmp_path / "none", "/v1/chat/completions", "24h")
+            with pytest.raises(ExpectedError, match="there is no batch 'x'"):
+                await client.show("x")
+        status, _, notes = await pointsman("show", "x", "--at", router.http_url)
+        assert (status, notes.count("\n")) == (1, 1)
+    async with BatchClient(router.http_url, KEY) as client:
+        with pytest.raises(ExpectedError, match="no answer from"):
+            await client.newest(5)
+    async with a_router() as bare, BatchClient(bare.http_url, KEY) as client:
+        with pytest.raises(ExpectedError, match="the operator turns them on"):
+            await client.newest(5)
