@@ -44,8 +44,10 @@ from shards.model import Model, PagedNetwork
 from shards.network.config import NetworkConfig, Rope
 from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
+from shards.network.heads import HeadProjection
 from shards.network.layers import DenseLinear, LayerWeights, Weights
 from shards.network.loading import load_weights
+from shards.network.mlp import GatedMlp
 from shards.network.rope import squared_distances
 from shards.nouns import Blend, DocumentSpan, SamplingParams, Submission
 
@@ -279,18 +281,26 @@ def a_random_network(dtype: torch.dtype) -> Listening:
     wide, ones = config.heads * config.head_dim, torch.ones(config.hidden_size, dtype=dtype)
     layers = tuple(
         LayerWeights(
+            attention=HeadProjection(
+                matrix(wide + 2 * config.kv_heads * config.head_dim, config.hidden_size, 1.4),
+                matrix(config.hidden_size, wide),
+                config.heads,
+                config.kv_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+            ),
+            mlp=GatedMlp(
+                matrix(2 * config.intermediate_size, config.hidden_size),
+                matrix(config.hidden_size, config.intermediate_size),
+            ),
             attention_norm=ones,
-            query_key_value=matrix(wide + 2 * config.kv_heads * config.head_dim, config.hidden_size, 1.4),
-            output=matrix(config.hidden_size, wide),
             mlp_norm=ones,
-            gate_up=matrix(2 * config.intermediate_size, config.hidden_size),
-            down=matrix(config.hidden_size, config.intermediate_size),
         )
         for _ in config.windows
     )
     embedding = torch.randn(config.vocab_size, config.hidden_size).to(dtype)
     head = matrix(config.vocab_size, config.hidden_size, 2.0)
-    return Listening(Decoder(config, Weights(embedding, layers, ones, head)), kv_dtype=dtype)
+    return Listening(Decoder(config, Weights(embedding, layers, ones, head, dtype)), kv_dtype=dtype)
 
 
 def random_weights(prompts: int, documents: int, tokens: int) -> None:
