@@ -30,7 +30,14 @@ from tests.router.parts import ScriptedBackend, a_config
 
 OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"
 ROLES = ("viewer", "operator", "owner")
-VALUES = {"tenant": "acme", "id": "0123456789ab", "name:path": "b0", "number": "1", "version": "0123456789ab"}
+VALUES = {
+    "tenant": "acme",
+    "id": "0123456789ab",
+    "name:path": "b0",
+    "name": "batch_1",
+    "number": "1",
+    "version": "0123456789ab",
+}
 FILE = """
 tenants: {acme: {keys: ["sha256:%s"]}}
 pools: {own: {kind: fake, model: tiny}}
