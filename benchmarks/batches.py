@@ -184,6 +184,7 @@ async def _ask_all(arrivals: Sequence[Arrival], operations: Operations, result: 
             await serve(SimulatedCaller(name, None, call, clock), gateway)
         except ExpectedError:
             result.failed += 1
+        gateway.later.flush()
         if call.outcome is Outcome.FINISHED:
             result.ttfts[arrival.number] = call.ttft_s or 0.0
             result.tpots[arrival.number] = call.tpot_s or 0.0

@@ -15,11 +15,14 @@ tokens of them behind the same words of the system. Four requests run at once.
 - fixed: the order in which they are ranked, so prefix caching alone.
 - any: `document_order: any`, and a document that comes twice is written once.
 - sets: the same, and the documents are a document set that is computed ahead.
+- reuse, any+reuse: `reuse: chunks` beside fixed or any order: documents are taken from where they stood before (own
+  shards only).
 - contextpilot: prompts as `ContextPilot.optimize` of the package contextpilot makes them, in the interpreter PYTHON
   that has it, through the same router.
 
-Printed are the cached share of the prompts' tokens, the tokens that were computed, and P50 and P95 of the time to the
-first token. Before each run the caches are emptied (vLLM) or the shards are started anew, and so is the router.
+Printed are the cached and the blended share of the prompts' tokens, the tokens that were computed for prompts, and P50
+and P95 of the time to the first token. Chunks that are computed by themselves for `reuse` are not counted as prompts.
+Before each run the caches are emptied (vLLM) or the shards are started anew, and so is the router.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ BLOCKS_OF_32 = 600
 KV_GIB = "0.055"
 """Memory for 300 blocks of 64 tokens of the bundled model."""
 PATH = "/v1/document_sets/all"
+WAYS = ("fixed", "any", "sets", "reuse", "any+reuse")
 
 Documents = list[dict[str, str]]
 
@@ -132,17 +136,20 @@ class Result:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    blended_tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
         times = statistics.quantiles(self.ttft_s, n=20)
-        computed = self.prompt_tokens - self.cached_tokens
+        computed = self.prompt_tokens - self.cached_tokens - self.blended_tokens
+        cached, blended = self.cached_tokens / self.prompt_tokens, self.blended_tokens / self.prompt_tokens
         p50, p95 = 1e3 * times[9], 1e3 * times[18]
-        return f"{self.cached_tokens / self.prompt_tokens:.3f} | {computed:,} | {p50:.0f} | {p95:.0f}"
+        return f"{cached:.3f} | {blended:.3f} | {computed:,} | {p50:.0f} | {p95:.0f}"
 
     def __iadd__(self, other: Result) -> Result:
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
+        self.blended_tokens += other.blended_tokens
         self.ttft_s += other.ttft_s
         return self
 
@@ -199,16 +206,21 @@ def body_of(ask: Ask, way: str, pilot: Pilot | None) -> dict[str, Any]:
     }
     if pilot is not None:
         return {**usual, "messages": pilot.messages(ask)}
-    body = {**usual, "messages": [SYSTEM, *ask.turns], "document_order": "fixed" if way == "fixed" else "any"}
+    order = "fixed" if way in ("fixed", "reuse") else "any"
+    body = {**usual, "messages": [SYSTEM, *ask.turns], "document_order": order}
+    if way.endswith("reuse"):
+        body["reuse"] = "chunks"
     if way != "sets":
         return {**body, "documents": ask.documents}
     stored = [{"id": each["id"]} if each["id"].startswith("d") else each for each in ask.documents]
     return {**body, "documents": stored, "document_set": "all"}
 
 
-async def send(http: aiohttp.ClientSession, url: str, body: dict[str, Any], session: str, into: Result) -> None:
+async def send(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], session: str, into: Result, *, key: str = KEY
+) -> None:
     """One streamed request."""
-    headers = {"authorization": f"Bearer {KEY}", **({"x-pointsman-session": session} if session else {})}
+    headers = {"authorization": f"Bearer {key}", **({"x-pointsman-session": session} if session else {})}
     began, first_s, usage = time.monotonic(), 0.0, None
     async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -220,7 +232,9 @@ async def send(http: aiohttp.ClientSession, url: str, body: dict[str, Any], sess
                 usage = event.get("usage") or usage
     assert usage is not None
     into.prompt_tokens += usage["prompt_tokens"]
-    into.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = usage.get("prompt_tokens_details") or {}
+    into.cached_tokens += details.get("cached_tokens") or 0
+    into.blended_tokens += details.get("blended_tokens") or 0
     into.ttft_s.append(first_s or time.monotonic() - began)
 
 
@@ -313,8 +327,8 @@ async def measure(arguments: argparse.Namespace) -> None:
         for kind in arguments.engines:
             engines = Engines(kind, Path(folder), stack)
             print(f"\n{kind}, seeds {', '.join(map(str, arguments.seeds))}, {arguments.requests} requests each")
-            print("| workload | way | cached share | computed tokens | TTFT P50, ms | P95, ms |")
-            print("|---|---|---|---|---|---|")
+            print("| workload | way | cached share | blended share | computed tokens | TTFT P50, ms | P95, ms |")
+            print("|---|---|---|---|---|---|---|")
             ways = [*arguments.ways, *(["contextpilot"] if arguments.contextpilot else [])]
             for name, way in itertools.product(arguments.workloads, ways):
                 total = Result()
@@ -338,7 +352,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", choices=("own", "vllm"), default=["own"])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--ways", nargs="+", choices=("fixed", "any", "sets"), default=["fixed", "any", "sets"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["fixed", "any", "sets"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[11, 12])
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--contextpilot", metavar="PYTHON")

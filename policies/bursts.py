@@ -19,12 +19,16 @@ from policies.waiting import AWAITS_BLOCKS, ROOM
 LEAST_TOKENS = 1024
 """A request waits for no less than this. It is less than a tenth of a second of a usual accelerator."""
 
+LEAST_SHARE = 0.5
+"""A request waits for no less than this share of what it must compute: behind a short common beginning so much is left
+that the time in the queue is lost."""
+
 PATIENCE = 1.5
 """A request waits if its first token then comes within this many times the seconds that computing alone takes."""
 
-
 MOST_COMPUTED = 2
-"""Backends that compute the same at once: a second one begins when the first is late."""
+"""Backends that compute the same at once before further requests wait for them. Two requests with one new beginning are
+no burst yet: waiting for the first one made ordinary workloads slower."""
 
 
 class Underway(NamedTuple):
@@ -42,13 +46,12 @@ def held_back(
     underway: Collection[Underway],
     *,
     waited_s: float = 0.0,
-    is_patient: bool = True,
 ) -> Decision:
     """`decision` on `view`, or to wait until a backend has computed what others have `underway` of the prompt.
 
-    The request waits unless it keeps the target of its class only by computing that itself, or has its first token much
-    sooner so; `waited_s` is how long it has waited. Once it is not patient any more, because the backend is late, it
-    waits only if a second one computes the same. With one candidate it does not wait: the requests meet there.
+    The request waits where MOST_COMPUTED backends compute most of its prompt, unless it keeps the target of its class
+    only by computing that itself, or has its first token much sooner so; `waited_s` is how long it has waited. It does
+    not wait to go to one of these backends: the requests meet there.
     """
     if decision.chosen is None or decision.prefill is not None or len(decision.scores) < 2:
         return decision
@@ -61,18 +64,18 @@ def held_back(
         if backend.name not in reasons or reasons[backend.name] in ROOM
     }
     known = [each for each in underway if each.backend in backends]
-    if len(known) < (1 if is_patient else MOST_COMPUTED):
+    if len(known) < MOST_COMPUTED:
+        return decision
+    if any(each.backend == decision.chosen for each in known):
+        # they meet there
         return decision
     soonest = min(known, key=lambda each: each.seconds)
-    is_there = any(each.backend == decision.chosen for each in known)
-    chosen = backends[decision.chosen]
-    if not is_there:
-        had_tokens, alone_s = _alone(request, chosen, decision, known)
-        after_s = soonest.seconds + _rest_s(request, backends[soonest.backend], soonest.tokens)
-        if soonest.tokens - had_tokens < LEAST_TOKENS or after_s > PATIENCE * alone_s:
-            return decision
-        if _only_alone_in_time(request, after_s, alone_s, waited_s):
-            return decision
+    had_tokens, alone_s = _alone(request, backends[decision.chosen], decision, known)
+    if soonest.tokens - had_tokens < max(LEAST_TOKENS, LEAST_SHARE * (request.prompt_tokens - had_tokens)):
+        return decision
+    after_s = soonest.seconds + _rest_s(request, backends[soonest.backend], soonest.tokens)
+    if after_s > PATIENCE * alone_s or _only_alone_in_time(request, after_s, alone_s, waited_s):
+        return decision
     others = tuple((name, AWAITS_BLOCKS) for name, _ in decision.scores if name not in reasons)
     return replace(
         decision,

@@ -64,8 +64,7 @@ def decided(
             decision = with_fetch(request, view, decision)
         decision = with_prefill(request, view, decision, avoiding)
         if underway:
-            is_patient = not look.takes_any
-            decision = held_back(request, view, decision, underway, waited_s=waited_s, is_patient=is_patient)
+            decision = held_back(request, view, decision, underway, waited_s=waited_s)
         return view, decision
 
     if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:

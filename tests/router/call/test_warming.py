@@ -13,7 +13,7 @@ from backends.fake import FakeBackend
 from policies.errors import InvalidRequest, NoBackend, Unauthenticated, UnknownModel
 from policies.nouns import Capability, Limits, ServiceClass
 from policies.on_miss import Shed
-from policies.rules import Rule, When
+from policies.rules import BACKGROUND_RANK, Rule, When
 from policies.sla.config import Config, PoolSpec
 from router.ask import Ask
 from router.call.warming import GatewayWarmer, as_warm_up
@@ -100,7 +100,7 @@ async def test_it_asks_for_one_token_behind_every_class_and_gives_way() -> None:
         backend = router.gateway.cluster.backend("b1")
         assert isinstance(backend, FakeBackend)
         ((request, prompt),) = backend.received
-        assert (request.rank, request.preemptible, request.max_new_tokens) == (2, True, 1)
+        assert (request.rank, request.preemptible, request.max_new_tokens) == (BACKGROUND_RANK, True, 1)
         assert (request.tenant, request.domain, request.sampling.temperature) == ("acme", "acme", 0.0)
         assert prompt.body is not None
         assert prompt.body["max_tokens"] == 1

@@ -414,8 +414,6 @@ async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
         ("/v1/message", "did you mean '/v1/messages'?"),
         ("/v1/prefixes/a/b", "did you mean '/v1/prefixes'?"),
         ("/v1/model", "did you mean '/v1/models'?"),
-        ("/v1/files", f"this router answers POST {CHAT}, "),
-        ("/v1/batches", f"this router answers POST {CHAT}, "),
         ("/v1/images/generations", f"this router answers POST {CHAT}, "),
         ("/", f"this router answers POST {CHAT}, "),
     ],
