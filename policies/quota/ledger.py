@@ -140,13 +140,16 @@ class Ledger:
 
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
         """The present quota of `descriptors`."""
-        now_ms = self._advance(now)
-        metered, levels = meters(descriptors), []
-        for meter in metered:
+        return standing_of(meters(descriptors), self.levels(descriptors, now=now), now_ms=milliseconds(now))
+
+    def levels(self, descriptors: Sequence[Descriptor], *, now: float) -> list[int]:
+        """The present levels of the meters of `descriptors`, in their order."""
+        now_ms, levels = self._advance(now), []
+        for meter in meters(descriptors):
             # looking makes no bucket
             bucket = self._buckets.get(meter.id)
             levels.append(0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms))
-        return standing_of(metered, levels, now_ms=now_ms)
+        return levels
 
     def check(self) -> None:
         """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""

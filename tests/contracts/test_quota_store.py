@@ -14,7 +14,7 @@ import pytest
 from policies.nouns import FixedBudget, Limits, Organization, Tenant
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.periods import DAY_MS, Period
-from router.shared.store.base import QuotaStore
+from router.shared.store.base import QuotaStore, StoreFailed
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
@@ -337,6 +337,20 @@ async def test_a_soft_budget_counts_and_refuses_nothing(stage: Stage) -> None:
     else:
         assert [(near.level, near.is_reached) for near in granted.standing.near] == [(18_000, True)]
     assert granted.standing.cost is None
+
+
+async def test_levels_are_told_of_each_meter_and_of_unused_ones(stage: Stage) -> None:
+    month = a_descriptor(model="m", cost_per_month=50, soft_cost_per_month=20)
+    granted = await stage.reserved(a_reservation("r", BUDGET, cost=6_000))
+    if granted.is_local:
+        with pytest.raises(StoreFailed, match="away"):
+            await stage.store.levels([BUDGET, month])
+        return
+    assert list(await stage.store.levels([BUDGET, month])) == [6_000, 0, 0]
+    await stage.store.settle(granted, Charge(cost=2_500))
+    if isinstance(guarded := stage.store, GuardedStore):
+        await eventually(lambda: guarded.owed == 0)
+    assert list(await stage.store.levels([BUDGET])) == [2_500]
 
 
 async def test_each_end_user_has_the_limits_alone(stage: Stage) -> None:

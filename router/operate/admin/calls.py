@@ -36,6 +36,7 @@ class AdminCall:
 
 _READ = AdminCall(_VIEWER)
 _USAGE = AdminCall(_VIEWER, parameters={"by": {"key": _OPERATOR, "user": _OPERATOR}})
+_BUDGETS = AdminCall(_VIEWER, parameters={"by": {"key": _OPERATOR}})
 _RUN = AdminCall(_OPERATOR, changes=True)
 _OWN = AdminCall(_OWNER, changes=True)
 _BACKEND = AdminCall(_OPERATOR)
@@ -46,6 +47,7 @@ CALLS: Mapping[str, AdminCall] = {
     "GET /metrics": _READ,
     "GET /admin/audit": AdminCall(_OWNER),
     "GET /admin/batches": _READ,
+    "GET /admin/budgets": _BUDGETS,
     "GET /admin/config": _READ,
     "GET /admin/config/drafts": AdminCall(_OPERATOR),
     "POST /admin/config/drafts": _RUN,

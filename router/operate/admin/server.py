@@ -29,6 +29,7 @@ from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, requ
 from router.call.pipeline import outer_edge
 from router.operate.admin.auditing import add_auditing
 from router.operate.admin.batches import add_batches
+from router.operate.admin.budgets import add_budgets
 from router.operate.admin.calls import AdminCall, call_of
 from router.operate.admin.drafting import Drafting
 from router.operate.admin.issuing import add_keys
@@ -80,6 +81,7 @@ class AdminEndpoints:
         add_operating(routes, operations)
         Drafting(desk).add_to(routes)
         add_usage(routes, operations)
+        add_budgets(routes, gateway)
         add_batches(routes, operations)
         add_keys(routes, gateway)
         add_auditing(routes, operations)

@@ -33,7 +33,17 @@ _MOST_DIAGNOSED, _MOST_BYTES = 2000, 4 * 2**20
 
 _JSON = {"Content-Type": "application/json"}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_FILES = ("index.html", "style.css", "dashboard.js", "panels.js", "batches.js", "draw.js", "icon.svg")
+_FILES = (
+    "index.html",
+    "style.css",
+    "dashboard.js",
+    "panels.js",
+    "batches.js",
+    "budgets.js",
+    "keys.js",
+    "draw.js",
+    "icon.svg",
+)
 _HEADERS = {
     # no foreign content, no framing: the page can drain backends
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from policies.errors import ConfigError, InvalidRequest, Unavailable
@@ -89,6 +89,10 @@ class KeyRing:
     def of(self, tenant: str) -> list[IssuedKey]:
         """The keys of `tenant`, oldest first."""
         return keys_of(self._book, tenant)
+
+    def all(self) -> Collection[IssuedKey]:
+        """The keys of all tenants."""
+        return self._book.values()
 
     def used(self, digest: str) -> float | None:
         """Unix time of the key's last use at this router since its start; None without one."""

@@ -50,6 +50,10 @@ class QuotaStore(Protocol):
         """What is left of `descriptors`. Reserves nothing."""
         ...
 
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """The present levels of the meters of `descriptors`, in their order. Reserves nothing."""
+        ...
+
     async def start(self) -> None:
         """Get ready. Returns soon, even if the server behind the store is away."""
         ...

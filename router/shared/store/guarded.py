@@ -184,6 +184,16 @@ class GuardedStore:
                 self._lost(failure.fault)
         return self._local.standing(self._shares(descriptors), now=self._clock())
 
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """See QuotaStore. Raises StoreFailed while the shared store is away: this router knows its own share only."""
+        if self.is_away:
+            raise StoreFailed(Fault.GONE, "the shared store is away")
+        try:
+            return await self._calls.run(self._shared.levels(descriptors))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
+            raise
+
     def check(self) -> None:
         """Assert that the local ledger balances and that nothing is buffered without bound."""
         self._local.check()

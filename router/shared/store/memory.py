@@ -37,6 +37,10 @@ class MemoryStore:
         """See QuotaStore."""
         return self._ledger.standing(descriptors, now=self._clock())
 
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """See QuotaStore."""
+        return self._ledger.levels(descriptors, now=self._clock())
+
     async def start(self) -> None:
         """See QuotaStore."""
 

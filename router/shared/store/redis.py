@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from policies.quota.budget import (
     Charge,
     Descriptor,
+    Meter,
     Refused,
     Reservation,
     Standing,
@@ -143,13 +144,12 @@ class RedisStore:
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         """See QuotaStore."""
         metered = meters(descriptors)
-        arguments: list[str | int] = [self._now()]
-        for meter in metered:
-            arguments += [meter.name, meter.rate]
-        with faults():
-            reply = await self._standing(self._keys(descriptors), arguments)
-        now_ms, *found = _integers(reply, 1 + len(metered))
+        now_ms, *found = await self._read(descriptors, metered)
         return standing_of(metered, found, now_ms=now_ms)
+
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """See QuotaStore."""
+        return (await self._read(descriptors, meters(descriptors)))[1:]
 
     async def start(self) -> None:
         """See QuotaStore."""
@@ -157,6 +157,15 @@ class RedisStore:
     async def close(self) -> None:
         """See QuotaStore."""
         await self._redis.aclose(close_connection_pool=True)
+
+    async def _read(self, descriptors: Sequence[Descriptor], metered: Sequence[Meter]) -> list[int]:
+        """The store's time in milliseconds, and the level of each of `metered`, the meters of `descriptors`."""
+        arguments: list[str | int] = [self._now()]
+        for meter in metered:
+            arguments += [meter.name, meter.rate]
+        with faults():
+            reply = await self._standing(self._keys(descriptors), arguments)
+        return _integers(reply, 1 + len(metered))
 
     def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
         (ledger,) = {descriptor.ledger for descriptor in descriptors}

@@ -50,6 +50,10 @@ class SpreadStore:
         """See QuotaStore."""
         return await (self._of(descriptors) if descriptors else next(iter(self._stores.values()))).standing(descriptors)
 
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """See QuotaStore."""
+        return await self._of(descriptors).levels(descriptors) if descriptors else ()
+
     async def start(self) -> None:
         """See QuotaStore."""
         await asyncio.gather(*(store.start() for store in self._stores.values()))

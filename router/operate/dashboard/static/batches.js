@@ -1,8 +1,6 @@
 // The panel of the batches that this router runs.
 
-import { bar, count, h, row, share, sync } from "./draw.js";
-
-const lasting = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+import { bar, count, h, lasting, row, share, sync } from "./draw.js";
 
 export function batches(now) {
   document.querySelector("#batched").hidden = !now.batches.length;

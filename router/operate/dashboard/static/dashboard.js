@@ -2,6 +2,8 @@
 
 import { h } from "./draw.js";
 import { batches } from "./batches.js";
+import { keepBudgets } from "./budgets.js";
+import { keys } from "./keys.js";
 import * as panels from "./panels.js";
 
 const EVERY_MS = 1000;
@@ -70,6 +72,7 @@ async function refresh() {
     `${now.shadow_version ? ` · shadow ${now.shadow_version}` : ""} · up ${upFor(now.up_s)} · ${document.body.dataset.role}`;
   for (const panel of ["tiles", "classes", "tenants", "prefixes", "splits", "mirrors", "options"]) panels[panel](now);
   batches(now);
+  keys(now, ask);
   panels.backends(now, change);
   if (!isPaused) listed = [...decisions.values()].sort((a, b) => b.number - a.number);
   list();
@@ -188,3 +191,4 @@ find("#explain").addEventListener("submit", explain);
 find("#diagnose").addEventListener("click", diagnose);
 theme(localStorage.getItem("pointsman-theme") ?? "system");
 keepRefreshing();
+keepBudgets(ask);

@@ -43,6 +43,16 @@ export function sync(parent, items, key, make) {
   for (const gone of kept.values()) gone.remove();
 }
 
+/** Make `select` offer these values, after an empty one that is called `first`; what was chosen stays if it can. */
+export function choices(select, values, first) {
+  const state = JSON.stringify(values);
+  if (select.state === state) return;
+  select.state = state;
+  const before = select.value;
+  select.replaceChildren(...(first ? [h("option", { value: "" }, first)] : []), ...values.map((value) => h("option", {}, value)));
+  if (values.includes(before)) select.value = before;
+}
+
 /** A table row with the contents `cells(item)`. `keep` are cells that are made once. */
 export function row(cells, names = []) {
   const element = h("tr");
@@ -64,6 +74,8 @@ export const seconds = (s) => {
   if (s < 120) return `${Math.round(s)} s`;
   return s < 7200 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
 };
+
+export const lasting = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
 
 export const count = (n) => {
   if (n === null || n === undefined) return "–";

@@ -1,6 +1,6 @@
 // What each panel shows of a snapshot.
 
-import { bar, bullet, clock, count, h, row, seconds, share, strip, sync, trend } from "./draw.js";
+import { bar, bullet, choices, clock, count, h, row, seconds, share, strip, sync, trend } from "./draw.js";
 
 const MOST_LISTED = 100;
 const TREND = 90;
@@ -266,15 +266,7 @@ export function detail(found, all) {
 }
 
 export function options(now) {
-  const fill = (name, values, first) => {
-    const select = document.querySelector(`#explain select[name="${name}"]`);
-    const state = JSON.stringify(values);
-    if (select.state === state) return;
-    select.state = state;
-    const before = select.value;
-    select.replaceChildren(...(first ? [h("option", { value: "" }, first)] : []), ...values.map((value) => h("option", {}, value)));
-    if (values.includes(before)) select.value = before;
-  };
+  const fill = (name, values, first) => choices(document.querySelector(`#explain select[name="${name}"]`), values, first);
   fill("tenant", now.tenants.map((item) => item.name));
   fill("model", now.models);
   fill("priority", now.classes.map((item) => item.name), "none");

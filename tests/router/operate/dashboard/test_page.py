@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import policies.roles
+from policies.keys import hash_of
 from policies.roles import OperatorRole
 from policies.rules import Rule
 from policies.split import Split
@@ -185,6 +187,65 @@ async def test_the_key_is_asked_for_once_and_not_kept_longer_than_the_tab(browse
         page.complaints.clear()
 
 
+async def test_budgets_are_shown_with_what_is_used_of_them(browser: str) -> None:
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask()
+        await page.until("!document.querySelector('#budgeted').hidden")
+        shown = await page.text("#budgets tbody")
+        assert all(word in shown for word in ("acme", "tenant", "40,000,000 units of cost", "a day", "0 %", "in "))
+
+
+async def test_a_key_is_issued_shown_once_and_revoked(browser: str, tmp_path: Path) -> None:
+    async with a_dashboard(browser, keys_file=str(tmp_path / "keys.jsonl")) as (operator, page):
+        await page.until("document.querySelector('#keys-tenant').options.length === 5")
+        assert await page.run("document.querySelector('#issue button').disabled")
+        await choose(page, "labs")
+        await page.until(f"{rows('#keys')}.length === 1 && /in the SLA file/.test({rows('#keys')}[0].innerText)")
+        await page.run("document.querySelector('#issue [name=name]').focus()")
+        await page.type("<b>ci</b>")
+        await page.press("Enter")
+        await page.until(f"!document.querySelector('#new-key').hidden && {FOCUSED}.id === 'new-key-text'")
+        [issued] = operator.router.gateway.keys.of("labs")
+        key = await page.run("document.querySelector('#new-key-text').value")
+        assert hash_of(key) == issued.sha256
+        await page.until(f"{rows('#keys')}.length === 2")
+        assert "<b>ci</b>" in await page.text("#keys tbody")
+        await page.run("document.querySelector('#put-away').click()")
+        assert key not in await page.run(
+            "[...document.querySelectorAll('input')].map((one) => one.value).join() + document.body.innerHTML"
+        )
+        await page.run(f"document.querySelector('[aria-label=\"revoke {issued.id}\"]').click()")
+        await page.until("document.querySelector('#revoke').open")
+        # what has the focus at first harms nothing
+        await page.press("Enter")
+        await page.until("!document.querySelector('#revoke').open")
+        assert operator.router.gateway.keys.of("labs") == [issued]
+        await page.run(f"document.querySelector('[aria-label=\"revoke {issued.id}\"]').click()")
+        await page.run("document.querySelector('#revoke [value=revoke]').click()")
+        await page.until(f"{rows('#keys')}.length === 1")
+        assert operator.router.gateway.keys.of("labs") == []
+
+
+async def test_a_key_that_is_rotated_names_its_successor(browser: str, tmp_path: Path) -> None:
+    async with a_dashboard(browser, keys_file=str(tmp_path / "keys.jsonl")) as (operator, page):
+        made = await operator.router.gateway.keys.issue("labs", name="ci", lives_s=None, limits=None)
+        await page.until("document.querySelector('#keys-tenant').options.length === 5")
+        await choose(page, "labs")
+        await page.until(f"document.querySelector('[aria-label=\"rotate {made.kept.id}\"]')")
+        await page.run(f"document.querySelector('[aria-label=\"rotate {made.kept.id}\"]').click()")
+        await page.until(f"{rows('#keys')}.length === 3")
+        [old] = [key for key in operator.router.gateway.keys.of("labs") if key.id == made.kept.id]
+        assert f"replaced by {old.replaced_by}" in await page.text("#keys tbody")
+        await choose(page, "acme")
+        assert await page.run("document.querySelector('#new-key-text').value") == ""
+
+
+async def choose(page: Page, tenant: str) -> None:
+    """Choose the tenant whose keys are shown."""
+    await page.run(f"document.querySelector('#keys-tenant').value = '{tenant}'")
+    await page.run("document.querySelector('#keys-tenant').dispatchEvent(new Event('change'))")
+
+
 async def test_a_viewer_is_offered_no_changes(browser: str) -> None:
     [digest] = HASHES
     viewer = {digest: policies.roles.Operator("vera", OperatorRole.VIEWER)}
@@ -196,6 +257,7 @@ async def test_a_viewer_is_offered_no_changes(browser: str) -> None:
         assert "viewer" in await page.text("#state")
         controls = "[...document.querySelectorAll('#backends button, #backends .weight')]"
         assert await page.run(f"{controls}.length > 1 && {controls}.every((control) => control.disabled)")
+        assert await page.run("document.querySelector('#keyed').hidden")
         page.complaints.clear()
 
 
