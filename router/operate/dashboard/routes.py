@@ -41,6 +41,7 @@ _FILES = (
     "batches.js",
     "budgets.js",
     "keys.js",
+    "usage.js",
     "draw.js",
     "icon.svg",
 )

@@ -4,6 +4,7 @@ import { h } from "./draw.js";
 import { batches } from "./batches.js";
 import { keepBudgets } from "./budgets.js";
 import { keys } from "./keys.js";
+import { showUsage } from "./usage.js";
 import * as panels from "./panels.js";
 
 const EVERY_MS = 1000;
@@ -189,6 +190,7 @@ find("#theme").addEventListener("click", nextTheme);
 find("#help-button").addEventListener("click", KEYS["?"]);
 find("#explain").addEventListener("submit", explain);
 find("#diagnose").addEventListener("click", diagnose);
+find("#show-usage").addEventListener("click", () => showUsage(ask));
 theme(localStorage.getItem("pointsman-theme") ?? "system");
 keepRefreshing();
 keepBudgets(ask);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from policies.keys import hash_of
 from policies.roles import OperatorRole
 from policies.rules import Rule
 from policies.split import Split
+from tests.router.operate.admin.test_usage import a_router_that_keeps_usage
 from tests.router.operate.dashboard.browser import PROGRAM, Page, a_browser, a_page
 from tests.router.operate.dashboard.scene import PacedBackend, a_document, keep
 from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, Operator, an_operator
@@ -244,6 +246,31 @@ async def choose(page: Page, tenant: str) -> None:
     """Choose the tenant whose keys are shown."""
     await page.run(f"document.querySelector('#keys-tenant').value = '{tenant}'")
     await page.run("document.querySelector('#keys-tenant').dispatchEvent(new Event('change'))")
+
+
+async def test_usage_is_shown_by_tenant_and_by_day(browser: str, tmp_path: Path) -> None:
+    async with a_router_that_keeps_usage(tmp_path) as operator, a_page(browser) as page:
+        await operator.ask("acme", words=40)
+        await operator.ask("labs", words=10)
+        await page.go(f"http://{operator.router.admin}/dashboard")
+        await page.until(SHOWN)
+        await page.run("document.querySelector('#show-usage').click()")
+        await page.until("document.querySelectorAll('#used table').length === 2")
+        assert "of all routers" in await page.text("#used-note")
+        by_tenant, by_day = await page.run("[...document.querySelectorAll('#used tbody')].map((one) => one.innerText)")
+        assert ["acme" in by_tenant, "labs" in by_tenant, "USD" in by_tenant] == [True] * 3
+        assert f"{datetime.now(UTC):%Y-%m-%d}" in by_day
+        assert not page.complaints
+
+
+async def test_usage_of_a_router_without_a_database_is_that_since_its_start(browser: str) -> None:
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask("acme")
+        await page.until(SHOWN)
+        await page.run("document.querySelector('#show-usage').click()")
+        await page.until("document.querySelectorAll('#used table').length === 1")
+        assert "since it started" in await page.text("#used-note")
+        assert "units of cost" in await page.text("#used")
 
 
 async def test_a_viewer_is_offered_no_changes(browser: str) -> None:
