@@ -485,6 +485,33 @@ def diagnose(
     run(DiagnoseOptions(logs, json=json, picture=picture, cache_tokens=size, most=requests))
 
 
+@app.command(short_help="How many backends the requests of a log needed.")
+def plan(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="Decision logs of routers in front of the same backends.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    requests: Annotated[
+        int, typer.Option(help="Only the last N requests; 100,000 take about 300 MB.", min=1)
+    ] = 100_000,
+) -> None:
+    """Estimate from decision logs how many backends each pool needed in each hour to meet its classes' TTFT and TPOT
+    targets. Starts nothing.
+
+    Divides the P95 of the pool's load by the load at which one backend still met the targets. The peak hour gives the
+    number. Requests that reached no backend count as demand. `simulate --find-backends` verifies the number.
+
+    \b
+    Examples:
+      pointsman plan decisions.jsonl
+      pointsman plan decisions.jsonl.1 decisions.jsonl --requests 1000000
+      pointsman plan decisions.jsonl --json > plan.json
+    """
+    from router.operate.plan.command import PlanOptions, run
+
+    run(PlanOptions(logs, json=json, most=requests))
+
+
 @app.command(short_help="What tenants used and what it cost.")
 def usage(
     file: SlaFile,

@@ -102,7 +102,7 @@ def test_every_example_stands_on_a_line_of_its_own() -> None:
     for name, command in COMMANDS.items():
         shown = command.make_context(name, [], resilient_parsing=True, terminal_width=100).get_help()
         examples = re.findall(
-            r"pointsman (?:up|serve|shard|check|schema|explain|simulate|diagnose|top)\b.*", command.help or ""
+            r"pointsman (?:up|serve|shard|check|schema|explain|simulate|diagnose|plan|top)\b.*", command.help or ""
         )
         assert [line for line in examples if f"  {line}\n" not in shown] == []
 

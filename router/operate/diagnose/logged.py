@@ -48,7 +48,7 @@ class LoggedRequest:
 
     Each of `keys` and of `shared_keys` stands for `key_tokens` of the prompt and all before them; the latter are of no
     cache domain, and None if the log lacks them. `cached_tokens` is None without an answer. It ended at `ended_s`,
-    in seconds since 1970.
+    in seconds since 1970. It may use `pools`; None: any.
     """
 
     id: str
@@ -66,6 +66,7 @@ class LoggedRequest:
     ttft_target_s: float | None
     tpot_target_s: float | None
     visits: tuple[Visit, ...]
+    pools: tuple[str, ...] | None = None
 
     @property
     def tpot_s(self) -> float | None:
@@ -137,6 +138,7 @@ def logged_request(record: Record) -> LoggedRequest:
         ttft_target_s=record.ttft_target_s,
         tpot_target_s=record.tpot_target_s,
         visits=tuple(_visit(tried, record.time) for tried in record.tries if tried.backend is not None),
+        pools=record.pools,
     )
 
 

@@ -12,6 +12,9 @@ import msgspec
 from policies.errors import InvalidRequest
 from router.operate.telemetry.decision_record import VERSION, Record
 
+_LAST_TIME_S = 253_402_300_800
+"""The year 10000, in seconds since 1970."""
+
 
 def records_of(
     path: Path,
@@ -62,6 +65,11 @@ def _skip_to_last(file: BinaryIO, count: int) -> None:
 def _check(record: Record, where: str) -> None:
     if record.version != VERSION:
         raise InvalidRequest(f"{where}: version {record.version} is not known", hint=f"known: {VERSION}")
+    if not 0 <= record.time < _LAST_TIME_S or record.seconds < 0:
+        raise InvalidRequest(
+            f"{where}: time is {record.time:g} and seconds is {record.seconds:g}",
+            hint="time is in seconds since 1970, and seconds is not negative: was the log edited?",
+        )
     if record.choices < 1:
         hint = "was the log edited?"
         raise InvalidRequest(f"{where}: choices is {record.choices}; it must be 1 or more", hint=hint)

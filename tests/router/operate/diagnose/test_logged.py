@@ -92,6 +92,9 @@ def test_the_size_of_caches_can_be_given(tmp_path: Path) -> None:
         ((a_line(version=9),), r"log:1: version 9 is not known"),
         ((a_line(keys="AAA="),), r"log:1: its keys are damaged"),
         ((a_line(keys="%%%"),), r"log:1: its keys are damaged"),
+        ((a_line(time=1e300),), r"log:1: time is 1e\+300 .*1970"),
+        ((a_line(time=-1.0),), r"log:1: time is -1 "),
+        ((a_line(seconds=-2.0),), r"log:1: .*seconds is -2 .*not negative"),
         ((a_line(choices=0),), r"log:1: choices is 0"),
     ],
 )

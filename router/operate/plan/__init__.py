@@ -1,0 +1,1 @@
+"""The plan: how many backends the requests of a decision log needed."""
