@@ -27,7 +27,7 @@ def test_mistakes_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pool", "option", "sentence"),
     [
-        ("local: 1", "dtype: int7", r"must be auto, float32, float16, bfloat16 or int8, not 'int7'"),
+        ("local: 1", "dtype: int7", r"must be auto, float32, bfloat16, float16 or int8, not 'int7'"),
         ("local: 1", "threads: 0", r"must be a whole number of at least 1, not '0'"),
         ("local: 1", "pin-share: 2", r"must be a number of at least 0 and at most 0.99, not '2'"),
         ("local: 1", "deterministic: perhaps", r"must be true or false, not 'perhaps'"),

@@ -425,6 +425,13 @@ async def test_the_error_for_an_unknown_path_names_the_likely_one(path: str, hin
     assert body["error"]["message"].startswith(f"there is no {path} here ({hint}")
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/messages/batches"])
+async def test_files_and_batches_need_a_section_of_the_file(path: str) -> None:
+    async with a_router() as router, a_client(router) as client:
+        status, body = await client.answer(path, {})
+    assert (status, body["error"]["message"].partition(" (")[0]) == (404, "this router takes no files and batches")
+
+
 async def test_the_error_for_a_wrong_method_names_the_right_ones() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.get(CHAT) as reply:
