@@ -2,9 +2,9 @@
 
     python -m benchmarks.timing_attack [--documents 60] [--seed 5]
 
-Two shards with the bundled model behind one router. The victim asks about each of its documents. Then the attacker asks
-about the victim's documents and about as many that no tenant has asked about, in random order, one at a time; half of
-the requests permit `reuse: chunks`. As a control the victim asks again, once about each.
+Two shards with the bundled model behind one router. The victim asks about a document. Right afterwards the attacker
+asks about that document and about one that no tenant has asked about, in random order; half of the requests permit
+`reuse: chunks`. As a control the victim asks again. All one at a time.
 
 Printed are the medians, cached and blended tokens, and how well the time alone tells the two kinds apart: the
 probability that a document of the victim is answered faster than a fresh one (0.5: not at all; Mann and Whitney 1947),
@@ -89,15 +89,13 @@ async def attack(documents: int, seed: int) -> None:
                 await send(http, router.http_url, body(texts, reuse=reuse), "", into, key=key)
 
             warm, again = Result(), Result()
-            for at, each in enumerate(known):
-                await ask(each, warm, reuse=at % 2 == 1)
             found = {"victim's": Result(), "fresh": Result()}
-            probes = [("victim's", at, each) for at, each in enumerate(known)]
-            probes += [("fresh", at, each) for at, each in enumerate(fresh)]
-            for kind, at, each in rng.sample(probes, len(probes)):
-                await ask(each, found[kind], reuse=at % 2 == 1, key="an-attacker")
-            for at, each in enumerate(known):
-                await ask(each, again, reuse=at % 2 == 1)
+            for at, (ours, new) in enumerate(zip(known, fresh, strict=True)):
+                reuse = at % 2 == 1
+                await ask(ours, warm, reuse=reuse)
+                for kind, each in rng.sample([("victim's", ours), ("fresh", new)], 2):
+                    await ask(each, found[kind], reuse=reuse, key="an-attacker")
+                await ask(ours, again, reuse=reuse)
     print("| documents | TTFT P50, ms | cached | blended |\n|---|---|---|---|")
     rows = {"victim, first time": warm, **{f"attacker, {kind}": each for kind, each in found.items()}}
     for name, each in {**rows, "victim, again": again}.items():

@@ -187,6 +187,8 @@ class Drafts:
 
     async def _sampled(self, contents: Contents) -> Resampled:
         gateway = self._operations.gateway
+        # the board has the latest requests
+        gateway.later.flush()
         view, rows = gateway.cluster.view(gateway.clock()), tuple(self._operations.board.rows())
         # up to 256 decisions by two files
         return await asyncio.to_thread(resampled, rows, gateway.config, contents.config, view)

@@ -241,12 +241,16 @@ async def test_the_first_documents_stay_in_front_where_the_client_says_so() -> N
 
 async def test_an_order_that_is_being_computed_counts_as_held() -> None:
     computed = asyncio.Event()
-    gateway = await a_fleet(*(Caching(f"b{number}", scripts=[[computed, *an_answer("ok")]]) for number in range(2)))
+    backends = [
+        Caching(f"b{number}", scripts=[[computed, *an_answer("ok")], [computed, *an_answer("ok")]])
+        for number in range(2)
+    ]
+    gateway = await a_fleet(*backends)
     documents = some_documents(10)
     first = asyncio.create_task(asked(gateway, documents))
     await eventually(lambda: len(gateway.cluster.computing) == 1)
     second = asyncio.create_task(asked(gateway, documents[::-1]))
-    await eventually(lambda: sum(gateway.dispatcher.waiting()[0].values()) == 1)
+    await eventually(lambda: sum(len(backend.requests) for backend in backends) == 2)
     computed.set()
     assert await first == await second == [f"d{number}" for number in range(10)]
     await gateway.tokenizers.close()
