@@ -95,7 +95,7 @@ class AnswerLog:
             batch, self._pending = self._pending, []
             try:
                 await asyncio.to_thread(self._log.append, b"".join(data for data, _ in batch))
-            except Exception as error:  # noqa: BLE001 - each of them is told
+            except Exception as error:  # noqa: BLE001 - each waiting line raises it
                 for _, written in batch:
                     if not written.done():
                         written.set_exception(error)
