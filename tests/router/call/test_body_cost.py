@@ -101,6 +101,9 @@ def test_what_is_in_a_text_is_told_from_what_is_not_wherever_the_body_is_cut(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_cost, "SLICE_BYTES", slice_bytes)
         assert at_once(cost_in_turns(body)) == whole
+        # slices with many quotes are counted in another way
+        patch.setattr(body_cost, "_FEW", 1)
+        assert at_once(cost_in_turns(body)) == whole
     flat = body_cost._width(body) + body_cost._COPIES
     assert whole == len(body) * flat + _counted(value)
 
