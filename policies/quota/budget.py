@@ -378,7 +378,7 @@ def descriptors(
 ) -> tuple[Descriptor, ...]:
     """The descriptors of a request of `tenant` to `model`, with that `key`, of that `team` and end `user` and with
     those `tags`; it must keep the limits of all of them. The tenant's is the first."""
-    name, above = tenant.name, _above(tenant)
+    name, above = tenant.name, None if tenant.organization is None else tenant.organization.name
     found = [_made(name, tenant.limits, organization=above)]
     if team is not None:
         found.append(_made(name, team.limits, team=team.name, organization=above))
@@ -469,9 +469,9 @@ def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, 
     return Refused(meter, charge, retry_after_s, standing, tuple(levels))
 
 
-def granted(asked: Reservation, levels: Sequence[int], *, now_ms: int) -> Reservation:
-    """`asked` as granted, with the levels of its meters after it."""
-    standing = standing_of(meters(asked.descriptors), levels, now_ms=now_ms)
+def granted(asked: Reservation, metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int) -> Reservation:
+    """`asked` as granted, with the `levels` of its meters, `metered`, after it."""
+    standing = standing_of(metered, levels, now_ms=now_ms)
     return Reservation(asked.id, asked.descriptors, asked.charge, standing, tuple(levels), asked.is_local)
 
 

@@ -43,12 +43,15 @@ class _Bucket:
 
     def refill(self, now_ms: int) -> None:
         """Lower the level to that of now; a clock that went back changes nothing."""
-        stamp = self.meter.stamp(now_ms)
+        meter = self.meter
+        stamp = now_ms if meter.period is None else meter.stamp(now_ms)
         if stamp > self.at:
             if self.used:
-                self.used = self.meter.level(self.used, self.at, now_ms=now_ms)
+                self.used = meter.level(self.used, self.at, now_ms=now_ms)
             self.at = stamp
 
+
+_NOTHING = Charge()
 
 _UNCOUNTED = -1
 """The stamp of what was taken while its meter did not hold: nothing."""
@@ -90,17 +93,24 @@ class Ledger:
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
         elif asked.id not in self._settled:
-            if refused := refusal(metered, levels, asked.charge, now_ms=now_ms):
-                return refused
-            levels = self._hold(asked, metered, buckets, now_ms)
-        return granted(asked, levels, now_ms=now_ms)
+            amounts = asked.charge.amounts(metered)
+            for meter, level, amount in zip(metered, levels, amounts, strict=True):
+                # even beyond its capacity it may have room, of which `refusal` decides
+                if level + amount <= meter.capacity:
+                    continue
+                if refused := refusal(metered, levels, asked.charge, now_ms=now_ms):
+                    return refused
+                break
+            levels = self._hold(asked.id, buckets, amounts, now_ms)
+        return granted(asked, metered, levels, now_ms=now_ms)
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""
         now_ms = self._advance(now)
         if reservation.id not in self._open and reservation.id not in self._settled:
             metered = meters(reservation.descriptors)
-            self._hold(reservation, metered, self._current(metered, now_ms)[0], now_ms)
+            amounts = reservation.charge.amounts(metered)
+            self._hold(reservation.id, self._current(metered, now_ms)[0], amounts, now_ms)
 
     def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
         """Apply usage by other routers: raise each meter of `descriptors` to at least its level of `levels`."""
@@ -124,7 +134,7 @@ class Ledger:
                 bucket.taken += amount
                 bucket.settled += amount
             return Settlement.LATE
-        self._end(hold, charge.amounts([bucket.meter for bucket, _, _ in hold.parts]), now_ms)
+        self._end(hold, charge, now_ms)
         return Settlement.SETTLED
 
     def renew(self, ids: Sequence[str], *, now: float) -> None:
@@ -196,7 +206,7 @@ class Ledger:
 
     def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
         hold = self._open.pop(id)
-        self._end(hold, [0] * len(hold.parts), now_ms)
+        self._end(hold, _NOTHING, now_ms)
 
     def _forget(self, now_ms: int) -> None:
         full = [key for key, bucket in self._buckets.items() if not bucket.holders and _is_full(bucket, now_ms)]
@@ -204,30 +214,37 @@ class Ledger:
             del self._buckets[key]
 
     def _hold(
-        self, reservation: Reservation, metered: Sequence[Meter], buckets: Sequence[_Bucket], now_ms: int
+        self,
+        id: str,  # noqa: A002 - it is the reservation's id
+        buckets: Sequence[_Bucket],
+        amounts: Sequence[int],
+        now_ms: int,
     ) -> list[int]:
-        """Take the charge of `reservation` from the current `buckets` of its meters; returns the levels after it."""
+        """Take the `amounts` of a reservation from the current `buckets` of its meters; returns the levels after it."""
         parts, levels = [], []
-        for bucket, amount in zip(buckets, reservation.charge.amounts(metered), strict=True):
-            is_counted = bucket.meter.holds(now_ms)
+        for bucket, amount in zip(buckets, amounts, strict=True):
+            is_counted = bucket.meter.period is None or bucket.meter.holds(now_ms)
             taken = amount if is_counted else 0
             bucket.used += taken
             bucket.taken += taken
             bucket.holders += 1
             parts.append((bucket, taken, bucket.at if is_counted else _UNCOUNTED))
             levels.append(bucket.used)
-        self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
+        lapses_ms = None if self._lease_ms is None else now_ms + self._lease_ms
+        self._open[id] = _Hold(tuple(parts), lapses_ms)
         return levels
 
-    def _end(self, hold: _Hold, amounts: Sequence[int], now_ms: int) -> None:
-        """Take `amounts` instead of what `hold` has reserved."""
-        for (bucket, reserved, at), amount in zip(hold.parts, amounts, strict=True):
+    def _end(self, hold: _Hold, charge: Charge, now_ms: int) -> None:
+        """Take `charge` instead of what `hold` has reserved."""
+        for bucket, reserved, at in hold.parts:
             bucket.refill(now_ms)
             bucket.holders -= 1
             if at == _UNCOUNTED:
                 continue
+            meter = bucket.meter
+            amount = meter.unit * getattr(charge, meter.counts)
             # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
-            if at >= bucket.at or bucket.meter.period is None:
+            if at >= bucket.at or meter.period is None:
                 bucket.used = max(0, bucket.used + amount - reserved)
             bucket.taken += amount - reserved
             bucket.settled += amount

@@ -94,6 +94,6 @@ class PriceList:
     def highest(self, model: str, pools: Collection[str] | None) -> Prices:
         """The highest prices of `model` at any of `pools`, None: at any pool, for as long as the pool is not known."""
         if not self.pools:
-            return self.of(model, "")
+            return self.of(model, "") if model in self.models else self.usual
         found = [self.of(model, pool) for pool in (("", *self.pools) if pools is None else pools)]
         return reduce(Prices.or_higher, found) if found else self.of(model, "")

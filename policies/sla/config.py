@@ -208,3 +208,8 @@ class Config:
     audit: AuditSettings | None = None
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     batches: BatchSettings | None = None
+    has_wake: bool = field(init=False, compare=False, repr=False, default=False)
+    """Whether any pool is started when a request comes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_wake", any(pool.wake is not None for pool in self.pools.values()))

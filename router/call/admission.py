@@ -51,10 +51,6 @@ class Admission:
         named = ", ".join(f"{tenant}: {count}" for tenant, count in tenants.items())
         return f"<Admission {len(self._open)} open ({named}), {self.settled.total()} settled>"
 
-    def permit(self, claim: Claim, tell: Tell = lambda _: None) -> Permit:
-        """A permit for `claim`, not entered yet. `tell` hears what is left to its tenant when it is, or is refused."""
-        return Permit(self, claim, tell)
-
     def running(self, tenant: str) -> int:
         """How many permits of `tenant` are open."""
         return self._running.get((tenant, ""), 0)
@@ -69,60 +65,28 @@ class Admission:
         assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
 
-    async def admit(self, permit: Permit) -> Reservation | Refused | None:
-        """Open `permit`, if it is not refused; None where nothing is limited. Raises QuotaExceeded.
-
-        Called by the permit itself.
-        """
-        claim = permit.claim
-        for descriptor in claim.descriptors:
-            most = descriptor.limits.concurrent
-            if most is not None and (running := self._running.get(descriptor.id, 0)) >= most:
-                raise QuotaExceeded(
-                    f"{descriptor} has {running} requests running, which is its limit",
-                    hint="wait for one to finish",
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-        # counted before the store is asked: others come in meanwhile
-        self._count(permit, 1)
-        if not meters(claim.descriptors):
-            return None
-        try:
-            answer = await self.store.reserve(Reservation(claim.id, claim.descriptors, claim.charge))
-        except BaseException:
-            self._count(permit, -1)
-            raise
-        if answer.standing.near:
-            self._on_near(answer.standing.near)
-        if isinstance(answer, Refused):
-            self._count(permit, -1)
-        return answer
-
-    async def settle(self, permit: Permit, outcome: Outcome) -> None:
-        """Close `permit` and say what it really used. Called by the permit itself, once."""
-        self._count(permit, -1)
-        self.settled[outcome] += 1
-        if permit.reservation is not None:
-            # no store makes a call wait here, so a call that was cancelled settles like any other
-            await self.store.settle(permit.reservation, permit.charge)
-
-    def _count(self, permit: Permit, change: int) -> None:
-        (self._open.add if change > 0 else self._open.discard)(permit)
+    def close(self, permit: Permit) -> None:
+        """`permit` is open no more. Called by the permit itself, once."""
+        running = self._running
+        self._open.discard(permit)
         for descriptor in permit.claim.descriptors:
-            if running := self._running.get(descriptor.id, 0) + change:
-                self._running[descriptor.id] = running
+            if left := running[descriptor.id] - 1:
+                running[descriptor.id] = left
             else:
-                del self._running[descriptor.id]
+                del running[descriptor.id]
 
 
 class Permit:
     """An async context manager: entered it is open, left it is settled with the Outcome and the `usage` so far.
 
-    `reservation` is what was taken for it, None where its tenant has no limits. `charge` is what it used, as its tenant
-    pays for it; a call without an answer counts as one request and no tokens.
+    `tell` hears what is left to its tenant when it is entered or refused. `reservation` is what was taken for it, None
+    where its tenant has no limits. `charge` is what it used, as its tenant pays for it; a call without an answer counts
+    as one request and no tokens.
     """
 
-    def __init__(self, admission: Admission, claim: Claim, tell: Tell) -> None:
+    __slots__ = ("_admission", "_tell", "charge", "claim", "outcome", "reservation", "usage")
+
+    def __init__(self, admission: Admission, claim: Claim, tell: Tell = lambda _: None) -> None:
         self.claim, self._tell = claim, tell
         self.usage: Usage | None = None
         self.charge = Charge(1)
@@ -137,16 +101,36 @@ class Permit:
         """Charge `usage` at `prices` on top of what was charged before; the cost of it, in thousandths of a unit."""
         charge, before = charge_of(usage, prices), self.charge
         self.charge = Charge(1, before.tokens + charge.tokens, before.cost + charge.cost)
-        self._add(usage)
+        self.usage = usage if self.usage is None else self.usage.and_(usage)
         return charge.cost
 
-    def _add(self, usage: Usage) -> None:
-        self.usage = usage if self.usage is None else self.usage.and_(usage)
-
     async def __aenter__(self) -> Permit:
-        answer = await self._admission.admit(self)
-        if answer is not None:
-            self._tell(answer.standing)
+        """Reserve what it claims. Raises QuotaExceeded, and then nothing was reserved."""
+        admission, claim = self._admission, self.claim
+        running = admission._running
+        for descriptor in claim.descriptors:
+            most = descriptor.limits.concurrent
+            if most is not None and running.get(descriptor.id, 0) >= most:
+                raise QuotaExceeded(
+                    f"{descriptor} has {running[descriptor.id]} requests running, which is its limit",
+                    hint="wait for one to finish",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+        # counted before the store is asked: others come in meanwhile
+        admission._open.add(self)
+        for descriptor in claim.descriptors:
+            running[descriptor.id] = running.get(descriptor.id, 0) + 1
+        if not meters(claim.descriptors):
+            return self
+        answer: Reservation | Refused | None = None
+        try:
+            answer = await admission.store.reserve(Reservation(claim.id, claim.descriptors, claim.charge))
+        finally:
+            if not isinstance(answer, Reservation):
+                admission.close(self)
+        if answer.standing.near:
+            admission._on_near(answer.standing.near)
+        self._tell(answer.standing)
         if isinstance(answer, Refused):
             raise answer.error()
         self.reservation = answer
@@ -155,6 +139,12 @@ class Permit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close it and say what it really used."""
         assert self.outcome is None, f"{self!r} is settled twice"
-        self.outcome = outcome_of(error)
-        await self._admission.settle(self, self.outcome)
+        admission = self._admission
+        self.outcome = Outcome.FINISHED if error is None else outcome_of(error)
+        admission.close(self)
+        admission.settled[self.outcome] += 1
+        if self.reservation is not None:
+            # no store makes a call wait here, so a call that was cancelled settles like any other
+            await admission.store.settle(self.reservation, self.charge)

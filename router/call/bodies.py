@@ -61,10 +61,6 @@ class Bodies:
         self.parsed.resize(most - most // _ARRIVING)
         self.most_of_one = most // _OF_ONE
 
-    def held(self, tenant: str = "") -> Held:
-        """The memory of one call, a context manager: it is given back at the end."""
-        return Held(self, tenant)
-
     def check(self) -> None:
         """No memory is held; for an idle router."""
         self.arriving.check()
@@ -76,9 +72,9 @@ class Bodies:
 
 
 class Held:
-    """The memory that one call of `tenant` holds."""
+    """The memory that one call of `tenant` holds, a context manager: it is given back at the end."""
 
-    def __init__(self, bodies: Bodies, tenant: str) -> None:
+    def __init__(self, bodies: Bodies, tenant: str = "") -> None:
         self._bodies, self.tenant = bodies, tenant
         self._arriving = self._parsed = 0
 
@@ -193,9 +189,10 @@ class Memory:
         """Lend `size` bytes to `tenant` if it may have them at once; may it?"""
         if not size:
             return True
-        if tenant in self._waiting or not self._fits(tenant, size):
+        held = self._held[tenant]
+        if tenant in self._waiting or held + size > SHARE * (self._most - self._total - size):
             return False
-        self._held[tenant] += size
+        self._held[tenant] = held + size
         self._total += size
         return True
 

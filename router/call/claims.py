@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from policies.nouns import Tenant
 from policies.quota.budget import ANSWER_TOKENS, Charge, at_model, descriptors, estimate
-from policies.quota.prices import Prices
-from policies.rules import Facts
-from router.ask import Ask, Chat, Input
+from policies.quota.prices import PriceList, Prices
+from policies.rules import Facts, Ruling
+from router.ask import Ask, Chat
 from router.call.admission import Claim
 from router.call.bid import Bid
 from router.call.gateway import Gateway
@@ -22,28 +22,28 @@ def claim_of(
     id: str,  # noqa: A002 - it is the call's id
     ask: Ask,
     prompts: Sequence[LookedUp],
-    *,
     facts: Facts,
     model: ServedModel,
     identity: Identity,
-    user: str | None,
     tags: Sequence[str],
-    prices: Prices,
-    pools: Collection[str] | None,
+    prices: PriceList,
+    ruling: Ruling,
     gateway: Gateway,
 ) -> Claim:
-    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
+    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers, at the
+    highest of `prices` that holds at any pool of its `ruling`.
 
-    `model` is the one that answers; `identity` is that of its caller, `user` its end user; `prices` are the highest
-    that it may cost at any of `pools`.
+    `model` is the one that answers; `identity` is that of its caller.
     """
-    charges = []
+    highest, charges = prices.highest(model.name, ruling.pools), []
     for given, prompt in zip(ask.inputs, prompts, strict=True):
         size = _Size(prompt.tokens.count, prompt.uncached_tokens, facts.max_new_tokens, ask.sampling.choices)
-        charges.append(_charge(size, images_of(given), prices, model.name, pools, gateway))
+        images = given.images if isinstance(given, Chat) else 0
+        charges.append(_charge(size, images, highest, model.name, ruling.pools, gateway))
     whole = charges[0]
     if len(charges) > 1:
         whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
+    user = None if ask.user is None else gateway.end_users.counted(facts.tenant, ask.user)
     bound = descriptors(facts.tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)
     return Claim(id, bound, whole)
 
@@ -61,11 +61,6 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant, prices: Pric
     size = _Size(request.prompt_tokens, None, request.max_new_tokens, request.sampling.choices)
     charge = _charge(size, bid.images, prices, model, request.pools, gateway)
     return Claim(f"{request.id}:{model}", limited, charge)
-
-
-def images_of(given: Input) -> int:
-    """The images in a prompt."""
-    return given.images if isinstance(given, Chat) else 0
 
 
 class _Size(NamedTuple):

@@ -12,11 +12,11 @@ _RETRY_AFTER_S = 1.0
 
 
 class Doors:
-    """Open until `close()`. A call is inside from `entered()` until that context is left, however it ends."""
+    """Open until `close()`. A call is inside from entering its Stay until that is left, however it ends."""
 
     def __init__(self) -> None:
         self.open = True
-        self._inside: set[_Stay] = set()
+        self._inside: set[Stay] = set()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -27,11 +27,6 @@ class Doors:
     def inside(self) -> int:
         """How many calls are inside."""
         return len(self._inside)
-
-    def entered(self) -> _Stay:
-        """Be inside, as a context manager: entering it raises Unavailable once the doors are closed, leaving it CutOff
-        if all were turned out."""
-        return _Stay(self)
 
     def close(self) -> None:
         """Let no more calls in; those inside stay."""
@@ -55,8 +50,10 @@ class Doors:
         assert self._empty.is_set() == (self.inside == 0), f"{self!r}: the event does not fit the count"
 
 
-class _Stay:
-    """One call inside `doors`, as a context manager. `end` cancels its task, as asyncio.timeout does it."""
+class Stay:
+    """One call inside `doors`, as a context manager: entering it raises Unavailable once the doors are closed, leaving
+    it CutOff if all were turned out. `end` cancels its task, as asyncio.timeout does it.
+    """
 
     __slots__ = ("_doors", "_is_ended", "_task", "_was_cancelling")
 

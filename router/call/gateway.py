@@ -20,10 +20,12 @@ from router.call.admission import Admission
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
+from router.call.identify import Identities
 from router.call.mirrors import Mirrors
 from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
+from router.call.prepared import PreparedModels
 from router.call.splits import Splits
 from router.call.waking import Waking
 from router.fleet.beliefs import Beliefs
@@ -63,6 +65,7 @@ class Gateway:
     engine_text: EngineText
     admission: Admission
     keys: KeyRing
+    identities: Identities
     observer: Observer
     doors: Doors
     dispatcher: Dispatcher
@@ -70,6 +73,7 @@ class Gateway:
     waking: Waking
     lengths: AnswerLengths
     text_lengths: TextLengths
+    prepared: PreparedModels
     clock: Callable[[], float]
     rng: random.Random
     later: Later

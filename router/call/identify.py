@@ -40,6 +40,28 @@ class Identity(NamedTuple):
     user: str | None = None
 
 
+class Identities:
+    """Finds the identities of the file's own keys, each once for each file."""
+
+    def __init__(self) -> None:
+        self._config: Config | None = None
+        self._known: dict[str, Identity] = {}
+
+    def __repr__(self) -> str:
+        return f"<Identities of {len(self._known)} keys>"
+
+    def find(self, key: str | None, config: Config) -> Identity | None:
+        """The identity of `key`, if it is one of `config`; None for any other, which may be issued or a token."""
+        if not key:
+            return None
+        if config is not self._config:
+            self._config, self._known = config, {}
+        digest = hash_of(key)
+        if (found := self._known.get(digest)) is None and digest in config.tenant_by_key_hash:
+            found = self._known[digest] = _configured(digest, config)
+        return found
+
+
 def identify(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Tenant:
     """The tenant of this key. Raises as `identity_of` does."""
     return identity_of(key, config, issued, tokens).tenant
@@ -142,12 +164,17 @@ def identity_again(granted: Granted, config: Config, issued: KeyRing) -> Identit
 
 def _known(digest: str, config: Config, issued: KeyRing) -> Identity | None:
     """The identity of a key by its sha256. Raises Unauthenticated."""
-    tenant = config.tenant_by_key_hash.get(digest)
-    if tenant is not None:
-        return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
+    if digest in config.tenant_by_key_hash:
+        return _configured(digest, config)
     if (found := issued.find(digest)) is not None:
         return _identity(_owner(found, config, issued.now()), digest, found.limits, found.team)
     return None
+
+
+def _configured(digest: str, config: Config) -> Identity:
+    """The identity of a key of the file by its sha256."""
+    tenant = config.tenant_by_key_hash[digest]
+    return _identity(tenant, digest, tenant.key_limits.get(digest), tenant.team_by_key.get(digest))
 
 
 def on_behalf_of(name: str, config: Config) -> Tenant:

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -44,15 +43,17 @@ from policies.quota.tags import tags_of
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
-from router.ask import Ask
+from router.ask import Ask, Chat
 from router.call.admission import Permit
 from router.call.bid import Bid, Look, Placed
+from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
-from router.call.claims import claim_at, claim_of, images_of
+from router.call.claims import claim_at, claim_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
+from router.call.doors import Stay
 from router.call.gateway import Gateway
 from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
@@ -68,6 +69,7 @@ from router.call.prepare import (
     find_model,
     learn,
     looked_up,
+    ready_model,
     require_allowed_urls,
     require_user,
     room,
@@ -81,6 +83,9 @@ from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
+
+NO_LIMIT = nullcontext()
+"""A call without a deadline may take any time."""
 
 YIELDING = "yielding"
 """In place of a class, for telemetry: a call that no client asked for keeps no promise and breaks none."""
@@ -103,12 +108,13 @@ async def serve(
     goes to the backends. `known` is the call's identity, where that was found before. `address` is the client's.
     """
     carrier = carrier or Ourselves()
-    account_of, held_by = gateway.observer.account(caller.id, caller.trace), gateway.bodies.held()
-    with account_of as account, held_by as held:
+    with gateway.observer.account(caller.id, caller.trace) as account, Held(gateway.bodies) as held:
         try:
-            with gateway.doors.entered():
+            with Stay(gateway.doors):
                 config = gateway.config
-                identity = known or await identified(caller.key, config, gateway, address)
+                identity = known or gateway.identities.find(caller.key, config)
+                if identity is None:
+                    identity = await identified(caller.key, config, gateway, address)
                 tenant, account.key = identity.tenant, identity.key_id
                 account.tenant = held.tenant = tenant.name
                 account.team = None if identity.team is None else identity.team.name
@@ -117,43 +123,40 @@ async def serve(
                     # what the issuer says counts, not what the client says
                     ask = replace(ask, user=identity.user)
                 account.user = ask.user
-                account.tags = tags_of(tenant, ask.headers, ask.metadata)
-                require_user(ask, tenant)
-                require_allowed_urls(ask, config)
-                async with within(ask.deadline_s):
-                    model = await started_model(ask, tenant, gateway)
+                if tenant.tag_limits:
+                    account.tags = tags_of(tenant, ask.headers, ask.metadata)
+                if tenant.needs_user:
+                    require_user(ask, tenant)
+                if ask.media_urls:
+                    require_allowed_urls(ask, config)
+                async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
+                    model = ready_model(ask.model, tenant, gateway)
+                    if model is None:
+                        model = await started_model(ask, tenant, gateway)
                     account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-                    ask = await with_documents(ask, model, tenant, gateway, held)
-                    inputs = await tokenize(ask, model, tenant, gateway)
-                    pairs = zip(inputs, ask.bodies, strict=True)
-                    prompts = [
-                        looked_up(tokens, body, model, gateway, chunks=chunks_of(ask, tokens, model, tenant, gateway))
-                        for tokens, body in pairs
-                    ]
+                    if ask.documents is not None:
+                        ask = await with_documents(ask, model, tenant, gateway, held)
+                    inputs, prompts = await tokenize(ask, model, tenant, gateway), []
+                    for tokens, body in zip(inputs, ask.bodies, strict=True):
+                        chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
+                        prompts.append(looked_up(tokens, body, model, tenant.domain, gateway, chunks=chunks))
                     facts = facts_of(ask, prompts, tenant=tenant, model=model)
                     ruling = classify(facts, config)
                     account.service_class, account.rule = ruling.service_class.name, ruling.rule
                     if ask.yields:
                         ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING
-                    prices = config.prices.at(gateway.unix_time())
-                    highest = prices.highest(model.name, ruling.pools)
-                    user = gateway.end_users.counted(tenant, ask.user)
+                    prices = config.prices
+                    if prices.later:
+                        prices = prices.at(gateway.unix_time())
                     claim = claim_of(
-                        caller.id,
-                        ask,
-                        prompts,
-                        facts=facts,
-                        model=model,
-                        identity=identity,
-                        user=user,
-                        tags=account.tags,
-                        prices=highest,
-                        pools=ruling.pools,
-                        gateway=gateway,
+                        caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway
                     )
-                    async with gateway.admission.permit(claim, caller.limited) as permit:
+                    async with Permit(gateway.admission, claim, caller.limited) as permit:
                         call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
-                        await together([*map(call.answer, count(), repeat(model), prompts)])
+                        if len(prompts) == 1:
+                            await call.answer(0, model, prompts[0])
+                        else:
+                            await together([*map(call.answer, count(), repeat(model), prompts)])
         except (ExpectedError, CallerGone):
             raise
         except Exception as error:
@@ -178,13 +181,9 @@ def outer_edge(observer: Observer) -> Iterator[None]:
         raise unplanned(error, observer) from error
 
 
-def within(seconds: float | None) -> AbstractAsyncContextManager[None]:
-    """Raise DeadlineExceeded if the body takes longer; None: it may take any time."""
-    return nullcontext() if seconds is None else _within(seconds)
-
-
 @asynccontextmanager
-async def _within(seconds: float) -> AsyncIterator[None]:
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Raise DeadlineExceeded if the body takes longer."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -195,12 +194,8 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         raise
 
 
-def together(answers: Sequence[Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
+async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all `answers`; the first failure ends the others and is raised by itself."""
-    return answers[0] if len(answers) == 1 else _together(answers)
-
-
-async def _together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for answer in answers:
@@ -262,7 +257,7 @@ class _Call(msgspec.Struct, frozen=True):
         trace = gateway.observer.prompt(self.account, config_version=self.config.version)
         with trace or NO_SPAN:
             bid = self._bid(at, model, prompt, trace=trace)
-            if self._is_known_to_fail(bid):
+            if gateway.poison.has_any_of(bid.request.tenant) and self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
             steps = () if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ())
             if not steps:
@@ -286,7 +281,8 @@ class _Call(msgspec.Struct, frozen=True):
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
             race = self._race(at, await placer.place(bid), trace)
-        mirrored = self._mirrored(race.placed)
+        rule = self.config.rules[self.ruling.rule - 1]
+        mirrored = None if rule.mirror is None else self._mirrored(race.placed)
         try:
             while (failure := await race.run()) is not None:
                 self.gateway.observer.event("retried")
@@ -446,9 +442,6 @@ class _Call(msgspec.Struct, frozen=True):
     def _is_known_to_fail(self, bid: Bid) -> bool:
         """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
         gateway, tenant = self.gateway, bid.request.tenant
-        if not gateway.poison.has_any_of(tenant):
-            # so that a digest is not computed for ordinary requests
-            return False
         return gateway.poison.refuses(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
 
     def _is_to_blame(self, bid: Bid, backend: str) -> bool:
@@ -501,12 +494,15 @@ class _Call(msgspec.Struct, frozen=True):
     def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace | None) -> Bid:
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
         ask, gateway, (tokens, keys, held, _) = self.ask, self.gateway, prompt
-        request = self._request(at, model, tokens)
+        reuse = self._reuse() if ask.document_spans else None
+        request = self._request(at, model, tokens, is_exact=reuse is None)
+        is_single, given = ask.sampling.choices == len(ask.inputs) == 1, ask.inputs[at]
         beliefs = iter([held])
 
         def decide(asked: Request, avoiding: Collection[str], look: Look) -> tuple[ClusterView, Decision]:
             began_at, latest = gateway.clock(), next(beliefs, None)
-            asked = self._in_present_pools(asked)
+            if gateway.config is not self.config:
+                asked = self._in_present_pools(asked)
             # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], self.carrier.seen
@@ -530,29 +526,24 @@ class _Call(msgspec.Struct, frozen=True):
                 ask.path,
                 {**ask.passed_headers, **self.account.headers},
                 ask.natives[at] if ask.natives else None,
-                reuse=self._reuse(),
+                reuse=reuse,
             ),
             echo=tokens.echo,
             tools=tokens.tools,
             thoughts=tokens.thoughts,
-            so_far=SoFar() if self._may_continue else None,
+            # another backend may go on with it
+            so_far=SoFar() if ask.stream and is_single and self.carrier.continues else None,
             arrived_at=self.account.started_at,
             service_class=self.ruling.service_class,
-            new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
+            new_tokens=request.expected_new_tokens or request.max_new_tokens,
             decide=decide,
             refusal=refusal,
-            sent=lambda backend: gateway.beliefs.sent(backend, keys),
+            sent=partial(gateway.beliefs.sent, prompt=keys),
             ended=partial(learn, prompt, model.name, gateway),
             way=self.carrier.way,
-            images=images_of(ask.inputs[at]),
+            images=given.images if isinstance(given, Chat) else 0,
             avoiding=ask.avoiding,
         )
-
-    @property
-    def _may_continue(self) -> bool:
-        """May another backend go on with an answer that one has begun?"""
-        ask = self.ask
-        return ask.stream and self.carrier.continues and ask.sampling.choices == len(ask.inputs) == 1
 
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace | None, others: _Others) -> Bid:
         """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
@@ -564,13 +555,15 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             model = find_model(name, tenant, gateway)
             inputs = await tokenize(self.ask, model, tenant, gateway)
-            other = self._bid(at, model, looked_up(inputs[at], self.ask.bodies[at], model, gateway), trace=trace)
+            other = self._bid(
+                at, model, looked_up(inputs[at], self.ask.bodies[at], model, tenant.domain, gateway), trace=trace
+            )
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
             claim = claim_at(model.name, self.permit.claim, other, tenant=tenant, prices=highest, gateway=gateway)
             if claim is not None:
-                await others.admit(model.name, gateway.admission.permit(claim))
+                await others.admit(model.name, Permit(gateway.admission, claim))
             return other
         except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
             return bid
@@ -615,10 +608,8 @@ class _Call(msgspec.Struct, frozen=True):
         return Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, clock, on_won)
 
     def _pools(self, model: ServedModel) -> tuple[str, ...] | None:
-        """Those that the rule allows; of a split, the one for this session, user or call, if that serves the model."""
+        """That of a split which is for this session, user or call, if it serves the model; else those of the rule."""
         rule = self.config.rules[self.ruling.rule - 1]
-        if rule.split is None:
-            return self.ruling.pools
         key = f"{self.facts.tenant.name} {self.ask.session or self.ask.user or self.caller.id}"
         pool = self.gateway.splits.pool_of(rule, key)
         return (pool,) if self.gateway.cluster.serves(pool, model.name) else self.ruling.pools
@@ -634,7 +625,7 @@ class _Call(msgspec.Struct, frozen=True):
     def _in_present_pools(self, asked: Request) -> Request:
         """`asked`; if the file has changed and has none of its pools any more, in those that the new file gives it."""
         present = self.gateway.config
-        if present is self.config or asked.pools is None or not present.pools.keys().isdisjoint(asked.pools):
+        if asked.pools is None or not present.pools.keys().isdisjoint(asked.pools):
             return asked
         try:
             return replace(asked, pools=classify(self.facts, present).pools)
@@ -656,14 +647,20 @@ class _Call(msgspec.Struct, frozen=True):
         """Whether KV of documents may be approximate: as the client wants it, else the rule, else the tenant."""
         budgets = (self.ask.reuse_budget, self.ruling.reuse_budget, self.facts.tenant.reuse_budget)
         budget = next((budget for budget in budgets if budget is not None), EXACT)
-        return Reuse(self.ask.document_spans, budget) if self.ask.document_spans and budget < EXACT else None
+        return Reuse(self.ask.document_spans, budget) if budget < EXACT else None
 
-    def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
+    def _request(self, at: int, model: ServedModel, tokens: Tokens, *, is_exact: bool) -> Request:
+        """The Request of prompt number `at`; `is_exact`: none of its KV may be approximate."""
         ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name
-        needs, sampling = wishes(ask, tokens)
-        most_tokens = room(ask, tokens, model)
+        needs, sampling = (ask.needs, ask.sampling) if tokens.calls is None else wishes(ask, tokens)
+        is_single, service_class = len(ask.inputs) == 1, ruling.service_class
+        is_first_model = model.name == self.account.model
+        most_tokens = self.facts.max_new_tokens if is_single and is_first_model else room(ask, tokens, model)
+        rule = self.config.rules[ruling.rule - 1]
+        # other backends have exact KV of a prompt's beginning, and it is not known how much of what is held is that
+        is_fit = self.carrier.continues and is_exact
         return Request(
-            id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
+            id=self.caller.id if is_single else f"{self.caller.id}-{at}",
             tenant=tenant,
             model=model.name,
             domain=self.facts.tenant.domain,
@@ -671,25 +668,22 @@ class _Call(msgspec.Struct, frozen=True):
             least_prompt_tokens=tokens.least,
             likely_prompt_tokens=tokens.likely,
             max_new_tokens=most_tokens,
-            service_class=ruling.service_class.name,
+            service_class=service_class.name,
             rank=ruling.rank,
             priority=ask.priority,
             block_keys=tokens.keys,
-            pools=self._pools(model),
+            pools=ruling.pools if rule.split is None else self._pools(model),
             policy=ruling.policy,
             session=ask.session,
             deadline_s=ask.deadline_s,
-            prefill_slice_tokens=ruling.service_class.prefill_slice_tokens,
-            preemptible=ruling.service_class.preemptible,
+            prefill_slice_tokens=service_class.prefill_slice_tokens,
+            preemptible=service_class.preemptible,
             stream=ask.stream,
             needs=needs,
             sampling=sampling,
-            expected_new_tokens=gateway.lengths.expected(tenant, ruling.service_class.name, most=most_tokens),
-            promised=ruling.service_class,
-            # other backends have exact KV of a prompt's beginning, and it is not known how much of what is held is that
-            may_transfer=self.carrier.continues
-            and self._reuse() is None
-            and may_transfer(ask.natives[at] if ask.natives else None),
-            may_fetch=self.carrier.continues and self._reuse() is None,
+            expected_new_tokens=gateway.lengths.expected(tenant, service_class.name, most=most_tokens),
+            promised=service_class,
+            may_transfer=is_fit and may_transfer(ask.natives[at] if ask.natives else None),
+            may_fetch=is_fit,
             documents=ask.document_ids,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as replaced
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,10 +19,11 @@ from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.call.disclosure import public_trouble, shown_name
 from router.call.gateway import Gateway
+from router.call.prepared import keyed_name, most_tokens
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
-from router.fleet.prompt_keys import NO_DOMAIN, ChunkKeys, PromptKeys
+from router.fleet.prompt_keys import ChunkKeys, PromptKeys
 from router.text.cuts import UncuttableError
 from router.text.estimates import estimated
 from router.text.text_tokenizer import TooManyTokensError
@@ -35,8 +37,20 @@ UNKNOWN_ROOM_TOKENS = 4096
 MOST_READERS = 32
 """Backends among which one is found that is asked for the tokens of a prompt."""
 
+_AS_USUAL = Reading()
+
 _MOST_SHOWN = 4
 """Backends that a hint names."""
+
+
+def ready_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel | None:
+    """The model `name` where its backends are known and `tenant` may use it; None: `started_model` finds out."""
+    if name in gateway.config.aliases or (tenant.models and name not in tenant.models):
+        return None
+    model = gateway.cluster.model(name)
+    # a backend that the file describes may not have been reached yet, so that its context is unknown
+    is_ready = model is None or model.context_tokens is not None or not gateway.config.has_wake
+    return model if is_ready else None
 
 
 def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
@@ -117,8 +131,12 @@ async def tokenize(
     Prompts with images are estimated too: only their engine knows how many tokens an image becomes. Raises
     InvalidRequest, Overloaded, and what the engine objects to where the client asked for the tokens.
     """
-    how = how_read(ask, model, tenant, gateway, is_asked=is_asked)
-    if (text := await text_of_model(ask, model, gateway)) is not None:
+    common = gateway.prepared.of(model, tenant.domain, gateway.config)
+    how = common.how
+    if is_asked or ask.echo or ask.reading != _AS_USUAL:
+        how = how_read(ask, model, tenant, gateway, is_asked=is_asked)
+    text = await gateway.sources.text_of(model) if _may_be_read(ask, model) else None
+    if text is not None:
         try:
             return await gateway.tokenizers.tokens(ask, text, how, tenant.name)
         except TooManyTokensError as error:
@@ -128,7 +146,7 @@ async def tokenize(
             if model.speaks_tokens:
                 message = "the prompt has no place where it could be cut to be tokenized"
                 raise InvalidRequest(message, hint="break it into lines or words", param=ask.subject) from None
-    if readers := readers_for(ask, model, tenant, gateway, is_asked=is_asked):
+    if model.readers and (readers := readers_for(ask, model, tenant, gateway, is_asked=is_asked)):
         found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
         if found is not None:
             gateway.sources.count_at_engine(model.name)
@@ -137,19 +155,16 @@ async def tokenize(
         # estimates are for servers that read text themselves
         hint = "put tokenizer.json beside the checkpoint, or name one with `tokenizer` of the pool; token ids work"
         raise InvalidRequest(f"'{model.name}' has no tokenizer, so it reads no text", hint=hint, param=ask.subject)
-    return estimated(ask, how.root, gateway.text_lengths.of(keyed_name(model, gateway.config)))
+    return estimated(ask, how.root, gateway.text_lengths.of(common.name))
 
 
 def how_read(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False) -> How:
     """How the prompts of `ask` become tokens, of any number if the client asked for them."""
-    return How(
-        root_key(keyed_name(model, gateway.config), tenant.domain),
-        vocabulary=model.vocabulary,
+    return replaced(
+        gateway.prepared.of(model, tenant.domain, gateway.config).how,
         echo=ask.echo,
-        is_sent=model.speaks_tokens,
-        shows_barred_tools=_shows_barred_tools(model, gateway.config),
         reading=_reading(ask, model),
-        most_tokens=None if is_asked else _most_tokens(ask, model),
+        most_tokens=None if is_asked or ask.reading.most_tokens is not None else most_tokens(model),
     )
 
 
@@ -229,21 +244,6 @@ def _reading(ask: Ask, model: ServedModel) -> Reading:
     return replace(ask.reading, most_tokens=None if most is None else most - bool(ask.max_new_tokens))
 
 
-def _most_tokens(ask: Ask, model: ServedModel) -> int | None:
-    """How many tokens a prompt of `ask` may have, so that an answer of one token fits; None for any number."""
-    if model.context_tokens is None or ask.reading.most_tokens is not None:
-        return None
-    return model.context_tokens - 1
-
-
-def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
-    """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
-    if model.speaks_tokens:
-        return False
-    kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
-    return bool(kinds & {"vllm", "openai_compatible"})
-
-
 def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
     """The keys that all block keys of cache `domain` come from, one for each model that is served."""
     models = gateway.cluster.models().values()
@@ -265,18 +265,20 @@ def looked_up(
     tokens: Tokens,
     body: Mapping[str, Any] | None,
     model: ServedModel,
+    domain: str,
     gateway: Gateway,
     *,
     chunks: tuple[ChunkKeys, ...] = (),
 ) -> LookedUp:
-    """What backends of `model` hold now of this prompt, which came in `body`, and of the `chunks` of its documents."""
-    name = keyed_name(model, gateway.config)
+    """What backends of `model` hold in the cache `domain` now of this prompt, which came in `body`, and of the `chunks`
+    of its documents."""
+    common = gateway.prepared.of(model, domain, gateway.config)
     keys = PromptKeys(
         tokens.keys,
-        name,
+        common.name,
         is_exact=tokens.least is None,
         token_ids=tokens.token_ids,
-        shared_root=root_key(name, NO_DOMAIN),
+        shared_root=common.shared_root,
         compares=not (body and body.get("truncate_prompt_tokens")),
         key_tokens=tokens.key_tokens,
         chunks=chunks,
@@ -289,10 +291,9 @@ def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, 
     """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is; and
     of its documents, where they may be reused.
     """
-    held = {
-        name: min(round(match.expected_blocks * prompt.key_tokens), tokens.count)
-        for name, match in gateway.beliefs.longest(prompt).items()
-    }
+    held: dict[str, int] = {}
+    for name, match in gateway.beliefs.longest(prompt).items():
+        held[name] = min(round(match.expected_blocks * prompt.key_tokens), tokens.count)
     return gateway.beliefs.with_chunks(held, prompt) if prompt.chunks else held
 
 
@@ -315,8 +316,6 @@ def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: Se
 
 def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
     """What a backend must be able to do for `ask`, and how it is to draw: calls that must be made shape the answer."""
-    if tokens.calls is None:
-        return ask.needs, ask.sampling
     return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
 
 
@@ -359,15 +358,6 @@ def _beyond_context(prompt: str, ask: Ask, model: ServedModel, left: int = 0) ->
         hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
         param="max_tokens" if left > 0 else ask.subject,
     )
-
-
-def keyed_name(model: ServedModel, config: Config) -> str:
-    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
-    for name in sorted(model.pools):
-        pool = config.pools.get(name)
-        if pool is not None and model.name in pool.models:
-            return pool.models[model.name]
-    return model.name
 
 
 def _is_configured(name: str, config: Config) -> bool:

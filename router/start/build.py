@@ -32,10 +32,11 @@ from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
 from router.call.gateway import Gateway
-from router.call.identify import known_tenant
+from router.call.identify import Identities, known_tenant
 from router.call.mirrors import Mirrors
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
+from router.call.prepared import PreparedModels
 from router.call.splits import Splits
 from router.call.tracing import Tracing
 from router.call.waking import Waking
@@ -141,6 +142,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
         waking=waking,
+        prepared=PreparedModels(),
+        identities=Identities(),
         lengths=AnswerLengths(),
         text_lengths=TextLengths(),
         clock=base.clock,

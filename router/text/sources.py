@@ -99,7 +99,8 @@ class Sources:
         download: Callable[[str], Path] = downloaded,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tokenizers, self._pools, self._download, self._clock = tokenizers, pools, download, clock
+        self._tokenizers, self._download, self._clock = tokenizers, download, clock
+        self.follow(pools)
         self._read: dict[Place, _Read] = {}
         self._reading: dict[Place, asyncio.Task[_Read]] = {}
         self._downloads: dict[str, asyncio.Task[None]] = {}
@@ -112,6 +113,7 @@ class Sources:
     def follow(self, pools: Mapping[str, PoolSpec]) -> None:
         """Look for tokenizers where `pools` say, from now on."""
         self._pools = pools
+        self._with_source = {name for name, spec in pools.items() if spec.tokenizer not in (None, NO_TOKENIZER)}
 
     def origins(self) -> Mapping[str, str]:
         """Model -> where its tokenizer comes from, in words; models without a tokenizer are left out."""
@@ -119,6 +121,8 @@ class Sources:
 
     async def text_of(self, model: Served) -> ModelText | None:
         """The tokenizer and template of `model`, from the first source that has them; None if none has."""
+        if not model.assets and not model.root and model.pools.isdisjoint(self._with_source):
+            return None
         for source, assets in await self._candidates(model):
             try:
                 text = await self._tokenizers.model(model.name, assets)

@@ -139,7 +139,7 @@ class Inference:
         """Count the tokens of a prompt, chat template included."""
         async with self._edge(context):
             tenant = await self._tenant(context)
-            with self._gateway.bodies.held(tenant.name) as held:
+            with Held(self._gateway.bodies, tenant.name) as held:
                 message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
                 ask = await held.run(once(lambda: counted_ask(message, self._gateway.config.aliases)))
                 return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))

@@ -15,6 +15,7 @@ from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.suggest import did_you_mean
 from router.ask import Ask, AskDocument, Chat
+from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import find_model
 from router.call.warming import as_warm_up
@@ -109,7 +110,7 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
 
     async def upload(http: Request, name: str, *, adds: bool) -> Response:
         tenant, name = await identify(http), _name(name)
-        with gateway.bodies.held(tenant.name) as held:
+        with Held(gateway.bodies, tenant.name) as held:
             documents, wish = await read(http, held, upload_of)
             if wish.model:
                 find_model(wish.model, tenant, gateway)
@@ -124,7 +125,7 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
 
     async def refresh(http: Request, name: str) -> Response:
         tenant, name = await identify(http), _name(name)
-        with gateway.bodies.held(tenant.name) as held:
+        with Held(gateway.bodies, tenant.name) as held:
             ttl_s = await read(http, held, _ttl_of)
             await sets.refresh(name, tenant, ttl_s)
         return _reply(shown_set(await sets.shown(name, tenant.name)))

@@ -183,7 +183,7 @@ class HttpEndpoints:
 
     async def _count_tokens(self, request: Request) -> Response:
         tenant = await self._tenant(request)
-        with self._gateway.bodies.held(tenant.name) as held:
+        with Held(self._gateway.bodies, tenant.name) as held:
             ask = await self._read(request, held, lambda body: counted_messages(body, request.headers.lowered))
             return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
 
@@ -195,7 +195,8 @@ class HttpEndpoints:
 
     def _address(self, request: Request) -> str:
         """The client's address, also behind trusted proxies."""
-        return address_of(request, self._gateway.config.server.trusted_proxies)
+        proxies = self._gateway.config.server.trusted_proxies
+        return address_of(request, proxies) if proxies else request.address
 
     async def _read(self, http: Request, held: Held, parse: Callable[[dict[str, Any]], T]) -> T:
         raw = await read_body(http, self._gateway.config.server.max_body_bytes, held)

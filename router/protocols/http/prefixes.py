@@ -15,6 +15,7 @@ from policies.nouns import Tenant
 from policies.quantities import read_seconds, written_seconds
 from policies.suggest import did_you_mean
 from router.ask import Ask, Chat
+from router.call.bodies import Held
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
 from router.call.warming import as_warm_up
@@ -98,7 +99,7 @@ def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Rea
 
     async def create(http: Request) -> Response:
         tenant = await identify(http)
-        with gateway.bodies.held(tenant.name) as held:
+        with Held(gateway.bodies, tenant.name) as held:
             ask, shards, ttl_s, waits = await read(http, held, lambda body: wish_of(body, http.headers.lowered))
             prefix = await gateway.prefixes.keep(ask, tenant, shards=shards, ttl_s=ttl_s, waits=waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)

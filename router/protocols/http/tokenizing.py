@@ -73,7 +73,7 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
 
     async def tokens_of(http: Request) -> Response:
         tenant = await identify(http)
-        with gateway.bodies.held(tenant.name) as held:
+        with Held(gateway.bodies, tenant.name) as held:
             body, fields = await read(http, held, lambda body: (body, _fields(body, TokenizeBody)))
             model = _model(fields.model, tenant, gateway)
             ask = await held.run(once(lambda: tokenize_ask(fields, body, model.name)))
@@ -85,7 +85,7 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
 
     async def text_of(http: Request) -> Response:
         tenant = await identify(http)
-        with gateway.bodies.held(tenant.name) as held:
+        with Held(gateway.bodies, tenant.name) as held:
             fields = await read(http, held, lambda body: _fields(body, DetokenizeBody))
             model = _model(fields.model, tenant, gateway)
             text = await _text(fields.tokens, model, gateway, held)

@@ -81,9 +81,10 @@ class RedisStore:
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore."""
         fits, now_ms, levels = await self._taken(asked, is_granted=False)
+        metered = meters(asked.descriptors)
         if fits:
-            return granted(asked, levels, now_ms=now_ms)
-        refused = refusal(meters(asked.descriptors), levels, asked.charge, now_ms=now_ms)
+            return granted(asked, metered, levels, now_ms=now_ms)
+        refused = refusal(metered, levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
         return refused

@@ -14,7 +14,7 @@ from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExcee
 from policies.nouns import Limits, Outcome, Tenant, Usage
 from policies.quota.budget import Charge, Descriptor, Standing, descriptors
 from policies.quota.prices import Prices
-from router.call.admission import Admission, Claim
+from router.call.admission import Admission, Claim, Permit
 from router.shared.store.memory import MemoryStore
 from tests.router.parts import a_tenant
 
@@ -42,25 +42,25 @@ a_claim = Claims()
 
 async def test_a_tenant_gets_as_many_permits_as_its_limit_says() -> None:
     (admission, _), tenant = an_admission(), a_tenant(concurrent=1)
-    async with admission.permit(a_claim(tenant)):
+    async with Permit(admission, a_claim(tenant)):
         with pytest.raises(QuotaExceeded, match="tenant 'acme' has 1 requests running") as caught:
-            async with admission.permit(a_claim(tenant)):
+            async with Permit(admission, a_claim(tenant)):
                 pass
         assert caught.value.retry_after_s
-        async with admission.permit(a_claim(a_tenant("labs"))):
+        async with Permit(admission, a_claim(a_tenant("labs"))):
             admission.check()
-    async with admission.permit(a_claim(tenant)):
+    async with Permit(admission, a_claim(tenant)):
         assert not admission.is_idle()
     assert admission.is_idle()
 
 
 async def test_a_model_may_have_a_limit_of_its_own() -> None:
     (admission, _), tenant = an_admission(), a_tenant(model_limits={"big": Limits(concurrent=1)})
-    async with admission.permit(a_claim(tenant, "big")):
+    async with Permit(admission, a_claim(tenant, "big")):
         with pytest.raises(QuotaExceeded, match="at model 'big'"):
-            async with admission.permit(a_claim(tenant, "big")):
+            async with Permit(admission, a_claim(tenant, "big")):
                 pass
-        async with admission.permit(a_claim(tenant, "small")):
+        async with Permit(admission, a_claim(tenant, "small")):
             admission.check()
 
 
@@ -77,7 +77,7 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     error: BaseException | None, outcome: Outcome
 ) -> None:
     (admission, store), tenant = an_admission(), a_tenant(limits=Limits(tokens_per_minute=1000))
-    permit = admission.permit(a_claim(tenant, tokens=100))
+    permit = Permit(admission, a_claim(tenant, tokens=100))
     try:
         async with permit:
             permit.spend(Usage(5, 1, 2), PRICES)
@@ -101,10 +101,10 @@ async def test_limits_are_reported_before_it_runs_and_when_it_is_refused() -> No
     (admission, _), tenant = an_admission(), a_tenant(limits=Limits(requests_per_minute=2))
     standings: list[Standing] = []
     for _ in range(2):
-        async with admission.permit(a_claim(tenant), standings.append):
+        async with Permit(admission, a_claim(tenant), standings.append):
             pass
     with pytest.raises(QuotaExceeded, match="has reached its limit of 2 requests a minute") as caught:
-        async with admission.permit(a_claim(tenant), standings.append):
+        async with Permit(admission, a_claim(tenant), standings.append):
             pass
     assert [standing.requests.remaining for standing in standings if standing.requests] == [1, 0, 0]
     assert caught.value.retry_after_s == 30.0
@@ -118,7 +118,7 @@ async def test_a_tenant_without_limits_never_asks_the_store() -> None:
             raise AssertionError("no store may be asked")
 
     admission = Admission(Away(lambda: 0.0))
-    async with admission.permit(a_claim(a_tenant())) as permit:
+    async with Permit(admission, a_claim(a_tenant())) as permit:
         permit.spend(Usage(1, 1, 0), PRICES)
     assert admission.is_idle()
 
@@ -129,7 +129,7 @@ async def test_no_permit_is_ever_lost(seed: int) -> None:
     tenants = [a_tenant("a", concurrent=2), a_tenant("b", limits=Limits(requests_per_minute=8)), a_tenant("c")]
 
     async def request() -> None:
-        async with admission.permit(a_claim(rng.choice(tenants))):
+        async with Permit(admission, a_claim(rng.choice(tenants))):
             admission.check()
             await asyncio.sleep(0)
             if rng.random() < 0.3:
@@ -151,15 +151,15 @@ async def test_a_key_may_have_limits_of_its_own_within_its_tenants() -> None:
         claim = a_claim(tenant)
         return replace(claim, descriptors=(*claim.descriptors, keyed))
 
-    async with admission.permit(with_key()):
+    async with Permit(admission, with_key()):
         with pytest.raises(QuotaExceeded, match="key 0a1b2c3d4e5f of tenant 'acme' has 1 requests running"):
-            async with admission.permit(with_key()):
+            async with Permit(admission, with_key()):
                 pass
         assert admission.running("acme") == 1
-        async with admission.permit(a_claim(tenant)):
+        async with Permit(admission, a_claim(tenant)):
             admission.check()
             with pytest.raises(QuotaExceeded, match=r"^tenant 'acme' has 2"):
-                async with admission.permit(with_key()):
+                async with Permit(admission, with_key()):
                     pass
     admission.check()
     assert admission.is_idle()

@@ -14,7 +14,7 @@ import pytest
 
 from policies.errors import Overloaded, RequestTooLarge
 from router.call import bodies as module
-from router.call.bodies import SMALL_BYTES, Bodies, Memory
+from router.call.bodies import SMALL_BYTES, Bodies, Held, Memory
 
 MEMORY = 60 * 2**20
 
@@ -30,9 +30,9 @@ async def test_a_small_body_is_parsed_at_once_and_a_large_one_in_the_thread() ->
         seen.append(threading.get_ident())
         return len(body)
 
-    with bodies.held("a") as held:
+    with Held(bodies, "a") as held:
         assert await held.parse(b"{}", read) == 2
-    with bodies.held("a") as held:
+    with Held(bodies, "a") as held:
         assert await held.parse(a_body(5000), read) == len(a_body(5000))
         assert bodies.parsed.lent > 5000 * 1000
     assert seen[0] == threading.get_ident() != seen[1]
@@ -44,7 +44,7 @@ async def test_a_small_body_is_parsed_at_once_and_a_large_one_in_the_thread() ->
 async def test_a_body_that_would_take_more_than_one_request_may_is_refused_unparsed(objects: int) -> None:
     bodies = Bodies(MEMORY)
     body = a_body(objects)
-    with bodies.held("a") as held, pytest.raises(RequestTooLarge, match="MiB of memory") as refused:
+    with Held(bodies, "a") as held, pytest.raises(RequestTooLarge, match="MiB of memory") as refused:
         await held.parse(body, lambda _: pytest.fail("was parsed"))
     assert refused.value.hint is not None
     assert "server.memory" in refused.value.hint
@@ -58,7 +58,7 @@ async def test_bodies_beyond_the_memory_wait_for_others_to_end_and_then_are_pars
 
     async def call(tenant: str) -> None:
         nonlocal most
-        with bodies.held(tenant) as held:
+        with Held(bodies, tenant) as held:
             await held.arrive(2**20)
             await held.parse(a_body(6000), len)
             most = max(most, bodies.parsed.lent + bodies.arriving.lent)
@@ -74,7 +74,12 @@ async def test_a_body_that_never_gets_memory_is_refused_for_now(monkeypatch: pyt
     bodies = Bodies(MEMORY)
     monkeypatch.setattr(bodies.parsed, "_wait_s", 0.01)
     assert module.WAIT_S == 10.0
-    with bodies.held("a") as first, bodies.held("a") as second, bodies.held("a") as third, bodies.held("a") as fourth:
+    with (
+        Held(bodies, "a") as first,
+        Held(bodies, "a") as second,
+        Held(bodies, "a") as third,
+        Held(bodies, "a") as fourth,
+    ):
         for held in (first, second, third):
             await held.take(10 * 2**20, "it", "none")
         with pytest.raises(Overloaded) as refused:
@@ -88,7 +93,7 @@ async def test_a_call_that_is_cancelled_gives_its_memory_back() -> None:
     bodies = Bodies(MEMORY)
 
     async def call() -> None:
-        with bodies.held("a") as held:
+        with Held(bodies, "a") as held:
             await held.arrive(2**20)
             await held.parse(a_body(5000), len)
             await asyncio.sleep(60)
@@ -105,7 +110,7 @@ async def test_a_call_that_is_cancelled_gives_its_memory_back() -> None:
 
 async def test_a_reloaded_file_changes_the_memory() -> None:
     bodies = Bodies(6 * 2**20)
-    with bodies.held("a") as held:
+    with Held(bodies, "a") as held:
         with pytest.raises(RequestTooLarge):
             await held.take(2 * 2**20, "it", "none")
         bodies.resize(MEMORY)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Beginning, Delta, Usage
+from router.call.admission import Permit
 from router.call.so_far import MOST_BYTES, SoFar
 from router.protocols.openai.request import chat_ask, completion_ask
 from tests.router.callers import Listener, a_gateway, ended, well
@@ -57,13 +58,14 @@ async def usage_after(*scripts: list[Step], hangs_up_after: int | None = None) -
     backends = [ScriptedBackend(f"b{at}", scripts=shared) for at in range(len(scripts))]
     gateway = await well(a_gateway(*backends), *(backend.name for backend in backends))
     spent: list[Usage] = []
-    settle = gateway.admission.settle
+    close = gateway.admission.close
 
-    async def noted(permit: Any, outcome: Any) -> None:
+    def noted(permit: Permit) -> None:
+        assert permit.usage is not None
         spent.append(permit.usage)
-        await settle(permit, outcome)
+        close(permit)
 
-    gateway.admission.settle = noted  # type: ignore[method-assign]
+    gateway.admission.close = noted  # type: ignore[method-assign]
     await ended(Listener(chat_ask(a_chat(stream=True)), hangs_up_after=hangs_up_after), gateway)
     gateway.check()
     await gateway.tokenizers.close()

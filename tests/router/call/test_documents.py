@@ -19,7 +19,7 @@ from policies.errors import InvalidRequest, RequestTooLarge
 from policies.nouns import USUAL_REUSE_BUDGET, Limits, Prompt, Request, Usage
 from policies.rules import Rule
 from policies.sla.config import Config
-from router.call.bodies import Bodies
+from router.call.bodies import Bodies, Held
 from router.call.documents import with_documents
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -120,7 +120,7 @@ async def test_their_tokens_are_counted() -> None:
 async def test_documents_that_take_more_memory_than_one_request_may_are_refused() -> None:
     gateway, tenant = await a_fleet(ScriptedBackend()), a_tenant()
     model = find_model(MODEL, tenant, gateway)
-    with Bodies(2**20).held("acme") as held:
+    with Held(Bodies(2**20), "acme") as held:
         ask = chat_ask(a_chat(MARK, documents=[{"text": "x" * 2**20}]))
         with pytest.raises(RequestTooLarge, match="documents"):
             await with_documents(ask, model, tenant, gateway, held)

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from policies.errors import CutOff, Unavailable
-from router.call.doors import Doors
+from router.call.doors import Doors, Stay
 
 
 async def test_closed_doors_admit_no_call_and_report_when_the_last_one_left() -> None:
     doors = Doors()
-    with doors.entered():
+    with Stay(doors):
         doors.close()
         assert not await doors.emptied(0.0)
-        with pytest.raises(Unavailable, match="another replica") as caught, doors.entered():
+        with pytest.raises(Unavailable, match="another replica") as caught, Stay(doors):
             pass
         assert caught.value.retry_after_s
         doors.check()
@@ -28,7 +28,7 @@ async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> Non
     doors, let_go = Doors(), asyncio.Event()
 
     async def call() -> None:
-        with doors.entered():
+        with Stay(doors):
             try:
                 await asyncio.Event().wait()
             finally:
@@ -47,7 +47,7 @@ async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> Non
 
 async def test_other_ends_stay_what_they_are() -> None:
     doors = Doors()
-    with pytest.raises(TimeoutError), doors.entered():
+    with pytest.raises(TimeoutError), Stay(doors):
         raise TimeoutError
     leaving = asyncio.create_task(_stay(doors))
     await asyncio.sleep(0)
@@ -69,5 +69,5 @@ async def test_a_call_that_its_client_leaves_while_it_is_ended_is_cancelled() ->
 
 
 async def _stay(doors: Doors) -> None:
-    with doors.entered():
+    with Stay(doors):
         await asyncio.Event().wait()

@@ -15,6 +15,7 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import BackendErred, BackendFailed, BackendRefused, ExpectedError
 from policies.nouns import Prompt, Request, ServiceClass, Usage
 from policies.sla.config import Config
+from router.call.admission import Permit
 from router.call.bid import Placed
 from router.call.gateway import Gateway
 from router.call.hedging import Beaten, Race
@@ -57,14 +58,14 @@ class World:
             config, backends=lambda _: self.backends, rng=random.Random(1), clock=clock
         ).gateway
         self.gateway.observer.event = lambda name: self.events.update([name])  # type: ignore[method-assign]
-        settle = self.gateway.admission.settle
+        close = self.gateway.admission.close
 
-        async def noted(permit: Any, outcome: Any) -> None:
+        def noted(permit: Permit) -> None:
             if permit.usage is not None:
                 self.spent.append(permit.usage)
-            await settle(permit, outcome)
+            close(permit)
 
-        self.gateway.admission.settle = noted  # type: ignore[method-assign]
+        self.gateway.admission.close = noted  # type: ignore[method-assign]
 
     def _answer(self, at: int) -> Callable[[Request, Prompt], Answer]:
         def answer(request: Request, _: Prompt) -> Answer:

@@ -1,0 +1,77 @@
+"""What the calls to one model have in common, so that it is found once and not for each of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from policies.sla.config import Config
+from router.fleet.cluster.served_model import ServedModel
+from router.fleet.prompt_keys import NO_DOMAIN
+from router.text.tokenize import How
+from shards.kv.keys import root_key
+
+MOST_PREPARED = 4096
+"""Models of cache domains that are kept; beyond that all are made again."""
+
+
+class Prepared(NamedTuple):
+    """What the calls to `model` in one cache domain have in common, by the SLA file `config`: the `name` by which its
+    backends know it, the root of block keys that all domains share, and how an ordinary prompt becomes tokens.
+    """
+
+    model: ServedModel
+    config: Config
+    name: str
+    shared_root: int
+    how: How
+
+
+class PreparedModels:
+    """Keeps what calls have in common, by model and cache domain."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Prepared] = {}
+
+    def __repr__(self) -> str:
+        return f"<PreparedModels {len(self._kept)}>"
+
+    def of(self, model: ServedModel, domain: str, config: Config) -> Prepared:
+        """What calls to `model` in `domain` have in common by `config`, the file in force; made again when the model's
+        backends or the file change."""
+        known = self._kept.get((model.name, domain))
+        if known is not None and known.model is model and known.config is config:
+            return known
+        name = keyed_name(model, config)
+        how = How(
+            root_key(name, domain),
+            vocabulary=model.vocabulary,
+            is_sent=model.speaks_tokens,
+            shows_barred_tools=_shows_barred_tools(model, config),
+            most_tokens=most_tokens(model),
+        )
+        if len(self._kept) >= MOST_PREPARED:
+            self._kept.clear()
+        found = self._kept[model.name, domain] = Prepared(model, config, name, root_key(name, NO_DOMAIN), how)
+        return found
+
+
+def keyed_name(model: ServedModel, config: Config) -> str:
+    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
+    for name in sorted(model.pools):
+        pool = config.pools.get(name)
+        if pool is not None and model.name in pool.models:
+            return pool.models[model.name]
+    return model.name
+
+
+def most_tokens(model: ServedModel) -> int | None:
+    """How many tokens a prompt may have, so that an answer of one token fits; None for any number."""
+    return None if model.context_tokens is None else model.context_tokens - 1
+
+
+def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
+    """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
+    if model.speaks_tokens:
+        return False
+    kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
+    return bool(kinds & {"vllm", "openai_compatible"})
