@@ -56,7 +56,6 @@ from router.operate.dashboard.board import Board
 from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.telemetry import Telemetry
-from router.operate.usage.database import UsageDatabase
 from router.operate.usage.recorder import UsageRecorder
 from router.protocols.http.document_sets import computing_ask
 from router.shared.documents.sets import DocumentSets
@@ -224,6 +223,8 @@ def _usage(base: _Base, in_force: Callable[[], Config]) -> UsageRecorder | None:
     settings = base.config.usage
     if settings is None:
         return None
+    # SQLAlchemy takes a seventh of the time in which the other parts are imported
+    from router.operate.usage.database import UsageDatabase
 
     def kind_of(pool: str) -> str:
         # a pool that is gone may have answered before

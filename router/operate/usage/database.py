@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from policies.errors import ConfigError
-from router.operate.usage.rows import AMOUNTS, Rows, UsageKey
+from router.operate.usage.rows import AMOUNTS, PERIODS, Rows, UsageKey
 
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -96,12 +96,6 @@ def _remake(connection: Connection, version: int, before: _Columns, after: _Colu
 
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _with_teams, _with_tags)
 """The changes of the schema, in order. One that has been published never changes; a newer one is added behind it."""
-
-PERIODS = {"hour": 13, "day": 10, "month": 7}
-"""Names of periods, and the characters of a time in ISO 8601 that tell them apart."""
-
-GROUPS = (*PERIODS, *UsageKey._fields[1:])
-"""What usage can be summed by."""
 
 
 class UsageDatabase:

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policies.errors import ConfigError
 from policies.nouns import Decision, Outcome, Request
 from router.call.observer import Account
-from router.operate.usage.database import UsageDatabase
 from router.operate.usage.journal import Journal, orphans
 from router.operate.usage.rows import (
     AT_OUTCOME,
@@ -24,6 +24,10 @@ from router.operate.usage.rows import (
     add,
     row_of,
 )
+
+if TYPE_CHECKING:
+    # a router that keeps no usage runs without SQLAlchemy
+    from router.operate.usage.database import UsageDatabase
 
 JOURNAL_S = 0.05
 """Most time that passes before what a call used is in the journal."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,11 @@ from policies.nouns import Outcome
 from policies.quantities import CURRENCY_UNITS
 from policies.quota.budget import COST_UNIT
 from policies.suggest import did_you_mean
-from router.operate.usage.database import GROUPS, PERIODS, UsageDatabase
-from router.operate.usage.rows import USED, UsageKey
+from router.operate.usage.rows import GROUPS, PERIODS, USED, UsageKey
+
+if TYPE_CHECKING:
+    # a router that keeps no usage runs without SQLAlchemy
+    from router.operate.usage.database import UsageDatabase
 
 USUAL = ("tenant", "model")
 

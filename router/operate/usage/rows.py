@@ -48,6 +48,12 @@ USED = (
 AMOUNTS = (*(outcome.value for outcome in Outcome), *USED, "cost")
 """The sums of a row: requests by how they ended, what they used, and the cost in thousandths of a unit."""
 
+PERIODS = {"hour": 13, "day": 10, "month": 7}
+"""Names of periods, and the characters of a time in ISO 8601 that tell them apart."""
+
+GROUPS = (*PERIODS, *UsageKey._fields[1:])
+"""What usage can be summed by."""
+
 COST = AMOUNTS.index("cost")
 AT_OUTCOME = {outcome: at for at, outcome in enumerate(Outcome)}
 
