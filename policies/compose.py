@@ -14,11 +14,30 @@ from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHE
 Filter = Callable[[Request, BackendView], bool]
 """Whether a backend may take a request."""
 
+Failing = Callable[[Request, Sequence[BackendView]], Sequence[BackendView]]
+"""Those of several backends that may not take a request; mostly none."""
+
 Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
 """One value in [0, 1] per candidate, in their order; None if it is unknown."""
 
 Pick = Callable[[Sequence[tuple[str, float]], random.Random], str]
 """One name out of (backend, total score); the sequence is never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A Filter that looks at all backends of a decision at once: `failing` is called once, and not for each of them."""
+
+    failing: Failing
+
+    def __call__(self, request: Request, backend: BackendView) -> bool:
+        """Whether `backend` may take `request`."""
+        return not self.failing(request, (backend,))
+
+
+def _one_by_one(passes: Filter) -> Failing:
+    """`passes` for several backends."""
+    return lambda request, backends: [backend for backend in backends if not passes(request, backend)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +63,12 @@ class Policy:
     """Whether it scores full backends too, and lets a request wait for one of them while others have room."""
     heeds_context: bool = field(init=False)
     """Whether it drops backends with a context that is too short."""
+    failing: tuple[Failing, ...] = field(init=False, repr=False, compare=False)
+    """Its filters, each for several backends."""
 
     def __post_init__(self) -> None:
+        at_once = (each.failing if isinstance(each, AtOnce) else _one_by_one(each) for _, each in self.filters)
+        object.__setattr__(self, "failing", tuple(at_once))
         object.__setattr__(self, "heeds_context", any(name == "fits_context" for name, _ in self.filters))
 
     def decide(
@@ -95,16 +118,25 @@ class Policy:
         self, request: Request, view: ClusterView, avoiding: Collection[str], *, spare: Collection[str]
     ) -> tuple[list[BackendView], tuple[tuple[str, str], ...]]:
         """The candidates, and the objections; the candidates include backends with an objection of `spare`."""
+        free = self._without_objection(request, view.backends, avoiding)
         kept: list[BackendView] = []
         dropped: list[tuple[str, str]] = []
-        for backend in view.backends:
-            reason = self._objection(request, backend, avoiding)
-            if backend.needs_prefill and (reason is None or reason in PASSING):
-                reason = _without_prefill(request, backend, view, avoiding) or reason
-            if reason is None or reason in spare:
-                kept.append(backend)
-            if reason is not None:
-                dropped.append((backend.name, reason))
+        if len(free) == len(view.backends):
+            # the usual case in a fleet that is not full
+            kept = free
+        else:
+            names = {backend.name for backend in free}
+            for backend in view.backends:
+                if backend.name in names:
+                    kept.append(backend)
+                    continue
+                reason = self._objection(request, backend, avoiding)
+                if backend.needs_prefill and (reason is None or reason in PASSING):
+                    reason = _without_prefill(request, backend, view, avoiding) or reason
+                if reason is None or reason in spare:
+                    kept.append(backend)
+                if reason is not None:
+                    dropped.append((backend.name, reason))
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
             sure = [backend for backend in kept if backend.context_tokens is None or will_fit(request, backend)]
             if 0 < len(sure) < len(kept):
@@ -112,6 +144,28 @@ class Policy:
                 dropped += [(backend.name, "may_not_fit") for backend in kept if backend.name not in names]
                 kept = sure
         return kept, tuple(dropped)
+
+    def _without_objection(
+        self, request: Request, backends: Sequence[BackendView], avoiding: Collection[str]
+    ) -> list[BackendView]:
+        """Those of `backends` to which there is no objection, but for those that compute no prompts."""
+        pools, needs = request.pools, request.needs
+        free = [
+            backend
+            for backend in backends
+            if (pools is None or backend.pool in pools)
+            and backend.name not in avoiding
+            and backend.unfit is None
+            and backend.models
+            and (not needs or needs <= backend.capabilities)
+            and backend.may_take != 0
+            and not backend.needs_prefill
+        ]
+        for failing in self.failing:
+            if found := failing(request, free):
+                names = {backend.name for backend in found}
+                free = [backend for backend in free if backend.name not in names]
+        return free
 
     def _objection(self, request: Request, backend: BackendView, avoiding: Collection[str]) -> str | None:
         if request.pools is not None and backend.pool not in request.pools:
@@ -140,16 +194,17 @@ class Policy:
         totals, weights = [0.0] * len(kept), 0.0
         details: list[tuple[str, str, float | None]] = []
         for part in self.scores:
-            column = part.score(request, kept)
+            column, name = part.score(request, kept), part.name
             # a score that is unknown for one candidate is dropped for all: different measures are never compared
             weight = 0.0 if None in column else part.weight
             weights += weight
             for at, (backend, value) in enumerate(zip(kept, column, strict=True)):
-                details.append((backend.name, part.name, value))
+                details.append((backend.name, name, value))
                 totals[at] += weight * (value or 0.0)
-        scale = weights or 1.0
-        ranked = tuple([(backend.name, total / scale) for backend, total in zip(kept, totals, strict=True)])
-        return ranked, tuple(details)
+        scale, ranked = weights or 1.0, []
+        for backend, total in zip(kept, totals, strict=True):
+            ranked.append((backend.name, total / scale))
+        return tuple(ranked), tuple(details)
 
 
 def _without_prefill(

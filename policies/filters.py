@@ -1,30 +1,62 @@
-"""Filters: may this backend take this request? Each is built from its options and is a pure function of one view."""
+"""Filters: may this backend take this request? Each is built from its options and is a pure function of views."""
 
 from __future__ import annotations
 
-from policies.compose import Filter
+from collections.abc import Sequence
+
+from policies.compose import AtOnce, Filter
 from policies.nouns import BackendView, Request
-from policies.predict import may_fit, uncached_tokens
+from policies.predict import may_fit
 
 
 def healthy(*, fresh: float = 10.0) -> Filter:
     """Is the backend well and not draining, with a newest report, if it sends any, at most `fresh` seconds old?"""
 
-    def passes(_: Request, backend: BackendView) -> bool:
-        stale = backend.reported_s_ago is not None and backend.reported_s_ago > fresh
-        return backend.healthy and not backend.draining and not stale
+    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found = []
+        for backend in backends:
+            age_s = backend.reported_s_ago
+            if not backend.healthy or backend.draining or (age_s is not None and age_s > fresh):
+                found.append(backend)
+        return found
 
-    return passes
+    return AtOnce(failing)
 
 
 def serves_model() -> Filter:
     """Does it serve the model that the request names?"""
-    return lambda request, backend: request.model in backend.models
+
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found, model, allowed = [], request.model, None
+        for backend in backends:
+            # those of one pool mostly share the set
+            models = backend.models
+            if models is not allowed:
+                if model in models:
+                    allowed = models
+                else:
+                    found.append(backend)
+        return found
+
+    return AtOnce(failing)
 
 
 def fits_context() -> Filter:
     """Do prompt and answer together fit its context? A backend that does not report its context passes."""
-    return may_fit
+
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found: list[BackendView] = []
+        enough: int | None = None
+        for backend in backends:
+            context = backend.context_tokens
+            if context is not None and (enough is None or context < enough):
+                if may_fit(request, backend):
+                    enough = context
+                else:
+                    found.append(backend)
+        return found
+
+    return AtOnce(failing)
 
 
 def has_room(*, tokens: int = 0) -> Filter:
@@ -34,12 +66,17 @@ def has_room(*, tokens: int = 0) -> Filter:
     one: it never gets more room than it has.
     """
 
-    def passes(request: Request, backend: BackendView) -> bool:
-        if backend.free_tokens is None or backend.running + backend.waiting == 0:
-            return True
-        return uncached_tokens(request, backend) + tokens <= backend.free_tokens + backend.reclaimable_tokens
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found, prompt_tokens = [], request.prompt_tokens
+        for backend in backends:
+            free_tokens = backend.free_tokens
+            if free_tokens is not None and backend.running + backend.waiting:
+                uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
+                if uncached + tokens > free_tokens + backend.reclaimable_tokens:
+                    found.append(backend)
+        return found
 
-    return passes
+    return AtOnce(failing)
 
 
 def under_limit() -> Filter:
@@ -48,8 +85,12 @@ def under_limit() -> Filter:
     If it does not report that number, the limit is adaptive; without either it passes.
     """
 
-    def passes(_: Request, backend: BackendView) -> bool:
-        limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
-        return limit is None or backend.running + backend.waiting - backend.reclaimable_requests < limit
+    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found = []
+        for backend in backends:
+            limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+            if limit is not None and backend.running + backend.waiting - backend.reclaimable_requests >= limit:
+                found.append(backend)
+        return found
 
-    return passes
+    return AtOnce(failing)

@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     KV from another backend, `prefill` and `decode`. Of the others there: `slowdown` of the requests that run, during
     its prefill or while it decodes beside them, and `delay` of the requests that wait. Of later requests: `eviction`,
     to compute again what its prompt evicts, as far as it will be asked for. A second before its own first token weighs
-    `first`, a later one `rest`, and one of others `others`.
+    `first`, a later one `rest`, and one of others `others`. `total` is the weighted sum, in seconds.
     """
 
     queue: float
@@ -52,12 +52,7 @@ class Cost(NamedTuple):
     first: float
     rest: float
     others: float
-
-    @property
-    def total(self) -> float:
-        """The weighted sum, in seconds."""
-        own = self.first * (self.queue + self.fetch + self.prefill) + self.rest * self.decode
-        return own + self.others * (self.slowdown + FIRST * self.delay) + FIRST * self.eviction
+    total: float
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
@@ -70,28 +65,33 @@ def marginal_cost() -> Score:
     """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        costs = [
-            (cost_of(request, backend) if backend.offer is None else least_cost(request, backend)[0]).total + _NEAR_S
-            for backend in candidates
-        ]
-        least = min(costs, default=0.0)
-        cheapest = candidates[costs.index(least)] if candidates else None
-        return [
-            1.0 if cheapest is not None and _is_near(cost, backend, least, cheapest) else least / cost
-            for backend, cost in zip(candidates, costs, strict=True)
-        ]
+        if not candidates:
+            return []
+        costs = _totals(request, candidates)
+        least = min(costs)
+        cheapest = candidates[costs.index(least)]
+        near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
+        held_tokens, queue_s = (cheapest.held_tokens or 0) - _NEAR_TOKENS, cheapest.queue_s
+        is_idle = not cheapest.running + cheapest.waiting
+        values: list[float | None] = []
+        for backend, cost in zip(candidates, costs, strict=True):
+            is_near = cost <= near or (
+                is_idle and cost <= near_idle and not backend.running + backend.waiting and backend.queue_s <= queue_s
+            )
+            is_as_good = is_near and (backend.held_tokens or 0) >= held_tokens
+            values.append(1.0 if is_as_good else least / cost)
+        return values
 
     return score
 
 
-def _is_near(cost: float, backend: BackendView, least: float, cheapest: BackendView) -> bool:
-    """Is the `cost` of `backend` as good as the `least`, that of `cheapest`?"""
-    if cost > (1.0 + _NEAR_IDLE) * least or (backend.held_tokens or 0) < (cheapest.held_tokens or 0) - _NEAR_TOKENS:
-        return False
-    if cost <= (1.0 + _NEAR) * least:
-        return True
-    busy = backend.running + backend.waiting + cheapest.running + cheapest.waiting
-    return not busy and backend.queue_s <= cheapest.queue_s
+def _totals(request: Request, backends: Sequence[BackendView]) -> list[float]:
+    """The cost of placing `request` at each of `backends`, in seconds."""
+    totals = []
+    for cost, backend in zip(_costs(request, backends), backends, strict=True):
+        total = cost[-1] if backend.offer is None else least_cost(request, backend)[0].total
+        totals.append(total + _NEAR_S)
+    return totals
 
 
 def least_cost(request: Request, backend: BackendView) -> tuple[Cost, Fetch | None]:
@@ -116,37 +116,62 @@ def cost_of(request: Request, backend: BackendView, fetch: Fetch | None = None) 
     without a cache size nothing is evicted, and without `held_tokens` the whole prompt is computed. Times come from its
     latency model, so a backend with nothing but response times has them too.
     """
-    latency, promised, prompt_tokens = backend.latency, request.promised, request.prompt_tokens
-    prefill, decode = backend.doubt
-    held_tokens = (backend.held_tokens or 0) + (0 if fetch is None else fetch.tokens)
-    uncached = max(1, prompt_tokens - held_tokens)
+    return Cost(*_costs(request, (backend,), fetch)[0])
+
+
+def _costs(
+    request: Request, backends: Sequence[BackendView], fetch: Fetch | None = None
+) -> list[tuple[float, float, float, float, float, float, float, float, float, float, float]]:
+    """For each of `backends` the fields of its Cost, as `cost_of` says: a decision has many, and reads the totals."""
+    prompt_tokens, promised, choices = request.prompt_tokens, request.promised, request.sampling.choices
     new_tokens = request.expected_new_tokens or request.max_new_tokens
-    there = max(0, backend.running + backend.waiting - backend.yielding)
-    work_s = prefill * uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached / 2))
     context = prompt_tokens + new_tokens / 2
-    added_s = decode * (latency.sequence_s + latency.context_s * context)
-    contexts = backend.decoding_tokens + backend.waiting * prompt_tokens
-    step_s = decode * (latency.step_s + latency.sequence_s * there + latency.context_s * contexts) + added_s
-    queue_s, prefill_s, decode_s = backend.queue_s, prefill * latency.fixed_s + work_s, new_tokens * step_s
-    queue_s += place_s(request, backend, prefill_s + decode_s)
-    fetch_s, evicting_s = 0.0, work_s
-    if fetch is not None:
-        fetch_s = max(0.0, fetch.seconds - backend.queue_s)
-        evicting_s = work_s + prefill * fetch.computing_s * (1.0 + backend.mean_weight * fetch.crowd / FIRST)
-    first, rest = FIRST, 1.0
+    weight, ttft_s, deadline_s, tpot_s = 1.0, None, None, None
     if promised is not None:
-        first, rest = FIRST * promised.weight, promised.weight
-        if promised.ttft_s is not None:
-            first *= 1.0 + min(1.0, (queue_s + fetch_s + prefill_s) / promised.ttft_s)
-        elif promised.deadline_s is not None:
-            first = rest = rest * (1.0 + min(1.0, (queue_s + fetch_s + prefill_s + decode_s) / promised.deadline_s))
-        if promised.tpot_s is not None:
-            rest *= 1.0 + min(1.0, step_s / promised.tpot_s)
-    # the learnt time of a further sequence includes the prefills that come with it: only the larger of the two counts
-    slower_s = max(work_s, request.sampling.choices * new_tokens * added_s)
-    others = backend.mean_weight
-    eviction_s = 0.0
-    if backend.cache_tokens:
-        eviction_s = evicting_s * min(1.0, backend.fresh_tokens / backend.cache_tokens / _USUAL_CHURN)
-    running_s, waiting_s = backend.running * slower_s, backend.waiting * work_s
-    return Cost(queue_s, fetch_s, prefill_s, decode_s, running_s, waiting_s, eviction_s, first, rest, others)
+        weight, ttft_s, tpot_s = promised.weight, promised.ttft_s, promised.tpot_s
+        deadline_s = promised.deadline_s if ttft_s is None else None
+    costs = []
+    for backend in backends:
+        latency, waiting, running = backend.latency, backend.waiting, backend.running
+        prefill, decode = backend.doubt
+        held_tokens = backend.held_tokens or 0
+        if fetch is not None:
+            held_tokens += fetch.tokens
+        uncached = max(1, prompt_tokens - held_tokens)
+        there = max(0, running + waiting - backend.yielding)
+        work_s = prefill * uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached / 2))
+        added_s = decode * (latency.sequence_s + latency.context_s * context)
+        contexts = backend.decoding_tokens + waiting * prompt_tokens
+        step_s = decode * (latency.step_s + latency.sequence_s * there + latency.context_s * contexts) + added_s
+        queue_s, prefill_s, decode_s = backend.queue_s, prefill * latency.fixed_s + work_s, new_tokens * step_s
+        limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+        room_tokens = None if backend.free_tokens is None else backend.free_tokens + backend.reclaimable_tokens
+        if (limit is not None and running + waiting + backend.awaited >= limit) or (
+            room_tokens is not None and prompt_tokens * (1 + backend.awaited) > room_tokens
+        ):
+            # there may be no place at once
+            queue_s += place_s(request, backend, prefill_s + decode_s)
+        fetch_s, evicting_s, others = 0.0, work_s, backend.mean_weight
+        if fetch is not None:
+            fetch_s = max(0.0, fetch.seconds - backend.queue_s)
+            evicting_s = work_s + prefill * fetch.computing_s * (1.0 + others * fetch.crowd / FIRST)
+        first, rest = FIRST * weight, weight
+        if ttft_s is not None:
+            first *= 1.0 + min(1.0, (queue_s + fetch_s + prefill_s) / ttft_s)
+        elif deadline_s is not None:
+            first = rest = rest * (1.0 + min(1.0, (queue_s + fetch_s + prefill_s + decode_s) / deadline_s))
+        if tpot_s is not None:
+            rest *= 1.0 + min(1.0, step_s / tpot_s)
+        # the learnt time of a further sequence includes the prefills that come with it: only the larger of the two
+        # counts
+        slower_s = max(work_s, choices * new_tokens * added_s)
+        eviction_s = 0.0
+        if backend.cache_tokens:
+            eviction_s = evicting_s * min(1.0, backend.fresh_tokens / backend.cache_tokens / _USUAL_CHURN)
+        slowdown_s, delay_s = running * slower_s, waiting * work_s
+        own = first * (queue_s + fetch_s + prefill_s) + rest * decode_s
+        total = own + others * (slowdown_s + FIRST * delay_s) + FIRST * eviction_s
+        costs.append(
+            (queue_s, fetch_s, prefill_s, decode_s, slowdown_s, delay_s, eviction_s, first, rest, others, total)
+        )
+    return costs

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from operator import itemgetter
 
 from policies.compose import Pick
+
+_TOTAL = itemgetter(1)
 
 _SAME = 1e-9
 """Totals closer than this are equal: they differ by rounding."""
@@ -35,6 +38,8 @@ def are_equal(total: float, other: float) -> bool:
 
 
 def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
-    top = max([total for _, total in scored])
-    ties = [name for name, total in scored if total >= top - _SAME]
+    least, ties = max(scored, key=_TOTAL)[1] - _SAME, []
+    for name, total in scored:
+        if total >= least:
+            ties.append(name)
     return ties[0] if len(ties) == 1 else rng.choice(ties)

@@ -3,6 +3,8 @@ when its first token is due by its service class."""
 
 from __future__ import annotations
 
+import math
+
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request, ServiceClass
 from policies.waiting import would_take
 
@@ -98,8 +100,12 @@ def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_token
 
     The fair queue charges this; 0 if no backend would take it.
     """
-    drawn = new_tokens * request.sampling.choices
-    return min([answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision)], default=0.0)
+    drawn, prompt_tokens, least_s = new_tokens * request.sampling.choices, request.prompt_tokens, math.inf
+    for backend in would_take(view, decision) if decision.dropped else view.backends:
+        fresh = max(1, prompt_tokens - (backend.held_tokens or 0))
+        cached, batch = max(0, prompt_tokens - fresh), max(1, backend.running)
+        least_s = min(least_s, backend.latency.answer_s(fresh, cached, drawn, batch=batch))
+    return least_s if least_s < math.inf else 0.0
 
 
 def answer_s(request: Request, backend: BackendView, *, new_tokens: int, uncached: int | None = None) -> float:

@@ -227,6 +227,11 @@ class Rule:
     split: Split | None = None
     mirror: Mirror | None = None
     reuse_budget: float | None = None
+    matches_all: bool = field(init=False, repr=False, compare=False)
+    """Whether `when` has no condition."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matches_all", self.when == When())
 
 
 class Ruling(msgspec.Struct, frozen=True):
@@ -272,10 +277,14 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
             hint=f"it may use {', '.join(sorted(tenant.models))}",
             param="model",
         )
-    _require_known_priority(facts.priority, rulebook.classes)
+    allowed, classes = tenant.classes, rulebook.classes
+    if facts.priority is not None:
+        _require_known_priority(facts.priority, classes)
     for number, rule in enumerate(rulebook.rules, start=1):
-        if may_use(tenant, rule.service_class) and rule.when.holds(facts):
-            given = _lowered(rulebook.classes[rule.service_class], facts, rule=rule, classes=rulebook.classes)
+        if (not allowed or rule.service_class in allowed) and (rule.matches_all or rule.when.holds(facts)):
+            given = classes[rule.service_class]
+            if facts.priority is not None:
+                given = _lowered(given, facts.priority, tenant, rule=rule, classes=classes)
             return Ruling(given, rule.pools, rule.policy, number, rule.reuse_budget)
     raise PermissionDenied(
         f"no rule gives tenant '{tenant.name}' a service class for this request",
@@ -309,15 +318,16 @@ def may_use(tenant: Tenant, service_class: str) -> bool:
     return not tenant.classes or service_class in tenant.classes
 
 
-def _require_known_priority(priority: str | None, classes: Mapping[str, ServiceClass]) -> None:
-    if priority is None or priority in classes:
-        return
-    hint = did_you_mean(priority, classes) or f"the classes are {', '.join(classes)}"
-    raise InvalidRequest(f"there is no service class '{priority[:80]}'", hint=hint, param="priority")
+def _require_known_priority(priority: str, classes: Mapping[str, ServiceClass]) -> None:
+    if priority not in classes:
+        hint = did_you_mean(priority, classes) or f"the classes are {', '.join(classes)}"
+        raise InvalidRequest(f"there is no service class '{priority[:80]}'", hint=hint, param="priority")
 
 
-def _lowered(given: ServiceClass, facts: Facts, *, rule: Rule, classes: Mapping[str, ServiceClass]) -> ServiceClass:
-    if facts.priority is None or rule.when.priority or not may_use(facts.tenant, facts.priority):
+def _lowered(
+    given: ServiceClass, priority: str, tenant: Tenant, *, rule: Rule, classes: Mapping[str, ServiceClass]
+) -> ServiceClass:
+    if rule.when.priority or not may_use(tenant, priority):
         return given
-    asked = classes[facts.priority]
+    asked = classes[priority]
     return asked if asked.rank > given.rank else given

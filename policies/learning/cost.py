@@ -116,7 +116,8 @@ class Latency(msgspec.Struct, frozen=True):
         """
         context_tokens = cached + uncached + new_tokens / 2
         share_s = self.step_s / max(1.0, batch) + self.sequence_s + self.context_s * context_tokens
-        return self.prefill_s(uncached, cached) + new_tokens * share_s
+        prefill_s = self.fixed_s + uncached * (self.token_s + self.pair_s * (cached + uncached / 2))
+        return prefill_s + new_tokens * share_s
 
 
 TYPICAL = Latency()
