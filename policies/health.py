@@ -93,7 +93,8 @@ class Health:
         # tenant and id of the requests that failed since one ended well
         self._in_row: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, rules.failures))
         self._retry_at: float | None = None
-        self._warm_from: float | None = None
+        self.warm_from: float | None = None
+        """The begin of its slow start; None while it gets its full share."""
         # oldest first
         self._window: deque[_Slice] = deque(maxlen=_SLICES)
         # tenant -> when its last request ended well, oldest first
@@ -120,11 +121,11 @@ class Health:
 
     def share(self, now: float) -> float:
         """Its present share of its full share of requests, in (0, 1]."""
-        if self._warm_from is None:
+        if self.warm_from is None:
             return 1.0
-        past_s = now - self._warm_from
+        past_s = now - self.warm_from
         if past_s >= self.rules.slow_start_s:
-            self._warm_from = None
+            self.warm_from = None
             return 1.0
         return max(_LEAST_SHARE, past_s / self.rules.slow_start_s)
 
@@ -164,7 +165,10 @@ class Health:
         if self.is_on_trial:
             self.answered(now)
         self._in_row.clear()
-        self._slice(now).requests += 1
+        newest = self._window[-1] if self._window else None
+        if newest is None or newest.number != int(now / self.rules.window_s * _SLICES):
+            newest = self._slice(now)
+        newest.requests += 1
 
     def request_failed(
         self, now: float, reason: str, tenant: str = "", request: str = "", *, may_be_request: bool = False
@@ -234,7 +238,7 @@ class Health:
         if self.ill_since is None:
             self.ill_since = now
         self.is_well = self.is_on_trial = False
-        self.reason, self._retry_at, self._warm_from = reason, retry_at, None
+        self.reason, self._retry_at, self.warm_from = reason, retry_at, None
         self._openings += 1
         self._served.clear()
 
@@ -244,4 +248,4 @@ class Health:
         self._in_row.clear()
         self._window.clear()
         self._retry_at = self.ill_since = None
-        self._warm_from = now if slowly and self.rules.slow_start_s > 0 else None
+        self.warm_from = now if slowly and self.rules.slow_start_s > 0 else None

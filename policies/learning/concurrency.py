@@ -63,16 +63,12 @@ class AdaptiveLimit:
         self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
         self._newest: Queue | None = None
         self._shortest: Queue | None = None
+        self.limit = initial
+        """The number of requests that may be in flight."""
 
     def __repr__(self) -> str:
         state = "probes" if self.is_probing else "starts" if self._starting else "steady"
         return f"<AdaptiveLimit {self.limit} of {self._least} to {self._most}, {state}>"
-
-    @property
-    def limit(self) -> int:
-        """The number of requests that may be in flight."""
-        limit = self._limit if self._rounds_to_probe else self._limit / 2
-        return max(self._least, int(limit))
 
     @property
     def is_probing(self) -> bool:
@@ -92,18 +88,21 @@ class AdaptiveLimit:
         if not slowdown > 0:
             return
         self._hear(queue)
+        self._follow_state()
         if not self._belongs(in_flight):
             self._stray()
-            return
-        self._slowdowns.append(min(slowdown, _MOST_SLOWDOWN))
-        self._busiest = max(self._busiest, in_flight)
-        if len(self._slowdowns) >= max(_SHORTEST_ROUND, min(_LONGEST_ROUND, self.limit)):
-            self._end_round()
+        else:
+            self._slowdowns.append(min(slowdown, _MOST_SLOWDOWN))
+            self._busiest = max(self._busiest, in_flight)
+            if len(self._slowdowns) >= max(_SHORTEST_ROUND, min(_LONGEST_ROUND, self.limit)):
+                self._end_round()
+        self._follow_state()
 
     def refuse(self) -> None:
         """Shrink the limit, because the backend rejected a request as overloaded."""
         self._starting = False
         self._set(self._limit * _REFUSED)
+        self._follow_state()
 
     def check(self) -> None:
         """Assert that the limit and the memory are in bounds."""
@@ -111,6 +110,10 @@ class AdaptiveLimit:
         assert self._least <= self.limit <= self._most, f"{self!r}: out of bounds"
         assert len(self._slowdowns) < _LONGEST_ROUND, f"{self!r}: a round never ends"
         assert 0 <= self._rounds_to_probe <= _ROUNDS_BETWEEN_PROBES, f"{self!r}: probes come too late"
+
+    def _follow_state(self) -> None:
+        """Half as many in a probe."""
+        self.limit = max(self._least, int(self._limit if self._rounds_to_probe else self._limit / 2))
 
     def _hear(self, queue: Queue | None) -> None:
         if queue is None:

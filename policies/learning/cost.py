@@ -150,6 +150,8 @@ class Peers:
         self.fetching = FetchModel()
         self.models: weakref.WeakSet[LatencyModel] = weakref.WeakSet()
         """All that share them."""
+        self.learnt = 0
+        """Grows with each observation."""
 
     def __repr__(self) -> str:
         return f"<Peers {self.prefill.fit!r}, {self.decode.fit!r}>"
@@ -179,14 +181,14 @@ class LatencyModel:
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
-        self._peers = peers or Peers()
-        self._peers.models.add(self)
-        self._prefill = _Pace(self._peers.prefill, 1.0, _PACE_SPREAD)
-        self._decode = _Pace(self._peers.decode, 1.0, _PACE_SPREAD)
+        self.peers = peers or Peers()
+        self.peers.models.add(self)
+        self._prefill = _Pace(self.peers.prefill, 1.0, _PACE_SPREAD)
+        self._decode = _Pace(self.peers.decode, 1.0, _PACE_SPREAD)
         self._reported: float | None = None
-        self._snapshot: Latency | None = None
-        self._doubt = (1.0, 1.0)
-        self._learnt = 0
+        # the estimate and its doubt, as of so many observations of all peers
+        self.estimate: tuple[Latency, tuple[float, float]] = (self.peers.prior, (1.0, 1.0))
+        self.as_of = -1
         self._scatter = SlowTime()
         self.error = 0.0
         self.bias = 0.0
@@ -204,14 +206,13 @@ class LatencyModel:
         return self.present()[0]
 
     def present(self) -> tuple[Latency, tuple[float, float]]:
-        """The present estimate, and its `doubt`."""
-        learnt = self._peers.prefill.fit.observations + self._peers.decode.fit.observations
-        if self._snapshot is None or self._learnt != learnt:
-            self._snapshot = self._peers.latency(self._prefill.fit.values[0], self._decode.fit.values[0])
-            models = len(self._peers.models)
-            self._doubt = (self._prefill.doubt(models), self._decode.doubt(models))
-            self._learnt = learnt
-        return self._snapshot, self._doubt
+        """The present estimate, and its `doubt`. It is `estimate` unless its peers have `learnt` more by now."""
+        if self.as_of != self.peers.learnt:
+            latency = self.peers.latency(self._prefill.fit.values[0], self._decode.fit.values[0])
+            models = len(self.peers.models)
+            self.estimate = latency, (self._prefill.doubt(models), self._decode.doubt(models))
+            self.as_of = self.peers.learnt
+        return self.estimate
 
     @property
     def doubt(self) -> tuple[float, float]:
@@ -226,8 +227,8 @@ class LatencyModel:
         if token_s is None or self.observations or token_s == self._reported or not 0.0 < token_s < math.inf:
             return
         self._reported = token_s
-        factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
-        self._prefill, self._snapshot = _Pace(self._peers.prefill, factor, _REPORTED_SPREAD), None
+        factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self.peers.prior.token_s))
+        self._prefill, self.as_of = _Pace(self.peers.prefill, factor, _REPORTED_SPREAD), -1
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""
@@ -281,7 +282,7 @@ class LatencyModel:
 
     def check(self) -> None:
         """Assert that every coefficient is a positive number within its bounds."""
-        for part in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
+        for part in (self.peers.prefill, self.peers.decode, self._prefill, self._decode):
             part.fit.check()
 
     def _observe(self, seconds: float, *parts: _Part) -> None:
@@ -291,7 +292,7 @@ class LatencyModel:
         """
         if not 0.0 < seconds < math.inf:
             return
-        self._snapshot = None
+        self.peers.learnt += 1
         usual_s = together_s = 0.0
         for part in parts:
             usual_s += part.usual_s * part.pace.value
@@ -317,7 +318,7 @@ class LatencyModel:
 
     def _first_token(self, work: Work, ahead: Ahead) -> _Part:
         """The estimated seconds to a first token, by coefficient."""
-        fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.fit.values
+        fixed_s, token_s, pair_s, queue, convoy = self.peers.prefill.fit.values
         alike_tokens_s, alike_pairs_s = queue * token_s * ahead.alike.tokens, queue * pair_s * ahead.alike.pairs
         beyond_tokens_s, beyond_pairs_s = convoy * token_s * ahead.beyond.tokens, convoy * pair_s * ahead.beyond.pairs
         costs = (
@@ -330,7 +331,7 @@ class LatencyModel:
 
     def _steps(self, steps: float, batch: float, context_tokens: float) -> _Part:
         """The estimated seconds of `steps` steps of decode, by coefficient."""
-        step_s, sequence_s, context_s = self._peers.decode.fit.values
+        step_s, sequence_s, context_s = self.peers.decode.fit.values
         costs = (steps * step_s, steps * sequence_s * batch, steps * context_s * context_tokens)
         return _Part(self._decode, costs, sum(costs))
 

@@ -46,11 +46,12 @@ def decided(
     `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it. It
     has waited for `waited_s`.
     """
-    now, may_fetch = gateway.clock(), request.may_fetch and gateway.cluster.lends
-    underway = gateway.cluster.computing.of(request, now)
+    cluster, now = gateway.cluster, gateway.clock()
+    may_fetch, is_divided = request.may_fetch and bool(cluster.lenders), cluster.divides
+    underway = cluster.computing.of(request, now) if cluster.computing.flights else ()
 
     def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
-        view = seen(gateway.cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
+        view = seen(cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
         if look.awaited:
             backends = (
                 replace(each, awaited=look.awaited[each.name]) if each.name in look.awaited else each
@@ -62,14 +63,15 @@ def decided(
         decision = policy.decide(request, view, gateway.rng, avoiding=avoiding, takes_any=look.takes_any)
         if may_fetch:
             decision = with_fetch(request, view, decision)
-        decision = with_prefill(request, view, decision, avoiding)
+        if is_divided:
+            decision = with_prefill(request, view, decision, avoiding)
         if underway:
             decision = held_back(request, view, decision, underway, waited_s=waited_s)
         return view, decision
 
     if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
         with_full = policy.waits_for_best and not look.takes_any
-        names = gateway.cluster.shortlist(request, held, avoiding, with_full=with_full)
+        names = cluster.shortlist(request, held, avoiding, with_full=with_full)
         if names is not None and _fits_all(request, gateway):
             view, decision = among(names)
             named = decision.chosen or decision.awaits

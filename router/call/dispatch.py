@@ -338,7 +338,7 @@ class Dispatcher:
     @property
     def _is_full(self) -> bool:
         """Does the router have as many requests at backends as it may?"""
-        return self._cluster.in_flight >= self._config().server.max_concurrent
+        return len(self._cluster.on_the_way) >= self._config().server.max_concurrent
 
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whatever waits. Raises its `refusal`."""

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from backends.base import Backend, Leaver, Ranked
+from policies.bursts import LEAST_TOKENS
 from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
@@ -80,9 +81,13 @@ class Cluster:
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
         self._members: dict[str, Member] = {}
         self._turnover = Turnover()
-        self._flying: dict[Flight, Member] = {}
+        self.on_the_way: dict[Flight, Member] = {}
+        """The requests that this router has at backends, removed ones among them: changed here alone."""
         self.computing = Computing(self._tell_computed)
-        self._lenders: set[str] = set()
+        self.lenders: set[str] = set()
+        """The backends that exchange KV with others."""
+        self.divides = False
+        """Has any backend had another pool that computes prompts for it?"""
         self._elsewhere: dict[str, Elsewhere] = {}
         self._listeners = Listeners()
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
@@ -240,7 +245,7 @@ class Cluster:
         for name, member in self._members.items():
             assert not member.flights, f"{name} still has {len(member.flights.open)} requests of this router"
             member.check()
-        assert not self._flying, f"{len(self._flying)} requests are at backends that were removed"
+        assert not self.on_the_way, f"{len(self.on_the_way)} requests are at backends that were removed"
         servers = {member.server.ranks[0] for member in self._members.values()}
         assert not self._is_open or set(self._probes.names()) == servers, "a server is probed twice, or never"
         ranks = [name for server in {member.server for member in self._members.values()} for name in server.ranks]
@@ -248,14 +253,14 @@ class Cluster:
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
         assert self._undescribed <= self._members.keys(), "a backend that is gone is to be described"
-        assert self._lenders <= self._members.keys(), "a backend that is gone lends"
+        assert self.lenders <= self._members.keys(), "a backend that is gone lends"
         assert not len(self.computing), f"{self.computing!r}: no request is at any backend"
         self._shortlist.check()
 
     @property
     def in_flight(self) -> int:
-        """Requests that this router has at backends."""
-        return len(self._flying)
+        """How many requests this router has at backends."""
+        return len(self.on_the_way)
 
     def backend(self, name: str) -> Backend:
         """The backend of this name."""
@@ -272,7 +277,7 @@ class Cluster:
 
     def backend_of(self, flight: Flight) -> Backend:
         """Where `flight`, which has begun, is; removed or not."""
-        return self._flying[flight].backend
+        return self.on_the_way[flight].backend
 
     def flights(self, name: str) -> int:
         """How many requests this router has at `name`."""
@@ -352,11 +357,6 @@ class Cluster:
         """
         member = self._members.get(name)
         return member is None or member.may_have_room(model, rank, tokens)
-
-    @property
-    def lends(self) -> bool:
-        """Is there a backend that exchanges KV with others?"""
-        return bool(self._lenders)
 
     def lend(self, name: str, tokens: int) -> Mapping[str, Any] | None:
         """What the backend that fetches the first `tokens` of a prompt from `name` has to be told; None: it cannot."""
@@ -465,26 +465,31 @@ class Cluster:
         )
         if fetch is not None and fetch.backend in self._members:
             self._members[fetch.backend].lends_until = flight.sent_at + fetch.seconds
-        self._flying[flight] = member
-        self.computing.began(flight)
+        self.on_the_way[flight] = member
+        if uncached_tokens >= LEAST_TOKENS:
+            self.computing.began(flight)
         # known since a moment ago
         cache_tokens = None if member.standing is None else member.standing.load.total_tokens
         self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._unnoted[name] = None
-        self._listeners.in_flight(member.backend.name, len(member.flights.open))
+        if not member.was_used:
+            member.was_used = True
+            self._listeners.used(name, member.flights.open.__len__)
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
         """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
-        member, name = self._flying.pop(flight), flight.backend
-        self.computing.ended(flight)
+        member, name = self.on_the_way.pop(flight), flight.backend
+        if flight.on_computed is not None:
+            self.computing.ended(flight)
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
-            self._listeners.in_flight(member.backend.name, len(member.flights.open))
+            self._unnoted[name] = None
             # behind what it learns
             self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
-        self.changed(name)
+        for listener in self._listeners.of_changes:
+            listener.changed(name)
 
     def _tell_learnt(self, member: Member) -> None:
         if self._members.get(member.backend.name) is member and member.tell_learnt(self._listeners):
@@ -493,7 +498,7 @@ class Cluster:
 
     def late_s(self, flight: Flight, quantile: float) -> float | None:
         """Seconds after its sending within which `flight` has its first token in this share of cases; None: unknown."""
-        return self._flying[flight].late_s(flight, quantile)
+        return self.on_the_way[flight].late_s(flight, quantile)
 
     @contextmanager
     def flying(self, flight: Flight) -> Iterator[Flight]:
@@ -576,14 +581,14 @@ class Cluster:
             now = self._clock()
             if now - before > 2 * LATE_EVERY_S + 0.1:
                 # this router had no CPU itself: what backends sent meanwhile was not read yet
-                for flight in self._flying:
+                for flight in self.on_the_way:
                     flight.alive_at = max(flight.alive_at, now)
             self.end_overdue()
 
     def end_overdue(self) -> None:
         """Give up the requests with a backend that is late, if another one can take them or the ceiling has passed."""
         now = self._clock()
-        for flight, member in tuple(self._flying.items()):
+        for flight, member in tuple(self.on_the_way.items()):
             late = None if flight.give_up is None else member.overdue(flight, now)
             if late is None or not (late.is_beyond_most or self._may_go_elsewhere(flight, member.server)):
                 continue
@@ -594,7 +599,7 @@ class Cluster:
 
     def has_other(self, flight: Flight) -> bool:
         """Is there a backend of another server for `flight`, which has begun?"""
-        return self._is_elsewhere(flight, self._flying[flight].server)
+        return self._is_elsewhere(flight, self.on_the_way[flight].server)
 
     def _may_go_elsewhere(self, flight: Flight, server: Server) -> bool:
         """Can `flight` begin anew, at another server or, if it fetches KV, here without that?"""
@@ -627,11 +632,12 @@ class Cluster:
         server.ranks.append(backend.name)
         self._undescribed.add(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
-        listeners = self._listeners
+        listeners, prefill = self._listeners, self._prefill.get(backend.pool)
+        self.divides |= prefill is not None
         member = Member(
             backend,
             server,
-            role=Role(self._prefill.get(backend.pool), backend.pool in self._prefill.values()),
+            role=Role(prefill, backend.pool in self._prefill.values()),
             elsewhere=self._elsewhere.get(backend.name, Elsewhere()),
             turnover=self._turnover,
             peers=peers,
@@ -640,7 +646,7 @@ class Cluster:
             later=self._later,
         )
         if member.lender is not None:
-            self._lenders.add(backend.name)
+            self.lenders.add(backend.name)
         return member
 
     def _ranks(self, server: Server) -> list[Member]:
@@ -721,7 +727,7 @@ class Cluster:
         self._unnoted.pop(name, None)
         self._undescribed.discard(name)
         self._models.forget(name)
-        self._lenders.discard(name)
+        self.lenders.discard(name)
         self._shortlist.forget(name)
         self._health_changed.set()
         self._listeners.gone(name)

@@ -20,14 +20,15 @@ class Computing:
 
     def __init__(self, on_left: Callable[[Flight, bool], None] = lambda *_: None) -> None:
         self._on_left = on_left
-        self._flights: dict[Flight, None] = {}
+        self.flights: dict[Flight, None] = {}
+        """All of them: changed here alone."""
         self._by_key: dict[int, dict[Flight, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Computing {len(self._flights)} prompts>"
+        return f"<Computing {len(self.flights)} prompts>"
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self.flights)
 
     def __contains__(self, key: object) -> bool:
         return key in self._by_key
@@ -37,7 +38,7 @@ class Computing:
         if flight.uncached_tokens < LEAST_TOKENS or not flight.request.block_keys:
             return
         flight.on_computed = self._computed
-        self._flights[flight] = None
+        self.flights[flight] = None
         for key in flight.request.block_keys:
             self._by_key.setdefault(key, {})[flight] = None
 
@@ -48,7 +49,7 @@ class Computing:
     def of(self, request: Request, now: float) -> tuple[Underway, ...]:
         """The longest beginning of the prompt of `request` that is being computed, and where: for requests of its rank
         or a better one, because others may stand still for long."""
-        if not self._flights:
+        if not self.flights:
             return ()
         blocks, keys = self._blocks(request.block_keys), request.block_keys
         if not blocks:
@@ -63,9 +64,9 @@ class Computing:
     def check(self) -> None:
         """Assert that every remembered flight waits for its first token, and is found by each of its keys."""
         found = {flight for flights in self._by_key.values() for flight in flights}
-        assert found == self._flights.keys(), f"{self!r}: keys and flights differ"
+        assert found == self.flights.keys(), f"{self!r}: keys and flights differ"
         assert all(self._by_key.values()), f"{self!r}: remembers a key of no flight"
-        assert all(flight.is_waiting for flight in self._flights), f"{self!r}: remembers a prompt that is computed"
+        assert all(flight.is_waiting for flight in self.flights), f"{self!r}: remembers a prompt that is computed"
 
     def _blocks(self, keys: Sequence[int]) -> int:
         """How many of `keys` are being computed: a key is only there behind all that are in front of it."""
@@ -79,9 +80,9 @@ class Computing:
         self._leave(flight, is_computed=True)
 
     def _leave(self, flight: Flight, *, is_computed: bool) -> None:
-        if flight not in self._flights:
+        if flight not in self.flights:
             return
-        del self._flights[flight]
+        del self.flights[flight]
         for key in flight.request.block_keys:
             flights = self._by_key.get(key, {})
             flights.pop(flight, None)

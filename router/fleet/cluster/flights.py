@@ -81,15 +81,17 @@ class Flight:
     """Has the client taken the newest piece?"""
     work: Work = field(init=False)
     """The prefill that it brought, as far as is known."""
+    new_tokens: int = field(init=False)
+    """Tokens of the prompt that are new in its backend's cache, computed or fetched."""
+    weight: float = field(init=False)
+    """That of its class."""
 
     def __post_init__(self) -> None:
+        uncached, request = self.uncached_tokens, self.request
         self.alive_at = self.sent_at
-        self.work = prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens of the prompt that are new in its backend's cache, computed or fetched."""
-        return self.uncached_tokens + (0 if self.lent is None else self.lent.tokens)
+        self.work = Work(uncached, uncached * (max(0, request.prompt_tokens - uncached) + uncached / 2))
+        self.new_tokens = uncached if self.lent is None else uncached + self.lent.tokens
+        self.weight = 1.0 if request.promised is None else request.promised.weight
 
     @property
     def fetch_s(self) -> float:
@@ -127,14 +129,15 @@ class Flight:
             self.accepted_at = now
         if delta is ACCEPTED:
             return
-        self.book.heard_at = self.alive_at = now
+        book = self.book
+        book.heard_at = self.alive_at = now
         if delta.computed_tokens is not None:
             return
         tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
         self.usage = delta.usage or self.usage
         if not self.answered:
             self.answered = True
-            self.book.answer(self, now, is_whole=delta.is_whole)
+            book.answer(self, now, is_whole=delta.is_whole)
             if delta.is_whole:
                 self.whole_tokens = delta.tokens
             else:
@@ -143,7 +146,9 @@ class Flight:
         if tokens:
             self.last_at = now
             self.drawn_tokens += tokens
-            self.book.grow(self, tokens)
+            book.context_tokens += tokens
+            if self.request.preemptible:
+                book.grow(self, tokens)
 
     def fetch(self, now: float) -> None:
         """Its prompt was computed elsewhere by `now`, and its backend is to fetch the KV: its time begins here."""
@@ -214,6 +219,10 @@ class Seen(NamedTuple):
     reclaimable_tokens: int
 
 
+NOTHING_SEEN = Seen(_NO_FRONT, 0, 0)
+"""What any request sees where no prompt waits and no request is preemptible."""
+
+
 @dataclass(slots=True)
 class _Rank:
     """What the requests of one rank add up to: those that wait for their first token, and those that may give way."""
@@ -235,7 +244,8 @@ class Flights:
     after the other: when the last first token came, or the first prompt was sent to an idle one. `revision` grows with
     each flight that begins, is answered or presumed to be, or ends. `silent` is a heap of the flights with a first
     token that may not be seen, by its predicted time; without any, `presume` does nothing. `heard_at`: when the last
-    piece of any answer came.
+    piece of any answer came. So many are `preemptible`, and so many of the `background`. Those that
+    decode have contexts of `context_tokens`.
     """
 
     def __init__(self) -> None:
@@ -252,7 +262,8 @@ class Flights:
         self._gone = 0
         self._seen: dict[int | None, Seen] = {}
         self.silent: list[tuple[float, int, Flight]] = []
-        self._decoding = self._context_tokens = self._yielding_tokens = 0
+        self.preemptible = self.background = 0
+        self._decoding = self.context_tokens = self._yielding_tokens = 0
         self._weights = 0.0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
@@ -270,13 +281,13 @@ class Flights:
     @property
     def decoding(self) -> tuple[float, float]:
         """Sequences that decode, at least one, and the tokens of their contexts in total."""
-        return float(max(1, self._decoding)), float(self._context_tokens)
+        return float(max(1, self._decoding)), float(self.context_tokens)
 
     def others_than(self, rank: int | None) -> tuple[int, float]:
         """For a request of this rank: how many there yield to it, and the contexts that decode but for theirs."""
-        if rank is None or rank >= BACKGROUND_RANK or BACKGROUND_RANK not in self._ranks:
-            return 0, float(self._context_tokens)
-        return self._ranks[BACKGROUND_RANK].requests, float(self._context_tokens - self._yielding_tokens)
+        if rank is None or rank >= BACKGROUND_RANK:
+            return 0, float(self.context_tokens)
+        return self.background, float(self.context_tokens - self._yielding_tokens)
 
     @property
     def mean_weight(self) -> float:
@@ -289,19 +300,27 @@ class Flights:
 
     def begin(self, flight: Flight) -> None:
         """`flight` is sent now."""
-        self._changed()
+        request = flight.request
+        self._seen.clear()
+        self.revision += 1
         if not self.waiting:
             self.busy_since = flight.sent_at
+        # integers and halves: nothing is lost in adding and subtracting
         self.waiting += 1
+        self.waiting_tokens += flight.uncached_tokens
+        self.waiting_pairs += flight.work.pairs
         self.open[flight] = None
-        self._weights += _weight_of(flight)
+        self._weights += flight.weight
         if flight.is_silent:
             heapq.heappush(self.silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
         self._last_sent_at = flight.sent_at
-        rank = self._ranks.setdefault(flight.request.rank, _Rank())
+        rank = self._ranks.get(request.rank)
+        if rank is None:
+            rank = self._ranks[request.rank] = _Rank()
         rank.requests += 1
-        self._count_waiting(flight, 1)
-        if flight.request.preemptible:
+        self.background += request.rank == BACKGROUND_RANK
+        if request.preemptible:
+            self.preemptible += 1
             rank.preemptible_requests += 1
             rank.preemptible_tokens += flight.uncached_tokens
 
@@ -313,7 +332,8 @@ class Flights:
             self._begin_decoding(flight, now)
         elif not is_whole:
             # its company counts from what was seen on, not from what was presumed
-            self._note_beginning(flight, now)
+            self._count(now)
+            flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
 
     def presume(self, now: float) -> None:
         """Count a flight as decoding from its predicted first token on, if that is due and will not be seen."""
@@ -323,59 +343,70 @@ class Flights:
                 self._begin_decoding(flight, due_at)
 
     def _begin_decoding(self, flight: Flight, now: float) -> None:
-        self._changed()
+        request = flight.request
+        self._seen.clear()
+        self.revision += 1
         self._count(now)
         flight.is_waiting = False
+        flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
         self.busy_since = now
         self.waiting -= 1
-        self._count_waiting(flight, -1)
-        self._decoding += flight.request.sampling.choices
-        self._context_tokens += flight.request.prompt_tokens * flight.request.sampling.choices
-        if flight.request.rank == BACKGROUND_RANK:
-            self._yielding_tokens += flight.request.prompt_tokens
-        self._note_beginning(flight, now)
+        self.waiting_tokens -= flight.uncached_tokens
+        self.waiting_pairs -= flight.work.pairs
+        self._decoding += request.sampling.choices
+        self.context_tokens += request.prompt_tokens * request.sampling.choices
+        # its context counts from now on
+        self._counted_context = float(self.context_tokens)
+        if request.rank == BACKGROUND_RANK:
+            self._yielding_tokens += request.prompt_tokens
         if flight.on_computed is not None:
             flight.on_computed(flight)
 
-    def _note_beginning(self, flight: Flight, now: float) -> None:
-        """Remember what there was when `flight` began to decode."""
-        self._count(now)
-        flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
-
     def grow(self, flight: Flight, tokens: int) -> None:
-        """`flight` drew `tokens`."""
-        self._context_tokens += tokens
-        if flight.request.preemptible:
-            self._seen.clear()
-            self._ranks[flight.request.rank].preemptible_tokens += tokens
+        """`flight`, which is preemptible, drew `tokens`."""
+        self._seen.clear()
+        self._ranks[flight.request.rank].preemptible_tokens += tokens
 
-    def end(self, flight: Flight, now: float) -> None:
-        """`flight` is over, with or without an answer."""
+    def end(self, flight: Flight, now: float) -> tuple[float, float]:
+        """`flight` is over, with or without an answer. Returns the sequences that decoded while it did, itself
+        included, and the tokens of their contexts: the means, those of this moment if its answer came only now, and 1
+        and 0 if it decoded nothing.
+        """
         if self.silent:
             self.presume(now)
         self._seen.clear()
         self.revision += 1
         self._count(now)
+        company = (1.0, 0.0)
+        if flight.began_at is not None:
+            seconds, (decoding_s, context_s) = now - flight.began_at, flight.began_with
+            company = float(self._decoding), float(self.context_tokens)
+            if seconds > 0.0:
+                company = (self._decoding_s - decoding_s) / seconds, (self._context_s - context_s) / seconds
         del self.open[flight]
         # from zero again, so that rounding does not add up
-        self._weights = self._weights - _weight_of(flight) if self.open else 0.0
+        self._weights = self._weights - flight.weight if self.open else 0.0
         self._ended.append((flight.sent_at, now))
         self._gone += flight.sent_at <= self._reported_at
         request, rank = flight.request, self._ranks[flight.request.rank]
         if not flight.is_waiting:
             self._decoding -= request.sampling.choices
-            self._context_tokens -= request.prompt_tokens * request.sampling.choices + flight.drawn_tokens
+            self.context_tokens -= request.prompt_tokens * request.sampling.choices + flight.drawn_tokens
             if request.rank == BACKGROUND_RANK:
                 self._yielding_tokens -= request.prompt_tokens
         else:
             self.waiting -= 1
-            self._count_waiting(flight, -1)
+            self.waiting_tokens -= flight.uncached_tokens
+            self.waiting_pairs -= flight.work.pairs
         if request.preemptible:
+            self.preemptible -= 1
             rank.preemptible_requests -= 1
             rank.preemptible_tokens -= flight.uncached_tokens + flight.drawn_tokens
         rank.requests -= 1
+        self.background -= request.rank == BACKGROUND_RANK
         if not rank.requests:
             del self._ranks[request.rank]
+        return company
 
     def seen_by(self, rank: int | None) -> Seen:
         """What is here as one of `rank` sees it, where ranks are served in order; None: behind all ranks.
@@ -407,21 +438,6 @@ class Flights:
             self._gone = sum(sent_at <= reported_at for sent_at, _ in self._ended)
         return self._gone
 
-    def company(self, flight: Flight, now: float) -> tuple[float, float]:
-        """Sequences that decoded while `flight` did, itself included, and the tokens of their contexts: the means.
-
-        For one that was answered and is still open; those of this moment where it was answered only now.
-        """
-        if self.silent:
-            self.presume(now)
-        self._count(now)
-        assert flight.began_at is not None, "it decodes nothing yet"
-        seconds = now - flight.began_at
-        if seconds <= 0.0:
-            return float(self._decoding), float(self._context_tokens)
-        decoding_s, context_s = flight.began_with
-        return (self._decoding_s - decoding_s) / seconds, (self._context_s - context_s) / seconds
-
     def check(self) -> None:
         """Prove that every sum is what its parts add up to."""
         assert self.waiting == sum(flight.is_waiting for flight in self.open), f"{self!r}: lost count"
@@ -438,13 +454,12 @@ class Flights:
             now = self._look(rank)
             assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
             assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers flights that are gone"
-        weights = sum(map(_weight_of, self.open))
+        weights = sum(flight.weight for flight in self.open)
         assert math.isclose(self._weights, weights, abs_tol=1e-6), f"{self!r}: weights are wrong"
-        assert self.open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
-
-    def _changed(self) -> None:
-        self._seen.clear()
-        self.revision += 1
+        assert self.open or not (self._decoding or self.context_tokens), f"{self!r}: decodes though nothing is open"
+        assert self.preemptible == len(preemptible), f"{self!r}: preemptible requests are counted wrong"
+        background = sum(flight.request.rank == BACKGROUND_RANK for flight in self.open)
+        assert self.background == background, f"{self!r}: requests of the background are counted wrong"
 
     def _look(self, rank: int | None) -> Seen:
         requests = held = 0
@@ -461,19 +476,9 @@ class Flights:
         ]
         return Seen(Front(waiting), requests, held)
 
-    def _count_waiting(self, flight: Flight, sign: int) -> None:
-        # integers and halves: nothing is lost in adding and subtracting
-        self.waiting_tokens += sign * flight.uncached_tokens
-        self.waiting_pairs += sign * flight.work.pairs
-
     def _count(self, now: float) -> None:
         """Add up the sequences that decoded since the last time, with the mean of the contexts then and now."""
         seconds = max(0.0, now - self._counted_at)
         self._decoding_s += seconds * self._decoding
-        self._context_s += seconds * (self._counted_context + self._context_tokens) / 2 if self._decoding else 0.0
-        self._counted_at, self._counted_context = now, float(self._context_tokens)
-
-
-def _weight_of(flight: Flight) -> float:
-    promised = flight.request.promised
-    return 1.0 if promised is None else promised.weight
+        self._context_s += seconds * (self._counted_context + self.context_tokens) / 2 if self._decoding else 0.0
+        self._counted_at, self._counted_context = now, float(self.context_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from backends.base import Backend, Fetched
 from policies.learning.cost import Latency
@@ -30,8 +30,8 @@ class ClusterListener:
     def computed(self, backend: str, keys: Sequence[int]) -> None:
         """It has computed the long prompt with blocks `keys`, for which other requests may wait."""
 
-    def in_flight(self, backend: str, count: int) -> None:
-        """This router has `count` requests there."""
+    def used(self, backend: str, count: Callable[[], int]) -> None:
+        """It has its first request; `count` says how many this router has there at any time."""
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token took `seen_s`; when its request was sent, `predicted_s` were expected."""
@@ -54,17 +54,14 @@ class Listeners(ClusterListener):
 
     def __init__(self) -> None:
         self._all: list[ClusterListener] = []
-        # of each request: those that heed it
-        self._of_changes: list[ClusterListener] = []
-        self._of_flights: list[ClusterListener] = []
+        self.of_changes: list[ClusterListener] = []
+        """Those that heed `changed`, which each request causes."""
 
     def add(self, listener: ClusterListener) -> None:
         """Let `listener` hear what happens from now on."""
         self._all.append(listener)
         if getattr(listener.changed, "__func__", None) is not ClusterListener.changed:
-            self._of_changes.append(listener)
-        if getattr(listener.in_flight, "__func__", None) is not ClusterListener.in_flight:
-            self._of_flights.append(listener)
+            self.of_changes.append(listener)
 
     def reached(self, backend: Backend) -> None:
         """See ClusterListener."""
@@ -83,7 +80,7 @@ class Listeners(ClusterListener):
 
     def changed(self, backend: str) -> None:
         """See ClusterListener."""
-        for listener in self._of_changes:
+        for listener in self.of_changes:
             listener.changed(backend)
 
     def computed(self, backend: str, keys: Sequence[int]) -> None:
@@ -91,10 +88,10 @@ class Listeners(ClusterListener):
         for listener in self._all:
             listener.computed(backend, keys)
 
-    def in_flight(self, backend: str, count: int) -> None:
+    def used(self, backend: str, count: Callable[[], int]) -> None:
         """See ClusterListener."""
-        for listener in self._of_flights:
-            listener.in_flight(backend, count)
+        for listener in self._all:
+            listener.used(backend, count)
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """See ClusterListener."""

@@ -30,7 +30,7 @@ from policies.timeouts import (
     first_token_s,
     overdue,
 )
-from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
+from router.fleet.cluster.flights import NOTHING_SEEN, Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
 from router.fleet.cluster.standing import BOTH, Inputs, Role, Standing, standing_of
@@ -96,6 +96,8 @@ class Member:
     """Seconds until it shows that it has a request."""
     standing: Standing | None = None
     """What was last known of it whatever the request is."""
+    was_used: bool = False
+    """Has this router sent it any request?"""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
     later: Do = at_once
@@ -146,26 +148,31 @@ class Member:
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
         """
-        flights, health = self.flights, self.server.health
+        flights, server, times = self.flights, self.server, self.model
+        health = server.health
         if flights.silent and flights.silent[0][0] <= now:
             flights.presume(now)
         standing = self.known()
         load, description, seen_before = standing.load, standing.description, standing.view
-        seen = flights.seen_by(rank if description.preempts else None)
         held_tokens = held.get(seen_before.name, seen_before.held_tokens)
-        (latency, doubt), queue_s = self.model.present(), 0.0
+        latency, doubt = times.estimate if times.as_of == times.peers.learnt else times.present()
+        # first the usual case, which costs no call
+        seen, queue_s = NOTHING_SEEN, 0.0
+        if flights.preemptible or flights.waiting:
+            seen = flights.seen_by(rank if description.preempts else None)
         if flights.waiting or standing.theirs.tokens:
-            # not the usual case
             tokens = max(1.0, prompt_tokens - (held_tokens or 0))
             queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
+        yielding, decoding_tokens = 0, float(flights.context_tokens)
+        if flights.background:
+            yielding, decoding_tokens = flights.others_than(rank)
         readiness = self._readiness(model, description, load) if model in description.tuned else None
-        share = health.share(now)
-        yielding, decoding_tokens = flights.others_than(rank)
+        share = 1.0 if health.warm_from is None else health.share(now)
         return replace(
             seen_before,
             held_tokens=held_tokens,
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
-            weight=self.server.weight * share,
+            weight=server.weight * share,
             latency=latency,
             doubt=doubt,
             queue_s=queue_s if readiness is None else queue_s + self.adapters.seconds(readiness),
@@ -176,7 +183,6 @@ class Member:
             fresh_tokens=self.fresh.at(self.turnover.at),
             decoding_tokens=decoding_tokens,
             yielding=yielding,
-            mean_weight=flights.mean_weight,
             link=None if self.lender is None else self._link(self.lender.kv_group, now),
         )
 
@@ -269,13 +275,21 @@ class Member:
 
     def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
         """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
-        self._judge(flight, failure, now)
+        server, there = self.server, len(self.flights.open)
+        if failure is None and server.trial is None and not server.health.is_on_trial:
+            server.health.request_ended(now, flight.request.tenant)
+        else:
+            self._judge(flight, failure, now)
+        company = self.flights.end(flight, now)
         if isinstance(failure, Overloaded):
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
-            company = (1.0, 0.0) if flight.began_at is None else self._company(flight, now)
+            running = self.backend.load().running
+            if running is not None and running > there and flight.began_at is not None:
+                # requests of other routers: as many as are reported beyond ours, with contexts like ours
+                scale = 1.0 + (running - there) / max(1.0, company[0])
+                company = company[0] * scale, company[1] * scale
             self.later(self._learn_end, flight, failure is None, company, now)
-        self.flights.end(flight, now)
         if flight.readiness is not None:
             self.adapters.end(flight.request.model)
         self.landed.set()
@@ -544,14 +558,6 @@ class Member:
         if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
             return
         self.model.observe_decode(*company, (flight.last_at - flight.first_at) / steps)
-
-    def _company(self, flight: Flight, now: float) -> tuple[float, float]:
-        """Sequences that decoded beside `flight`, itself included, and the tokens of their contexts: the means."""
-        batch, context_tokens = self.flights.company(flight, now)
-        # requests of other routers: as many as are reported beyond ours, with contexts like ours
-        others = max(0, (self.backend.load().running or 0) - len(self.flights.open))
-        scale = 1.0 + others / max(1.0, batch)
-        return batch * scale, context_tokens * scale
 
     def _was_crowded(self, flight: Flight) -> bool:
         """Was it sent among so many that an unreported queue may have delayed it?

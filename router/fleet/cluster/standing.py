@@ -109,5 +109,6 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role =
         cache_tokens=load.total_tokens,
         prefill=role.prefill,
         needs_prefill=known.needs_prefill,
+        mean_weight=flights.mean_weight,
     )
     return Standing(inputs, load, known, view, unseen, gone, unseen_tokens, theirs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from backends.base import Fetched
@@ -76,9 +76,10 @@ class BackendMetrics(ClusterListener):
     def __repr__(self) -> str:
         return f"<BackendMetrics in {self._metrics!r}>"
 
-    def in_flight(self, backend: str, count: int) -> None:
-        """This router has `count` requests at `backend` now."""
-        self._in_flight[backend].set(count)
+    def used(self, backend: str, count: Callable[[], int]) -> None:
+        """`count` says how many requests this router has at `backend`."""
+        # changes with each request, and is read only when metrics are collected
+        self._in_flight[backend].set_function(count)
 
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests now, or may not."""

@@ -162,7 +162,7 @@ def test_load_is_spread_though_few_are_scored() -> None:
         gateway.cluster.begin(decision.chosen, a_request(), 1000)
     counts = [gateway.cluster.flights(name) for name in gateway.cluster.names()]
     assert (min(counts), max(counts)) == (3, 3)
-    for flight in list(gateway.cluster._flying):
+    for flight in list(gateway.cluster.on_the_way):
         gateway.cluster.end(flight)
     gateway.cluster.check()
 

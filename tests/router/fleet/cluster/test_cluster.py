@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -238,15 +239,16 @@ async def test_every_event_that_may_make_room_names_its_backend() -> None:
 
 
 def test_a_request_counts_from_the_moment_it_is_decided_on() -> None:
-    counts: list[int] = []
+    counts: list[Callable[[], int]] = []
     cluster = Cluster([a_backend()])
-    cluster.listen(Heard(in_flight=lambda _, count: counts.append(count)))
+    cluster.listen(Heard(used=lambda _, count: counts.append(count)))
     flight = cluster.begin("b0", a_request(prompt_tokens=500), 500)
+    assert [count() for count in counts] == [1]
     seen = cluster.view(flight.sent_at).backends[0]
     assert (seen.waiting, seen.waiting_tokens) == (1, 500)
     assert seen.queue_s > 0
     cluster.end(flight, BackendFailed("gone"))
-    assert counts == [1, 0]
+    assert [count() for count in counts] == [0]
     cluster.check()
 
 

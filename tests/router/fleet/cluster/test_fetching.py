@@ -30,9 +30,9 @@ def links(cluster: Cluster, clock: Clock) -> list[Link | None]:
 def test_only_backends_that_lend_have_a_link() -> None:
     clock = Clock()
     cluster = Cluster([FakeBackend("b0"), Lending("b1"), Lending("b2", kv_group=None)], clock=clock)
-    assert cluster.lends
+    assert cluster.lenders
     assert links(cluster, clock) == [None, PRIOR, None]
-    assert not Cluster([FakeBackend("b0")], clock=clock).lends
+    assert not Cluster([FakeBackend("b0")], clock=clock).lenders
 
 
 def test_what_is_lent_is_told_by_the_backend_that_lends_it() -> None:
@@ -168,5 +168,5 @@ def test_a_backend_that_is_gone_lends_no_more() -> None:
     cluster, _, _ = a_pair(Clock())
     for name in ("b0", "b1"):
         cluster._forget(cluster._members[name])
-    assert not cluster.lends
+    assert not cluster.lenders
     cluster.check()

@@ -73,7 +73,7 @@ def test_the_company_of_one_that_was_presumed_to_decode_counts_from_its_first_to
     presumed, other = a_flight(book, 100, is_silent=True), a_flight(book, 100)
     other.heard(a_piece(), 0.5)
     presumed.heard(a_piece(), 1.5)
-    assert book.company(presumed, 2.5)[0] == pytest.approx(2.0)
+    assert book.end(presumed, 2.5)[0] == pytest.approx(2.0)
 
 
 def test_prefill_that_waits_is_summed_up_to_a_rank() -> None:
@@ -167,18 +167,19 @@ def test_sequences_that_decode_beside_a_flight_are_averaged_over_its_time() -> N
     first, second = a_flight(book, 1000), a_flight(book, 3000)
     first.heard(a_piece(0), 10.0)
     second.heard(a_piece(0), 15.0)
-    batch, context_tokens = book.company(first, 20.0)
-    assert batch == pytest.approx(1.5)
+    batch, context_tokens = book.end(second, 20.0)
+    assert batch == pytest.approx(2.0)
+    assert context_tokens == pytest.approx(4000.0)
+    batch, context_tokens = book.end(first, 30.0)
+    assert batch == pytest.approx(1.25)
     assert 1000 < context_tokens < 4000
-    book.end(second, 20.0)
-    assert book.company(first, 30.0)[0] == pytest.approx(1.25)
 
 
 def test_each_choice_decodes_by_itself() -> None:
     book = Flights()
     flight = a_flight(book, 1000, sampling=Sampling(choices=4))
     flight.heard(a_piece(0), 1.0)
-    assert book.company(flight, 2.0)[0] == pytest.approx(4.0)
+    assert book.end(flight, 2.0)[0] == pytest.approx(4.0)
 
 
 def test_the_mean_weight_is_that_of_the_classes_of_open_flights() -> None:

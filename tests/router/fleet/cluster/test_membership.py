@@ -124,9 +124,9 @@ def test_a_removed_backend_gets_no_new_requests_and_ends_its_running_ones() -> N
 
 def test_a_removed_backend_is_closed_after_its_time_and_its_requests_fail() -> None:
     async def run() -> None:
-        counts: list[tuple[str, int]] = []
+        counts: list[object] = []
         changed: list[str] = []
-        heard = Heard(in_flight=lambda *what: counts.append(what), changed=changed.append)
+        heard = Heard(used=lambda *what: counts.append(what), changed=changed.append)
         async with a_cluster(a_mortal("b0"), heard=heard) as cluster:
             await reached(cluster, "b0")
             flight = cluster.begin("b0", a_request(), 1)
