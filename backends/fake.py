@@ -117,22 +117,28 @@ class FakeBackend:
         """Stream the script's answer."""
         self.received.append((request, prompt))
         self.begun += 1
-        answer = self._answer(request, prompt)
+        script = self.script
+        answer = script if isinstance(script, Answer) else self._answer(script, request, prompt)
         self.open_requests += 1
         ended = "cancelled"
         try:
             if not self.is_well:
                 raise Unreached(f"{self.name} cannot be reached")
             begun = 0 if prompt.beginning is None else prompt.beginning.tokens
+            stumbles = answer.error is not None or answer.hangs_at is not None
             for at, text in enumerate(answer.texts[begun:], start=begun):
-                await self._stumble(answer, at)
+                await self.sleep(answer.delay_s)
+                if stumbles:
+                    await self._stumble(answer, at)
                 yield Delta(text=text)
-            await self._stumble(answer, len(answer.texts))
+            await self.sleep(answer.delay_s)
+            if stumbles:
+                await self._stumble(answer, len(answer.texts))
             # before the last yield: a reader of the last Delta need not ask for another
             ended = "finished"
             if self.pins:
                 self.cache.update(dict.fromkeys(request.block_keys, request.domain))
-            usage = self._usage(request, answer)
+            usage = Usage(request.prompt_tokens, len(answer.texts), answer.cached_tokens)
             yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=usage, body=answer.body)
         except ExpectedError:
             ended = "failed"
@@ -178,21 +184,14 @@ class FakeBackend:
         if not self.is_well:
             raise BackendFailed(f"{self.name} is not well")
 
-    def _answer(self, request: Request, prompt: Prompt) -> Answer:
-        if isinstance(self.script, Answer):
-            return self.script
-        if callable(self.script):
-            return self.script(request, prompt)
-        return self.script[min(self.begun, len(self.script)) - 1]
+    def _answer(
+        self, script: Sequence[Answer] | Callable[[Request, Prompt], Answer], request: Request, prompt: Prompt
+    ) -> Answer:
+        return script(request, prompt) if callable(script) else script[min(self.begun, len(script)) - 1]
 
     async def _stumble(self, answer: Answer, at: int) -> None:
-        await self.sleep(answer.delay_s)
         if answer.hangs_at == at:
             await self.closed.wait()
             raise BackendFailed(f"{self.name} was closed")
         if answer.error is not None and answer.error_at == at:
             raise answer.error
-
-    @staticmethod
-    def _usage(request: Request, answer: Answer) -> Usage:
-        return Usage(request.prompt_tokens, len(answer.texts), answer.cached_tokens)

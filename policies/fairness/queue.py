@@ -90,6 +90,7 @@ class FairQueue:
         for name in [*self._queues, *classes]:
             self._queue(name).reweigh(self._weights)
             self._turns.standings[name].reconfigure(classes.get(name) or ServiceClass(name, self._last_rank))
+        self._turns.has_floors = any(standing.floor for standing in self._turns.standings.values())
 
     def push(self, ticket: Ticket, now: float) -> None:
         """Let `ticket` wait.

@@ -153,11 +153,14 @@ class Turns:
     standings: dict[str, Standing]
     ageing_s: float
     clock: VirtualTime = field(default_factory=VirtualTime)
+    has_floors: bool = False
+    """Has any class one?"""
 
     def copy(self) -> Turns:
         """A copy, for trying out an order of service."""
         standings = {name: standing.copy() for name, standing in self.standings.items()}
-        return Turns(standings, self.ageing_s, VirtualTime(self.clock.slack_s, self.clock.reached))
+        clock = VirtualTime(self.clock.slack_s, self.clock.reached)
+        return Turns(standings, self.ageing_s, clock, self.has_floors)
 
     def rank_of(self, name: str, oldest_at: float | None, now: float) -> int:
         """The effective rank of a class, if its oldest ticket arrived at `oldest_at`; its own rank without tickets."""
@@ -190,13 +193,15 @@ class Turns:
     def serve(self, name: str, seconds: float, now: float, *, waiting: Collection[str]) -> None:
         """Record `seconds` of service of a class. `waiting` are the classes that had tickets at that moment."""
         self.clock.serve(self.standings[name].account, seconds, now)
-        self._accrue(name, seconds, waiting)
+        if self.has_floors:
+            self._accrue(name, seconds, waiting)
 
     def correct(self, name: str, seconds: float, *, waiting: Collection[str]) -> None:
         """Correct the account of a class that used `seconds` more than it was charged; fewer if negative."""
         account = self.standings[name].account
         account.tag += seconds / account.weight
-        self._accrue(name, seconds, waiting)
+        if self.has_floors:
+            self._accrue(name, seconds, waiting)
 
     def _accrue(self, name: str, seconds: float, waiting: Collection[str]) -> None:
         for other, standing in self.standings.items():

@@ -93,8 +93,6 @@ class ModelQueue:
         """For each backend the number of bids that go before `bid`, which does not wait yet: those of its rank or a
         better one that wait for that backend.
         """
-        if not self.awaited:
-            return USUAL.awaited
         ahead: Counter[str] = Counter()
         for rank, counts in self.awaited.items():
             if rank <= bid.request.rank:
@@ -230,7 +228,7 @@ class Dispatcher:
         if not found.is_free and found.view.left_out:
             # the time that it waits depends on all backends
             found = replace(self._look(queue, bid, all_backends=True), is_free=False)
-        if self._waking is not None and found.is_outage:
+        if self._waking is not None and found.decision.chosen is None and found.is_outage:
             # whether or not the request waits for them
             self._waking.start(bid.request.model, bid.request.pools)
         return found
@@ -342,7 +340,8 @@ class Dispatcher:
 
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whatever waits. Raises its `refusal`."""
-        view, decision, is_reserved = queue.decide(bid, queue.ahead_of(bid), all_backends=all_backends)
+        ahead = queue.ahead_of(bid) if queue.awaited else USUAL.awaited
+        view, decision, is_reserved = queue.decide(bid, ahead, all_backends=all_backends)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)

@@ -396,7 +396,8 @@ class Cluster:
 
     def model(self, name: str) -> ServedModel | None:
         """The model of this name, if a reached backend serves it."""
-        self._describe()
+        if self._undescribed:
+            self._describe()
         return self._models.find(name)
 
     def pools_ready(self) -> dict[str, bool]:
