@@ -13,6 +13,7 @@ from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.network.families.table import ARCHITECTURES, family_of
 from shards.network.family import Family
 from shards.network.fields import Fields, TokenIds
+from shards.quant.formats.table import format_of
 
 
 def read_config(folder: Path) -> NetworkConfig:
@@ -32,6 +33,12 @@ def read_config(folder: Path) -> NetworkConfig:
     # some checkpoints name tokens beyond the last logit, which can never be drawn
     known = frozenset(token for token in eos_token_ids if 0 <= token < config.vocab_size)
     return replace(config, eos_token_ids=known)
+
+
+def quantisation_of(folder: Path, family: Family) -> dict[str, Any] | None:
+    """quantization_config of the checkpoint in `folder`; None if it is not quantised. Raises as `read_config`."""
+    path = folder / "config.json"
+    return _decode(path, _Outer).quantization_config or _fields_of(path, family).quantization_config
 
 
 class _Outer(msgspec.Struct):
@@ -92,13 +99,8 @@ def _fields_of(path: Path, family: Family) -> Fields:
 
 
 def _refuse_quantised(quantised: dict[str, Any] | None, family: Family) -> None:
-    if quantised is None:
-        return
-    method = quantised.get("quant_method", "unknown")
-    if method not in family.quantised:
-        raise UnsupportedCheckpoint(
-            f"the weights are quantized ({method})", hint="use the float32, float16 or bfloat16 checkpoint"
-        )
+    if quantised is not None and quantised.get("quant_method") not in family.quantised:
+        format_of(quantised)
 
 
 def _generation_ids(folder: Path) -> frozenset[int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """TensorNames of tensors in a layer, without `model.layers.N.` and `.weight`, as most families have them.
+    """Names of tensors in a layer, without `model.layers.N.` and `.weight`, as most families have them.
 
     Several names are the parts of one matrix, in the order of rows. None: the family has no such tensor.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +14,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shards.network.config import NetworkConfig
-from shards.network.config_file import read_config
+from shards.network.config_file import quantisation_of, read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.network.families.table import family_of
 from shards.network.family import Family
-from shards.network.layers import DenseLinear, Weights
+from shards.network.layers import Weights
 from shards.network.tensors import Builder, Form
-from shards.quant.int8 import Int8Linear
+from shards.quant.formats.base import Format
+from shards.quant.formats.table import format_of
+from shards.quant.linear import cpu_linear, int8_linear, stored_linear
+from shards.quant.matrix import Part
 
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 OnProgress = Callable[[int, int], None]
+
+_FEWER_BITS = ("F8_E4M3", "I8", "I32")
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EMBEDDING = "model.embed_tokens.weight"
@@ -30,20 +36,27 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def load_weights(
-    folder: Path, config: NetworkConfig, *, dtype: DtypeChoice = "auto", on_progress: OnProgress | None = None
+    folder: Path,
+    config: NetworkConfig,
+    *,
+    dtype: DtypeChoice = "auto",
+    is_for_gpu: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> Weights:
     """The weights of the checkpoint in `folder`.
 
     `auto` is the checkpoint's own dtype, except float32 for float16, which CPUs compute slowly. `int8` quantises all
     matrices as they are read, including the head; the embedding stays as with `auto`, activations are float32.
+    Matrices of a quantised checkpoint stay as they are stored if they are for a GPU, and become what a CPU multiplies
+    fastest otherwise (`cpu_linear`); float16 becomes bfloat16 there, in which torch multiplies four bits.
     `on_progress` gets the bytes of the files read so far and the total. Raises BrokenCheckpoint or
     UnsupportedCheckpoint with the tensor's name.
     """
     with ExitStack() as stack:
         family = family_of(config.architecture)
-        files = _Files(_safetensors_of(folder), stack, on_progress, family)
-        files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING))
-        weights = Builder(config, family, files, _form_of(dtype)).weights()
+        files = _Files(_safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
+        files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING), is_quantised=files.format is not None)
+        weights = Builder(config, family, files, _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu)).weights()
         files.refuse_leftovers(config)
         return weights
 
@@ -56,7 +69,7 @@ def gpu_dtype(folder: Path, choice: str) -> str:
     if choice != "auto":
         return choice
     with ExitStack() as stack:
-        files = _Files(_safetensors_of(folder), stack, None, family_of(read_config(folder).architecture))
+        files = _Files(_safetensors_of(folder), stack, None, family_of(read_config(folder).architecture), None)
         return "float16" if files.stored_dtype(_EMBEDDING) == torch.float16 else "bfloat16"
 
 
@@ -68,11 +81,19 @@ def random_weights(
     `is_int8` quantises the same weights as `load_weights` does.
     """
     source = _Random(torch.Generator().manual_seed(seed), dtype)
-    return Builder(config, family_of(config.architecture), source, _form_of("int8" if is_int8 else "auto")).weights()
+    form = _form_of("int8" if is_int8 else "auto", dtype, is_for_gpu=False)
+    return Builder(config, family_of(config.architecture), source, form).weights()
 
 
-def _form_of(choice: DtypeChoice) -> Form:
-    return Form(Int8Linear.quantise, is_wide=True) if choice == "int8" else Form(DenseLinear.of)
+def _form_of(choice: DtypeChoice, activations: torch.dtype, *, is_for_gpu: bool) -> Form:
+    if choice == "int8":
+        return Form(partial(int8_linear, dtype=activations), is_wide=True)
+    return Form(partial(stored_linear if is_for_gpu else cpu_linear, dtype=activations))
+
+
+def _format_in(folder: Path, family: Family) -> Format | None:
+    given = quantisation_of(folder, family)
+    return None if given is None or given.get("quant_method") in family.quantised else format_of(given)
 
 
 class _Random:
@@ -91,12 +112,22 @@ class _Random:
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
         return (torch.randn(shape, generator=self._generator) * scale).to(dtype or self.dtype)
 
+    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+        return self.take(f"{name}.weight", outputs, inputs)
+
 
 class _Files:
     """The tensors of some safetensors files, each taken once, by the names that `family` gives them."""
 
-    def __init__(self, paths: Iterable[Path], stack: ExitStack, on_progress: OnProgress | None, family: Family) -> None:
-        self.dtype = torch.float32
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        stack: ExitStack,
+        on_progress: OnProgress | None,
+        family: Family,
+        stored_format: Format | None,
+    ) -> None:
+        self.dtype, self.format = torch.float32, stored_format
         self._family = family
         self._stored_names: dict[str, str] = {}
         self._on_progress = on_progress
@@ -117,20 +148,38 @@ class _Files:
         return name in self._holders
 
     def take_bytes(self, name: str, *shape: int) -> Tensor:
+        return self.take_stored(name, *shape, kinds=("U8",))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def take_stored(self, name: str, *shape: int, kinds: tuple[str, ...]) -> Tensor:
         stored = self._slice(name).get_dtype()
-        if stored != "U8":
-            raise UnsupportedCheckpoint(f"tensor {name} is stored as {stored}", hint="use the checkpoint as published")
+        if stored not in kinds:
+            raise UnsupportedCheckpoint(
+                f"tensor {name} is stored as {stored}, not {' or '.join(kinds)}", hint="use the checkpoint as published"
+            )
         return self._taken(name, shape)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+        if self.format is not None and self.format.holds(name, self):
+            return self.format.take(name, outputs, inputs, self)
+        return self.take(f"{name}.weight", outputs, inputs)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         stored = self._slice(name).get_dtype()
         if stored not in _STORED:
+            known = " and config.json does not say how it is quantised" if stored in _FEWER_BITS else ""
             raise UnsupportedCheckpoint(
-                f"tensor {name} is stored as {stored}", hint="use the float32, float16 or bfloat16 checkpoint"
+                f"tensor {name} is stored as {stored}{known}", hint="use the checkpoint as published"
             )
         return _STORED[stored]
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        matrix = name.removesuffix(".weight")
+        if self.format is not None and matrix != name and self.format.holds(matrix, self):
+            outputs, inputs = shape
+            return self.format.take(matrix, outputs, inputs, self).dequantised(dtype or self.dtype)
         self.stored_dtype(name)
         return self._taken(name, shape).to(dtype or self.dtype)
 
@@ -169,7 +218,8 @@ class _Files:
         # layers behind the last one guess further tokens (multi-token prediction)
         layer = name.removeprefix("model.layers.").partition(".")[0]
         is_behind = name.startswith("model.layers.") and layer.isdigit() and int(layer) >= config.layers
-        return is_behind or name.endswith("rotary_emb.inv_freq") or name.startswith(self._family.ignored)
+        is_ignored = self.format is not None and self.format.ignores(name)
+        return is_behind or is_ignored or name.endswith("rotary_emb.inv_freq") or name.startswith(self._family.ignored)
 
     def _slice(self, name: str) -> Any:
         return self._holder(name).get_slice(self._stored_names[name])
@@ -195,7 +245,8 @@ def _safetensors_of(folder: Path) -> list[Path]:
         raise BrokenCheckpoint(f"{index} is not an index of safetensors files") from error
 
 
-def _dtype_of(choice: DtypeChoice, stored: torch.dtype) -> torch.dtype:
+def _dtype_of(choice: DtypeChoice, stored: torch.dtype, *, is_quantised: bool) -> torch.dtype:
     if choice in ("auto", "int8"):
-        return torch.float32 if stored == torch.float16 else stored
+        wide = torch.bfloat16 if is_quantised and choice == "auto" else torch.float32
+        return wide if stored == torch.float16 else stored
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[choice]

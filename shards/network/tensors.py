@@ -15,8 +15,9 @@ from shards.network.heads import HeadProjection
 from shards.network.layers import LayerWeights, Linear, Mlp, Weights
 from shards.network.mlp import ACTIVATIONS, GatedMlp
 from shards.network.moe import ExpertRouter, MixtureOfExperts
+from shards.quant.matrix import Part, select_rows, stacked
 
-MakeLinear = Callable[[Iterable[Tensor], Tensor | None], Linear]
+MakeLinear = Callable[[Iterable[Part], Tensor | None], Linear]
 """Makes one matrix from parts, stacked by rows, and a bias."""
 
 
@@ -34,7 +35,14 @@ class TensorSource(Protocol):
         ...
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor called `name`, of this shape, as `dtype` or else in the type of the activations."""
+        """The tensor called `name`, of this shape, as `dtype` or else in the type of the activations.
+
+        A matrix that is stored in fewer bits is dequantised.
+        """
+        ...
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+        """The matrix `name`.weight [outputs, inputs], in fewer bits if it is stored so."""
         ...
 
 
@@ -66,7 +74,7 @@ class Builder:
             layers=tuple(self.layer(index) for index in range(config.layers)),
             norm=self.norm("model.norm", config.hidden_size),
             head=self.form.linear(
-                [embedding if config.tied_head else self.source.take("lm_head.weight", *vocabulary)], None
+                [embedding if config.tied_head else self.source.matrix("lm_head", *vocabulary)], None
             ),
             dtype=torch.float32 if self.form.is_wide else self.source.dtype,
         )
@@ -98,15 +106,16 @@ class Builder:
         parts = [self.name(index, name) for name in names.query_key_value]
         joined = _joined_widths(widths, len(parts))
         take = self.source.take
-        matrices: Iterable[Tensor] = (
-            take(f"{name}.weight", width, config.hidden_size) for name, width in zip(parts, joined, strict=True)
+        matrices: Iterable[Part] = (
+            self.source.matrix(name, width, config.hidden_size) for name, width in zip(parts, joined, strict=True)
         )
         biases = [take(f"{name}.bias", width) for name, width in zip(parts, joined, strict=True) if config.qkv_bias]
         bias = torch.cat(biases) if biases else None
         order = config.rope.order(config.head_dim)
         if order is not None:
-            matrices = [self._ordered(torch.cat(list(matrices)), order)]
-            bias = None if bias is None else self._ordered(bias, order)
+            rows = self._ordered(torch.arange(query + 2 * key_value), order)
+            matrices = [select_rows(stacked(matrices, self.source.dtype), rows)]
+            bias = None if bias is None else bias[rows]
         return HeadProjection(
             query_key_value=self.form.linear(matrices, bias),
             linear_out=self.linear(self.name(index, names.output), query, config.hidden_size, config.output_bias),
@@ -166,7 +175,7 @@ class Builder:
         biases = [take(f"{name}.bias", wide) for name in gate_up if has_bias]
         return GatedMlp(
             gate_up=self.form.linear(
-                (take(f"{name}.weight", wide, hidden) for name in gate_up), torch.cat(biases) if biases else None
+                (self.source.matrix(name, wide, hidden) for name in gate_up), torch.cat(biases) if biases else None
             ),
             down=self.linear(down, inner, hidden, has_bias),
             activation=ACTIVATIONS[self.config.activation],
@@ -175,7 +184,7 @@ class Builder:
     def linear(self, name: str, inputs: int, outputs: int, has_bias: bool = False) -> Linear:
         """The matrix called `name`."""
         bias = self.source.take(f"{name}.bias", outputs) if has_bias else None
-        return self.form.linear([self.source.take(f"{name}.weight", outputs, inputs)], bias)
+        return self.form.linear([self.source.matrix(name, outputs, inputs)], bias)
 
     def norm(self, name: str, width: int) -> Tensor:
         """The norm called `name`."""
