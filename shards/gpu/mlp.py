@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from shards.kernels.experts import SortedRows, multiply_by_expert
 from shards.kernels.gate import gate
+from shards.kernels.quantised import multiply_quantised
 from shards.network.moe import ExpertRouter
+from shards.quant.matrix import QuantisedMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,34 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A linear layer in fewer bits: `matrix` [out, in], and a bias [out] or none."""
+
+    matrix: QuantisedMatrix
+    bias: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The product, [tokens, out]."""
+        order = self.matrix.order
+        rows = hidden if order is None else hidden.index_select(1, order)
+        return multiply_quantised(rows, self.matrix, self.bias)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that a product reads."""
+        yield from self.matrix.tensors()
+        if self.bias is not None:
+            yield self.bias
+
+
+AnyMatrix = Matrix | PackedMatrix
+
+
+@dataclass(frozen=True, slots=True)
 class GpuMlp:
     """down(activation(gate_up(hidden))): see `shards.kernels.gate`."""
 
-    gate_up: Matrix
-    down: Matrix
+    gate_up: AnyMatrix
+    down: AnyMatrix
     activation: str = "silu"
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -53,14 +78,14 @@ class GpuMlp:
 @dataclass(frozen=True, slots=True)
 class GpuMixture:
     """A mixture of experts; all of them in one tensor: gate_up [experts, 2 * inner, hidden] and down [experts, hidden,
-    inner], with biases [experts, out] or none. `shared` computes all tokens.
+    inner], or quantised with the rows of all experts, and biases [experts, out] or none. `shared` computes all tokens.
 
     Nothing is copied to the host, so a graph can contain it.
     """
 
     router: ExpertRouter
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | QuantisedMatrix
+    down: Tensor | QuantisedMatrix
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     activation: str = "silu"
@@ -69,13 +94,21 @@ class GpuMixture:
     def __call__(self, hidden: Tensor) -> Tensor:
         """From [tokens, hidden] to the same shape. The sum over a token's experts is float32, in their order."""
         weights, chosen = self.router(hidden)
-        rows, count = SortedRows.of(chosen, len(self.gate_up)), chosen.numel()
+        experts = self.router.experts.count
+        rows, count = SortedRows.of(chosen, experts), chosen.numel()
         opened = multiply_by_expert(
-            hidden, self.gate_up, pairs=count, bounds=rows.bounds, sources=rows.tokens, bias=self.gate_up_bias
+            hidden,
+            self.gate_up,
+            experts=experts,
+            pairs=count,
+            bounds=rows.bounds,
+            sources=rows.tokens,
+            bias=self.gate_up_bias,
         )
         each = multiply_by_expert(
             gate(opened, self.activation),
             self.down,
+            experts=experts,
             pairs=count,
             bounds=rows.bounds,
             targets=rows.places,
@@ -87,7 +120,9 @@ class GpuMixture:
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that a step can read: few tokens do not read all experts."""
-        held = (self.router.weight, self.gate_up, self.down, self.gate_up_bias, self.down_bias)
-        yield from (tensor for tensor in held if tensor is not None)
+        yield self.router.weight
+        for matrices in (self.gate_up, self.down):
+            yield from matrices.tensors() if isinstance(matrices, QuantisedMatrix) else (matrices,)
+        yield from (bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None)
         if self.shared is not None:
             yield from self.shared.tensors()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from shards.gpu.mlp import GpuMixture, GpuMlp, Matrix
+from shards.gpu.mlp import AnyMatrix, GpuMixture, GpuMlp, Matrix, PackedMatrix
+from shards.kernels.quantised import has_kernel
 from shards.network.config import NetworkConfig
 from shards.network.heads import HeadProjection
 from shards.network.layers import DenseLinear, LayerWeights, Linear, Mlp, Weights
 from shards.network.mlp import GatedMlp
 from shards.network.moe import ExpertRouter, MixtureOfExperts
+from shards.quant.linear import QuantisedLinear
+from shards.quant.matrix import QuantisedMatrix, stacked
 
 _SPREAD = 0.02
 """Standard deviation of the matrices in Hugging Face's initialisation."""
@@ -27,8 +30,8 @@ class GpuLayer:
     norms and the sinks are as in `LayerWeights`.
     """
 
-    query_key_value: Matrix
-    output: Matrix
+    query_key_value: AnyMatrix
+    output: AnyMatrix
     mlp: GpuMlp | GpuMixture
     attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
@@ -68,10 +71,21 @@ def head_norms(attention: HeadProjection) -> tuple[Tensor | None, Tensor | None]
     return (queries.flatten(), keys.flatten()) if attention.is_wide else (queries[0], keys[0])
 
 
-def _dense(linear: Linear) -> DenseLinear:
+def _dense(linear: Linear, dtype: torch.dtype) -> DenseLinear:
+    if isinstance(linear, QuantisedLinear):
+        return DenseLinear(linear.matrix.dequantised(dtype), linear.bias)
     if not isinstance(linear, DenseLinear):
         raise TypeError(f"{type(linear).__name__} has no dense weight to move to a GPU")
     return linear
+
+
+def _quantised_together(linears: Sequence[Linear]) -> QuantisedMatrix | None:
+    """The matrices with all their rows in one; None unless all are quantised alike, with columns as inputs are."""
+    matrices = [linear.matrix for linear in linears if isinstance(linear, QuantisedLinear)]
+    if len(matrices) < len(linears) or matrices[0].order is not None:
+        return None
+    together = stacked(matrices, torch.float32)
+    return together if isinstance(together, QuantisedMatrix) else None
 
 
 def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtype: torch.dtype) -> GpuWeights:
@@ -93,27 +107,40 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         is_kept = weight.dtype == torch.float32 != weights.dtype
         return weight.to(device).contiguous() if is_kept else move(weight)
 
-    def matrix(linear: Linear) -> Matrix:
-        dense = _dense(linear)
-        return Matrix(move(dense.weight), None if dense.bias is None else move(dense.bias))
+    def matrix(linear: Linear) -> AnyMatrix:
+        bias = getattr(linear, "bias", None)
+        bias = None if bias is None else move(bias)
+        if isinstance(linear, QuantisedLinear) and has_kernel(linear.matrix, device):
+            return PackedMatrix(move_packed(linear.matrix), bias)
+        return Matrix(move(_dense(linear, dtype).weight), bias)
+
+    def move_packed(packed: QuantisedMatrix) -> QuantisedMatrix:
+        try:
+            return packed.moved(device)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"the weights do not fit into the memory of {device}: {error}") from error
 
     def gated(mlp: Mlp) -> GpuMlp:
         assert isinstance(mlp, GatedMlp), "an expert or an MLP is gated"
         return GpuMlp(matrix(mlp.gate_up), matrix(mlp.down), config.activation)
 
-    def joined(linears: Iterable[Linear]) -> tuple[Tensor, Tensor | None]:
+    def joined(linears: Sequence[Linear]) -> tuple[Tensor | QuantisedMatrix, Tensor | None]:
+        biases = [move(linear.bias) for linear in linears if getattr(linear, "bias", None) is not None]  # type: ignore[attr-defined]
+        bias = torch.stack(biases) if biases else None
+        packed = _quantised_together(linears)
+        if packed is not None and has_kernel(packed, device):
+            return move_packed(packed), bias
         # one by one, so that the device holds no second copy
-        parts = [_dense(linear) for linear in linears]
-        weights = torch.empty((len(parts), *parts[0].weight.shape), dtype=dtype, device=device)
-        for target, part in zip(weights, parts, strict=True):
-            target.copy_(part.weight)
-        biases = [move(part.bias) for part in parts if part.bias is not None]
-        return weights, torch.stack(biases) if biases else None
+        first = _dense(linears[0], dtype).weight
+        weights = torch.empty((len(linears), *first.shape), dtype=dtype, device=device)
+        for target, linear in zip(weights, linears, strict=True):
+            target.copy_(_dense(linear, dtype).weight)
+        return weights, bias
 
     def mixture(mixed: MixtureOfExperts) -> GpuMixture:
         experts = [expert for expert in mixed.experts if isinstance(expert, GatedMlp)]
-        gate_up, gate_up_bias = joined(expert.gate_up for expert in experts)
-        down, down_bias = joined(expert.down for expert in experts)
+        gate_up, gate_up_bias = joined([expert.gate_up for expert in experts])
+        down, down_bias = joined([expert.down for expert in experts])
         router = mixed.router
         placed = (None if held is None else held.to(device) for held in (router.bias, router.correction))
         return GpuMixture(
@@ -149,7 +176,7 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         embedding=embedding,
         layers=tuple(move_layer(layer) for layer in weights.layers),
         norm=last_norm,
-        head=embedding if config.tied_head else move(_dense(weights.head).weight),
+        head=embedding if config.tied_head else move(_dense(weights.head, dtype).weight),
     )
 
 

@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 
 from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require, require_shape
-
-# The matrix units multiply at least 16 rows; with more than these per expert, larger tiles read a matrix less often.
-FEW_ROWS, MANY_ROWS = 16, 64
+from shards.kernels.quantised import FEW_ROWS, MANY_ROWS, Packing, quantised_sums, require_matrix
+from shards.quant.matrix import QuantisedMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,9 @@ class SortedRows:
 
 def multiply_by_expert_reference(
     rows: torch.Tensor,
-    matrices: torch.Tensor,
+    matrices: torch.Tensor | QuantisedMatrix,
     *,
+    experts: int,
     bounds: torch.Tensor,
     sources: torch.Tensor | None = None,
     targets: torch.Tensor | None = None,
@@ -51,13 +51,16 @@ def multiply_by_expert_reference(
 ) -> torch.Tensor:
     """Each pair's row times the matrix of its expert. The reference for `multiply_by_expert`.
 
-    Shapes: rows [rows, in]; matrices [experts, out, in] and bias [experts, out] of its type; bounds [experts + 1]
-    as in `SortedRows`; returned [pairs, out] of that type. Pair p reads row sources[p], or p, and its result is row
+    Shapes: rows [rows, in]; matrices [experts, out, in] of its type, or quantised [experts * out, in] with columns in
+    the order of inputs; bias [experts, out] of its type; bounds [experts + 1] as in `SortedRows`; returned
+    [pairs, out] of that type. Pair p reads row sources[p], or p, and its result is row
     targets[p], or p, multiplied by shares[targets[p]] float32, or 1. In float32, rounded once.
     """
     pairs = int(bounds[-1])
+    if isinstance(matrices, QuantisedMatrix):
+        matrices = matrices.dequantised(torch.float32).view(experts, -1, rows.shape[1])
     out = rows.new_empty(pairs, matrices.shape[1])
-    for expert in range(matrices.shape[0]):
+    for expert in range(experts):
         own = torch.arange(int(bounds[expert]), int(bounds[expert + 1]), device=rows.device)
         read = own if sources is None else sources[own].long()
         written = own if targets is None else targets[own].long()
@@ -70,11 +73,45 @@ def multiply_by_expert_reference(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The matrices of all experts as the kernel takes them; no scales if they are in floating point."""
+
+    outputs: int
+    inputs: int
+    numbers: torch.Tensor
+    packing: Packing
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    groups: int = 1
+    group: int = 1
+
+    @classmethod
+    def of(cls, matrices: torch.Tensor | QuantisedMatrix, experts: int, dtype: torch.dtype, gpu: Gpu) -> _Held:
+        if not isinstance(matrices, QuantisedMatrix):
+            require(matrices.is_contiguous(), "matrices are not in one piece")
+            require(dtype == matrices.dtype, f"rows are {dtype} and matrices {matrices.dtype}")
+            require(matrices.shape[0] == experts, f"{matrices.shape[0]} matrices for {experts} experts")
+            inputs = matrices.shape[2]
+            width = min(32 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(inputs)))
+            packing = Packing(per_byte=1, one_scale=True, inputs=width)
+            return cls(matrices.shape[1], inputs, matrices, packing)
+        require_matrix(matrices, gpu)
+        require(matrices.order is None, "experts with reordered columns have no kernel")
+        rows, inputs = matrices.shape
+        require(rows % experts == 0, f"{rows} rows are not those of {experts} experts")
+        packing = Packing.of(matrices, dtype)
+        numbers, scales, zeros = matrices.numbers, matrices.scales, matrices.zeros
+        return cls(rows // experts, inputs, numbers, packing, scales, zeros, scales.shape[1], matrices.group)
+
+
 # the numbers of rows change from step to step: one compilation serves all
 @triton.jit(do_not_specialize=["experts"])
 def _multiply_by_expert(
     rows,
     matrices,
+    scales,
+    zeros,
     bounds,
     sources,
     targets,
@@ -84,11 +121,16 @@ def _multiply_by_expert(
     experts,
     inputs,
     outputs,
+    groups,
+    group,
     rows_row,
     EXPERTS_TILE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    ONE_SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
 ):
     # the tiles of all experts, one expert after the other: this program's expert, and its tile among that one's
     tile = tl.program_id(0)
@@ -113,14 +155,35 @@ def _multiply_by_expert(
     in_columns = column < outputs
     # int64 before multiplying: 128 experts of 1536 x 2048 pass 2**28, and larger ones 2**31
     at_rows = rows + read.to(tl.int64)[:, None] * rows_row
-    at_matrix = matrices + (expert.to(tl.int64) * outputs + column)[:, None] * inputs
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, inputs, INPUTS):
-        inner = start + tl.arange(0, INPUTS)
-        in_inner = inner < inputs
-        left = tl.load(at_rows + inner[None, :], mask=in_rows[:, None] & in_inner[None, :], other=0.0)
-        right = tl.load(at_matrix + inner[None, :], mask=in_columns[:, None] & in_inner[None, :], other=0.0)
-        sums += dot(as_operand(left, left.dtype), tl.trans(as_operand(right, left.dtype)))
+    matrix_row = expert.to(tl.int64) * outputs + column
+    if scales is None:
+        at_matrix = matrices + matrix_row[:, None] * inputs
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, inputs, INPUTS):
+            inner = start + tl.arange(0, INPUTS)
+            in_inner = inner < inputs
+            left = tl.load(at_rows + inner[None, :], mask=in_rows[:, None] & in_inner[None, :], other=0.0)
+            right = tl.load(at_matrix + inner[None, :], mask=in_columns[:, None] & in_inner[None, :], other=0.0)
+            sums += dot(as_operand(left, left.dtype), tl.trans(as_operand(right, left.dtype)))
+    else:
+        sums = quantised_sums(
+            at_rows,
+            in_rows,
+            matrices,
+            scales,
+            zeros,
+            matrix_row,
+            in_columns,
+            inputs,
+            groups,
+            group,
+            ROWS,
+            COLUMNS,
+            PER_BYTE,
+            ONE_SCALE,
+            INPUTS,
+            ZERO,
+        )
     if bias is not None:
         added = tl.load(bias + expert.to(tl.int64) * outputs + column, mask=in_columns, other=0.0)
         sums += added.to(tl.float32)[None, :]
@@ -135,8 +198,9 @@ def _multiply_by_expert(
 
 def multiply_by_expert(
     rows: torch.Tensor,
-    matrices: torch.Tensor,
+    matrices: torch.Tensor | QuantisedMatrix,
     *,
+    experts: int,
     pairs: int,
     bounds: torch.Tensor,
     sources: torch.Tensor | None = None,
@@ -149,10 +213,10 @@ def multiply_by_expert(
     shapes.
     """
     gpu = gpu or gpu_of(rows.device)
-    experts, outputs, inputs = matrices.shape
+    held = _Held.of(matrices, experts, rows.dtype, gpu)
+    outputs, inputs = held.outputs, held.inputs
     require_shape("rows", rows, (rows.shape[0], inputs))
-    require(rows.stride(1) == 1 and matrices.is_contiguous(), "rows and matrices are not in one piece")
-    require(rows.dtype == matrices.dtype, f"rows are {rows.dtype} and matrices {matrices.dtype}")
+    require(rows.stride(1) == 1, "a row is not in one piece")
     require_shape("bounds", bounds, (experts + 1,))
     for name, numbers in (("sources", sources), ("targets", targets), ("shares", shares)):
         if numbers is not None:
@@ -166,13 +230,13 @@ def multiply_by_expert(
         "EXPERTS_TILE": max(16, triton.next_power_of_2(experts)),
         "ROWS": tile,
         "COLUMNS": min(64, max(16, triton.next_power_of_2(outputs))),
-        "INPUTS": min(32 if rows.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(inputs))),
+        **held.packing.constants(),
     }
     # each expert may begin one tile that is not full
     grid = (min(pairs, triton.cdiv(pairs, tile) + experts), triton.cdiv(outputs, constants["COLUMNS"]))
     arguments = (
-        *(rows, matrices, bounds, sources, targets, bias, shares, out),
-        *(experts, inputs, outputs, rows.stride(0)),
+        *(rows, held.numbers, held.scales, held.zeros, bounds, sources, targets, bias, shares, out),
+        *(experts, inputs, outputs, held.groups, held.group, rows.stride(0)),
     )
     gpu.start(Launch(_multiply_by_expert, grid, arguments, constants, warps=4, stages=3))
     return out

@@ -113,7 +113,9 @@ def _grouped(matrix: Tensor, bits: int, *, group: int = GROUP, symmetric: bool, 
     levels = 2**bits - 1
     columns = matrix.shape[1]
     groups = torch.arange(columns) // group
-    groups = groups[torch.randperm(columns)] if shuffled else groups
+    # matrices that read the same inputs have the same order, as in published files
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
+    groups = groups[order] if shuffled else groups
     scales = torch.empty(len(matrix), int(groups.max()) + 1)
     zeros = torch.empty_like(scales)
     for number in range(scales.shape[1]):

@@ -16,6 +16,7 @@ from shards.exec.drawing import Drawing
 from shards.gpu import dense
 from shards.gpu.decoder import GpuDecoder, query_growth
 from shards.gpu.dense import dense_attention
+from shards.gpu.mlp import PackedMatrix
 from shards.gpu.network import GpuNetwork
 from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.step import StepOptions
@@ -28,6 +29,7 @@ from shards.network.decoder import Decoder
 from shards.network.loading import load_weights
 from shards.network.rope import RotaryEmbedding
 from shards.nouns import SamplingParams, Submission
+from tests.shards.quantised_checkpoints import save_quantised
 from tests.shards.tiny_checkpoints import a_batch, save_checkpoint, some_tokens
 
 Answers = list[list[int | None]]
@@ -127,6 +129,37 @@ def test_the_parts_of_other_families_give_the_logits_of_transformers(
     chunk = pair.network.forward(a_batch((tokens[:8], 0, (3,))))
     single = pair.network.forward(a_batch((tokens[8:], 8, (3,))))
     assert_agree(torch.cat((chunk, single)), pair.expected(tokens))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("qwen3", "fp8, blocks"),
+        ("qwen3", "compressed-tensors, int8 W8A8"),
+        ("qwen3", "gptq, by activation, with zeros"),
+        ("qwen3 moe", "fp8, blocks"),
+        ("qwen3 moe", "awq"),
+        ("qwen3 moe", "gptq, by activation, with zeros"),
+    ],
+)
+def test_quantised_matrices_are_multiplied_as_they_are_stored(
+    tmp_path: Path, device: torch.device, kind: str, scheme: str
+) -> None:
+    save_quantised(tmp_path, kind, scheme)
+    stored, tokens = tmp_path / "quantised", some_tokens(9)
+    config = read_config(stored)
+    plain = moved(load_weights(tmp_path / "meant", config), config, device=device, dtype=torch.float32)
+    weights = load_weights(stored, config, dtype="float32", is_for_gpu=True)
+    packed = moved(weights, config, device=device, dtype=torch.float32)
+    assert isinstance(packed.layers[0].query_key_value, PackedMatrix)
+    assert packed.bytes_per_step < plain.bytes_per_step
+    logits = []
+    for each in (plain, packed):
+        network = GpuNetwork.of(config, each)
+        network.allocate(4)
+        chunk = network.forward(a_batch((tokens[:8], 0, (3,)))).clone()
+        logits.append(torch.cat((chunk, network.forward(a_batch((tokens[8:], 8, (3,)))))))
+    assert_agree(logits[1], logits[0])
 
 
 def test_queries_grow_as_on_the_cpu(tmp_path: Path, device: torch.device) -> None:

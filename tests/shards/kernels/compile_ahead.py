@@ -33,8 +33,10 @@ from shards.kernels.launch import Gpu, Launch
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
+from shards.kernels.quantised import multiply_quantised
 from shards.kernels.sampling import Draw, sample
 from shards.kernels.targets import CHIPS, Chip
+from shards.quant.matrix import QuantisedMatrix
 
 # Llama-3.1-8B
 LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 14336, 128256
@@ -44,6 +46,8 @@ TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv",
@@ -133,12 +137,30 @@ def copy(gpu: Gpu) -> None:
     copy_blocks(cache, cache, empty(7, 2, dtype=torch.int64), gpu=gpu)
 
 
-def mix(gpu: Gpu, tokens: int) -> None:
+def mix(gpu: Gpu, tokens: int, *, stored: torch.dtype = torch.bfloat16) -> None:
     # Qwen3-30B-A3B
     pairs, int32 = 8 * tokens, torch.int32
     numbers = {"sources": empty(pairs, dtype=int32), "targets": empty(pairs, dtype=int32)}
     more = numbers | {"shares": empty(pairs, dtype=torch.float32), "bounds": empty(129, dtype=int32)}
-    multiply_by_expert(empty(tokens, 2048), empty(128, 1536, 2048), pairs=pairs, **more, gpu=gpu)
+    is_packed = stored != torch.bfloat16
+    matrices = quantised(128 * 1536, 2048, stored, group=128) if is_packed else empty(128, 1536, 2048)
+    if gpu.chip.has_e4m3 or stored != torch.float8_e4m3fn:
+        multiply_by_expert(empty(tokens, 2048), matrices, experts=128, pairs=pairs, **more, gpu=gpu)
+
+
+def quantised(
+    outputs: int, inputs: int, stored: torch.dtype, *, group: int, has_zeros: bool = False
+) -> QuantisedMatrix:
+    groups = (outputs, inputs // group)
+    zeros = empty(*groups, dtype=torch.int16) if has_zeros else None
+    numbers = empty(outputs, inputs // (2 if stored == torch.uint8 else 1), dtype=stored)
+    return QuantisedMatrix(numbers, empty(*groups), group, zeros)
+
+
+def multiply(gpu: Gpu, rows: int, stored: torch.dtype, group: int, *, has_zeros: bool = False) -> None:
+    if gpu.chip.has_e4m3 or stored != torch.float8_e4m3fn:
+        matrix = quantised(INNER, WIDTH, stored, group=group, has_zeros=has_zeros)
+        multiply_quantised(empty(rows, WIDTH), matrix, gpu=gpu)
 
 
 ROWS: dict[str, Callable[[Gpu], object]] = {
@@ -150,6 +172,20 @@ ROWS: dict[str, Callable[[Gpu], object]] = {
     "copy": copy,
     "experts, few": partial(mix, tokens=4),
     "experts, many": partial(mix, tokens=2048),
+    "experts, few, fp8": partial(mix, tokens=4, stored=torch.float8_e4m3fn),
+    "experts, many, fp8": partial(mix, tokens=2048, stored=torch.float8_e4m3fn),
+    "experts, many, int4": partial(mix, tokens=2048, stored=torch.uint8),
+    **{
+        f"rows {rows} {name}": partial(multiply, rows=rows, stored=stored, group=group, has_zeros=has_zeros)
+        for rows in (8, 2048)
+        for name, stored, group, has_zeros in (
+            ("fp8 by row", torch.float8_e4m3fn, WIDTH, False),
+            ("fp8 in blocks", torch.float8_e4m3fn, 128, False),
+            ("int8 by row", torch.int8, WIDTH, False),
+            ("int4", torch.uint8, 128, False),
+            ("int4 with zeros", torch.uint8, 128, True),
+        )
+    },
 }
 ATTENTION: tuple[Callable[[Gpu, Heads], None], ...] = (write, decode, prefill, gather)
 
