@@ -115,11 +115,11 @@ class Model:
         """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
         `dtype` is auto (the checkpoint's own, or on a CPU float32 for float16, on a GPU bfloat16 for float32), float32,
-        bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. `kv_dtype` is auto
-        (the type that attention computes in), int8 or fp8. `device` is cpu,
-        cuda, or auto, which is cuda if there is a GPU and Triton; a GPU takes weights and KV in floating point only.
+        bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. Matrices that the
+        checkpoint has in fewer bits stay so, except as `cpu_linear` says. `kv_dtype` is auto (the type that attention
+        computes in), int8 or fp8 (e4m3). `device` is cpu, cuda, or auto, which is cuda if there is a GPU and Triton.
         `on_progress` gets the bytes read so far and the total. Raises CheckpointError, or ValueError for another
-        dtype or device.
+        dtype or device, or a GPU without e4m3 for KV in fp8.
         """
         from shards.gpu.device import choose_device
         from shards.gpu.support import require_gpu_support
@@ -130,24 +130,25 @@ class Model:
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
         on = choose_device(device)
-        if on.type == "cuda" and (dtype == "int8" or kv_dtype != "auto"):
-            raise ValueError(
-                f"dtype {dtype} with kv_dtype {kv_dtype} is for CPUs; leave them out, or choose device cpu"
-            )
+        if on.type == "cuda" and dtype == "int8":
+            raise ValueError("dtype int8 is for CPUs; choose device cpu, or a checkpoint that is quantised already")
         config = read_config(path)
         if on.type == "cuda":
             require_gpu_support(config)
         chosen = cast("DtypeChoice", gpu_dtype(path, dtype) if on.type == "cuda" else dtype)
-        weights = load_weights(path, config, dtype=chosen, on_progress=on_progress)
+        weights = load_weights(path, config, dtype=chosen, is_for_gpu=on.type == "cuda", on_progress=on_progress)
         computed = weights.embedding.dtype
+        stored = kv_dtype_of(kv_dtype, computed=computed)
         network: Network
         if on.type == "cuda":
+            from shards.gpu.cache import require_kv_type
             from shards.gpu.network import GpuNetwork
             from shards.gpu.weights import moved
+            from shards.kernels.launch import gpu_of
 
-            network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=computed))
+            require_kv_type(stored, gpu_of(on))
+            network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=computed), kv_dtype=stored)
         else:
-            stored = kv_dtype_of(kv_dtype, computed=computed)
             network = PagedNetwork(Decoder(config, weights), kv_dtype=stored, computed=computed)
         return cls(
             name=name or path.resolve().name,

@@ -57,20 +57,23 @@ class Blending:
     def _read(self, layer: int, blocks: Tensor, offsets: Tensor) -> Tensor:
         """Keys and values [tokens, 2 * kv_heads, head_dim], float32."""
         kv, scales = self._cache.layer(layer)
-        read = kv[blocks, :, :, offsets].float()
-        if scales is not None:
-            read *= scales[blocks, :, :, offsets].unsqueeze(-1)
-        return read.flatten(1, 2)
+        if scales is None:
+            return kv[blocks, :, :, offsets].float().flatten(1, 2)
+        # torch cannot index float8
+        stored = kv.view(torch.int8)[blocks, :, :, offsets].view(kv.dtype)
+        return (stored.float() * scales[blocks, :, :, offsets].unsqueeze(-1)).flatten(1, 2)
 
     def _write(self, layer: int, blocks: Tensor, offsets: Tensor, keys_values: Tensor) -> None:
         """Store keys and values as `_read` returns them; in eight bits by the largest number of each head."""
         kv, scales = self._cache.layer(layer)
         numbers = keys_values.view(len(keys_values), 2, -1, keys_values.shape[-1])
-        if scales is not None:
-            is_integer = not kv.dtype.is_floating_point
-            largest = torch.iinfo(kv.dtype).max if is_integer else torch.finfo(kv.dtype).max
-            scale = (numbers.abs().amax(-1) / largest).clamp_min(torch.finfo(torch.float32).tiny)
-            scales[blocks, :, :, offsets] = scale
-            numbers = numbers / scale.unsqueeze(-1)
-            numbers = numbers.round() if is_integer else numbers
-        kv[blocks, :, :, offsets] = numbers.to(kv.dtype)
+        if scales is None:
+            kv[blocks, :, :, offsets] = numbers.to(kv.dtype)
+            return
+        is_integer = not kv.dtype.is_floating_point
+        largest = torch.iinfo(kv.dtype).max if is_integer else torch.finfo(kv.dtype).max
+        scale = (numbers.abs().amax(-1) / largest).clamp_min(torch.finfo(torch.float32).tiny)
+        scales[blocks, :, :, offsets] = scale
+        numbers = numbers / scale.unsqueeze(-1)
+        stored = (numbers.round() if is_integer else numbers).to(kv.dtype)
+        kv.view(torch.int8)[blocks, :, :, offsets] = stored.view(torch.int8)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shards.kernels.cache import BLOCK_TOKENS, QUANTISED
+from shards.kernels.cache import BLOCK_TOKENS, QUANTISED, has_kernels_for
+from shards.kernels.launch import Gpu
 from shards.network.config import NetworkConfig
 
 MOST_SHARE = 0.97
@@ -58,6 +59,12 @@ class GpuCache:
     def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
         """One layer's (kv, scales), as the kernels take them."""
         return self.data[:, index], None if self.scales is None else self.scales[:, index]
+
+
+def require_kv_type(dtype: torch.dtype, gpu: Gpu) -> None:
+    """Raise ValueError if `gpu` has no kernels for KV of this type."""
+    if not has_kernels_for(dtype, gpu):
+        raise ValueError(f"kv_dtype is fp8, and {gpu.chip.name} has no e4m3; use int8, or auto")
 
 
 def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:

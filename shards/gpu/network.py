@@ -42,11 +42,18 @@ class GpuNetwork:
         return f"GpuNetwork({self.decoder!r}, {self._steps!r})"
 
     @classmethod
-    def of(cls, config: NetworkConfig, weights: GpuWeights, *, options: StepOptions | None = None) -> GpuNetwork:
+    def of(
+        cls,
+        config: NetworkConfig,
+        weights: GpuWeights,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        options: StepOptions | None = None,
+    ) -> GpuNetwork:
         """The network of `weights`, with the fastest attention that runs on their device."""
         embedding = weights.embedding
         dense = dense_attention(embedding.device, embedding.dtype, config.head_dim, config.heads // config.kv_heads)
-        return cls(GpuDecoder(config, weights, dense=dense), options=options)
+        return cls(GpuDecoder(config, weights, dense=dense), kv_dtype=kv_dtype, options=options)
 
     @property
     def vocabulary(self) -> int:

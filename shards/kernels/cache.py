@@ -13,6 +13,11 @@ BLOCK_TOKENS = 64
 QUANTISED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
+def has_kernels_for(kv_dtype: torch.dtype, gpu: Gpu) -> bool:
+    """Whether `gpu` reads and writes KV of this type."""
+    return kv_dtype != torch.float8_e4m3fn or gpu.chip.has_e4m3
+
+
 def require_layer(kv: torch.Tensor, scales: torch.Tensor | None, gpu: Gpu) -> None:
     """Raise ValueError unless these are one layer's views of a cache, and of its scales, that `gpu` can read.
 
@@ -24,7 +29,7 @@ def require_layer(kv: torch.Tensor, scales: torch.Tensor | None, gpu: Gpu) -> No
     require_shape("kv", kv, (blocks, 2, heads, BLOCK_TOKENS, dim))
     require(kv.stride()[3:] == (dim, 1), "one head's [positions, dim] in kv is not in one piece")
     require((kv.dtype in QUANTISED) == (scales is not None), f"scales go with int8 and e4m3, and kv is {kv.dtype}")
-    require(kv.dtype != torch.float8_e4m3fn or gpu.chip.has_e4m3, f"{gpu.chip.name} has no e4m3: use int8")
+    require(has_kernels_for(kv.dtype, gpu), f"{gpu.chip.name} has no e4m3: use int8")
     if scales is not None:
         require_shape("scales", scales, (blocks, 2, heads, BLOCK_TOKENS))
         require(scales.stride(3) == 1, "one head's positions in scales are not in one piece")

@@ -78,7 +78,7 @@ def test_stored_in_fewer_bits_it_differs_by_what_these_bits_leave_open(decoder: 
         torch.testing.assert_close(near, right, rtol=0.0, atol=bound * float(keys_values.abs().max()) / 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_a_gpus_cache_moves_as_the_decoder_does(decoder: Decoder, dtype: torch.dtype) -> None:
     config = decoder.config
     if config.latent is not None:
