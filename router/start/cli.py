@@ -190,6 +190,22 @@ def shard(context: typer.Context) -> None:
     os.execve(sys.executable, [sys.executable, "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606
 
 
+@app.command(
+    short_help="A model's checkpoint in fewer bits.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="MODEL TARGET [OPTIONS]",
+)
+def quantize(context: typer.Context) -> None:
+    """Write a model's checkpoint in fewer bits; `pointsman quantize --help` lists its options."""
+    from router.start.commands.local_shards import shard_environment
+    from router.start.preflight import require_engine
+
+    require_engine()
+    environment = shard_environment(os.environ)
+    os.execve(sys.executable, [sys.executable, "-m", "shards.quant", *context.args], environment)  # noqa: S606
+
+
 @app.command(short_help="Every mistake in FILE, with its line.")
 def check(
     file: SlaFile,

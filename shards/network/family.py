@@ -63,3 +63,10 @@ class Family:
     attention: Callable[[Builder, int], Projection] | None = None
     mlp: Callable[[Builder, int], Mlp] | None = None
     quantised: frozenset[str] = frozenset()
+
+    def renamed(self, stored: str) -> str:
+        """The name of a tensor that files call `stored`."""
+        for prefix, replacement in self.prefixes:
+            if stored.startswith(prefix):
+                return replacement + stored.removeprefix(prefix)
+        return stored

@@ -54,7 +54,7 @@ def load_weights(
     """
     with ExitStack() as stack:
         family = family_of(config.architecture)
-        files = _Files(_safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
+        files = _Files(safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
         files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING), is_quantised=files.format is not None)
         weights = Builder(config, family, files, _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu)).weights()
         files.refuse_leftovers(config)
@@ -69,7 +69,7 @@ def gpu_dtype(folder: Path, choice: str) -> str:
     if choice != "auto":
         return choice
     with ExitStack() as stack:
-        files = _Files(_safetensors_of(folder), stack, None, family_of(read_config(folder).architecture), None)
+        files = _Files(safetensors_of(folder), stack, None, family_of(read_config(folder).architecture), None)
         return "float16" if files.stored_dtype(_EMBEDDING) == torch.float16 else "bfloat16"
 
 
@@ -140,7 +140,7 @@ class _Files:
             except (OSError, SafetensorError) as error:
                 raise BrokenCheckpoint(f"{path} cannot be read: {error}", hint="is the download complete?") from error
             for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-                name = self._renamed(stored)
+                name = family.renamed(stored)
                 self._holders[name], self._stored_names[name] = file, stored
         self._left = set(self._holders)
 
@@ -208,12 +208,6 @@ class _Files:
         if self._on_progress is not None:
             self._on_progress(done_bytes, self._total_bytes)
 
-    def _renamed(self, stored: str) -> str:
-        for prefix, replacement in self._family.prefixes:
-            if stored.startswith(prefix):
-                return replacement + stored.removeprefix(prefix)
-        return stored
-
     def _is_ignored(self, name: str, config: NetworkConfig) -> bool:
         # layers behind the last one guess further tokens (multi-token prediction)
         layer = name.removeprefix("model.layers.").partition(".")[0]
@@ -233,7 +227,8 @@ class _Files:
             ) from None
 
 
-def _safetensors_of(folder: Path) -> list[Path]:
+def safetensors_of(folder: Path) -> list[Path]:
+    """The files with the tensors of the checkpoint in `folder`. Raises BrokenCheckpoint."""
     index = folder / _INDEX
     if not index.exists():
         if (folder / _SINGLE).exists():

@@ -13,6 +13,7 @@ from shards.network.fields import Count, Fields, Number, Positive, RopeKind
 from shards.network.latent import LatentProjection
 from shards.network.rope import yarn_mscale
 from shards.network.tensors import Builder
+from shards.quant.matrix import select_rows
 
 _NORM_EPS = 1e-6
 """Of the norms inside attention, whatever config.json says of the others."""
@@ -115,11 +116,12 @@ def _attention(builder: Builder, index: int) -> LatentProjection:
     order = config.rope.order(latent.rope_dim) or list(range(latent.rope_dim))
     wide, own = latent.nope_dim + latent.rope_dim, list(range(latent.nope_dim))
     by_head = [*own, *(latent.nope_dim + number for number in order)]
+    query_order = torch.arange(heads * wide).view(heads, wide)[:, by_head].flatten()
     inputs = hidden if latent.query_rank is None else latent.query_rank
     query_name = "q_proj" if latent.query_rank is None else "q_b_proj"
-    query = builder.source.take(f"{prefix}{query_name}.weight", heads * wide, inputs)
-    down = builder.source.take(f"{prefix}kv_a_proj_with_mqa.weight", latent.rank + latent.rope_dim, hidden)
-    down_order = [*range(latent.rank), *(latent.rank + number for number in order)]
+    query = builder.source.matrix(f"{prefix}{query_name}", heads * wide, inputs)
+    down = builder.source.matrix(f"{prefix}kv_a_proj_with_mqa", latent.rank + latent.rope_dim, hidden)
+    down_order = torch.tensor([*range(latent.rank), *(latent.rank + number for number in order)])
     up = builder.source.take(f"{prefix}kv_b_proj.weight", heads * (latent.nope_dim + latent.value_dim), latent.rank)
     key_up, value_up = torch.split(up.view(heads, -1, latent.rank), [latent.nope_dim, latent.value_dim], 1)
     down_bias = (
@@ -131,8 +133,8 @@ def _attention(builder: Builder, index: int) -> LatentProjection:
         shape=latent,
         heads=heads,
         eps=_NORM_EPS,
-        query=builder.form.linear([query.view(heads, wide, inputs)[:, by_head].flatten(0, 1)], None),
-        key_value_down=builder.form.linear([down[down_order]], down_bias),
+        query=builder.form.linear([select_rows(query, query_order)], None),
+        key_value_down=builder.form.linear([select_rows(down, down_order)], down_bias),
         key_value_norm=builder.norm(f"{prefix}kv_a_layernorm", latent.rank),
         key_up=builder.activated(key_up.contiguous()),
         value_up=builder.activated(value_up.transpose(1, 2).contiguous()),

@@ -1,0 +1,1 @@
+"""Quantised checkpoints from checkpoints in floating point: `pointsman quantize`."""
