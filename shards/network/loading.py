@@ -20,7 +20,7 @@ from shards.network.families.table import family_of
 from shards.network.family import Family
 from shards.network.layers import Weights
 from shards.network.tensors import Builder, Form
-from shards.quant.formats.base import Format
+from shards.quant.formats.base import WeightFormat
 from shards.quant.formats.table import format_of
 from shards.quant.linear import cpu_linear, int8_linear, stored_linear
 from shards.quant.matrix import Part
@@ -91,7 +91,7 @@ def _form_of(choice: DtypeChoice, activations: torch.dtype, *, is_for_gpu: bool)
     return Form(partial(stored_linear if is_for_gpu else cpu_linear, dtype=activations))
 
 
-def _format_in(folder: Path, family: Family) -> Format | None:
+def _format_in(folder: Path, family: Family) -> WeightFormat | None:
     given = quantisation_of(folder, family)
     return None if given is None or given.get("quant_method") in family.quantised else format_of(given)
 
@@ -125,7 +125,7 @@ class _Files:
         stack: ExitStack,
         on_progress: OnProgress | None,
         family: Family,
-        stored_format: Format | None,
+        stored_format: WeightFormat | None,
     ) -> None:
         self.dtype, self.format = torch.float32, stored_format
         self._family = family

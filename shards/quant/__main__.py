@@ -17,7 +17,7 @@ FormName = Literal["fp8", "fp8-block", "int8", "int4"]
 
 
 def _report(sentence: str, *, end: str = "\n") -> None:
-    print(sentence, file=sys.stderr, end=end, flush=True)  # noqa: T201 - for the person who called
+    print(sentence, file=sys.stderr, end=end, flush=True)  # noqa: T201 - the output of a command
 
 
 def _progress(done: int, total: int) -> None:

@@ -41,7 +41,7 @@ class QuantisedLinear:
 
 @dataclass(frozen=True, slots=True)
 class RoundedLinear:
-    """An int8 product whose result has the type of its input."""
+    """An int8 product; its result has the type of its input."""
 
     product: Int8Linear
 

@@ -31,7 +31,7 @@ class StoredTensors(Protocol):
         ...
 
 
-class Format(Protocol):
+class WeightFormat(Protocol):
     """How a checkpoint stores its quantised matrices."""
 
     def holds(self, name: str, stored: StoredTensors) -> bool:

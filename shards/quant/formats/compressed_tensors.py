@@ -58,7 +58,7 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The storage of the matrices whose names `matches` accepts, as in a group of config_groups."""
+    """The storage of the matrices that `matches` accepts by name, as in a group of config_groups."""
 
     matches: Callable[[str], bool]
     bits: int

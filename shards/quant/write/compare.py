@@ -29,7 +29,7 @@ flowers fade quickly, it does not follow that some roses fade quickly. Q: What i
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogitDifference:
     """Over `tokens` positions: the mean Kullback-Leibler divergence in nats of the original's next token from the
     other's, and the share of positions at which both hold the same token for the most probable one.
     """
@@ -39,7 +39,7 @@ class Difference:
     agreement: float
 
 
-def compare(original: Path, quantised: Path, text: str | None = None) -> Difference:
+def compare(original: Path, quantised: Path, text: str | None = None) -> LogitDifference:
     """The difference on `text`, or else on a text of ours; random tokens if there is no tokenizer.json.
 
     Both are computed as a shard on a CPU computes them, one after the other. Raises CheckpointError.
@@ -50,7 +50,7 @@ def compare(original: Path, quantised: Path, text: str | None = None) -> Differe
     after = _log_probabilities(quantised, tokens)
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     agreement = (before.argmax(-1) == after.argmax(-1)).float().mean()
-    return Difference(len(tokens), float(divergence), float(agreement))
+    return LogitDifference(len(tokens), float(divergence), float(agreement))
 
 
 def _tokens(folder: Path, config: NetworkConfig, text: str) -> list[int]:

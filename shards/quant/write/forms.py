@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from shards.quant.matrix import pack_four_bits
 from shards.quant.write.rounding import to_fp8, to_fp8_blocks, to_int4, to_int8
 
 FormName = Literal["fp8", "fp8-block", "int8", "int4"]
+
+FORMS: tuple[FormName, ...] = get_args(FormName)
 
 BLOCK = 128
 """The blocks of DeepSeek's and Qwen's files."""
@@ -34,7 +36,7 @@ class WrittenForm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8Rows:
     """compressed-tensors, e4m3 by row; engines that can round activations by token."""
 
     def tensors(self, matrix: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ class Int4:
 
 def form_of(name: FormName, inputs: Sequence[int]) -> WrittenForm:
     """The form called `name`, for matrices with these numbers of inputs. Raises ValueError if it does not fit them."""
-    others: dict[FormName, WrittenForm] = {"fp8": Fp8(), "fp8-block": Fp8Blocks(), "int8": Int8()}
+    others: dict[FormName, WrittenForm] = {"fp8": Fp8Rows(), "fp8-block": Fp8Blocks(), "int8": Int8()}
     if name != "int4":
         return others[name]
     for group in GROUPS:
