@@ -1,0 +1,59 @@
+"""vLLM reads what `pointsman quantize` writes."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from shards.bundled import weights
+from shards.kv.cache import KvCache
+from shards.network.config_file import read_config
+from shards.network.decoder import Decoder
+from shards.network.loading import load_weights
+from shards.quant.write.checkpoint import write_quantised
+from shards.quant.write.forms import FormName
+from tests.engines.programs import MISSING, VLLMOptions, a_vllm
+from tests.shards.tiny_checkpoints import a_batch
+
+PROMPT = [(37 * place + 11) % 900 + 10 for place in range(60)]
+
+
+def log_probabilities(folder: Path) -> torch.Tensor:
+    """Ours, of the matrices as they are stored, in float32."""
+    config = read_config(folder)
+    loaded = load_weights(folder, config, dtype="float32", is_for_gpu=True)
+    return Decoder(config, loaded).forward(a_batch((PROMPT, 0, (0,))), KvCache(config, 1)).log_softmax(-1)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
+@pytest.mark.parametrize(("form", "most"), [("int8", 0.15), ("int4", 0.1)])
+def test_the_tokens_of_a_prompt_are_as_probable_there_as_here(tmp_path: Path, form: FormName, most: float) -> None:
+    folder = tmp_path / form
+    write_quantised(weights(), folder, form)
+    vllm = a_vllm(f"vllm-{form}", tmp_path, VLLMOptions(events=False), model=folder)
+    vllm.start()
+    try:
+        vllm.wait_until_ready()
+        body = {"model": "pointsman-reader", "prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 3}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{vllm.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            places = json.load(answer)["choices"][0]["prompt_logprobs"]
+    finally:
+        vllm.stop()
+    ours = log_probabilities(folder)
+    errors = [
+        abs(float(ours[place - 1, int(token)]) - said["logprob"])
+        for place in range(1, len(PROMPT))
+        for token, said in places[place].items()
+    ]
+    assert len(errors) >= 3 * (len(PROMPT) - 1)
+    # vLLM multiplies four bits in bfloat16, and rounds inputs of int8
+    assert sum(errors) / len(errors) < most
