@@ -30,7 +30,7 @@ def quantize(
     model: Annotated[str, typer.Argument(help="A directory in Hugging Face format, in floating point, or `bundled`.")],
     target: Annotated[Path, typer.Argument(help="The directory to write, which must be new or empty.")],
     to: Annotated[FormName, typer.Option(help="Form of the matrices; see below.")] = "fp8",
-    compare: Annotated[bool, typer.Option(help="Compare logits of both on a text; default: yes.")] = True,
+    compare: Annotated[bool, typer.Option(help="Compare logits of both on a text.")] = True,
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text for this comparison; default: one of ours.")
     ] = None,

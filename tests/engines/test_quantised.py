@@ -30,11 +30,13 @@ def log_probabilities(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
-@pytest.mark.parametrize(("form", "most"), [("int8", 0.15), ("int4", 0.1)])
-def test_the_tokens_of_a_prompt_are_as_probable_there_as_here(tmp_path: Path, form: FormName, most: float) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_the_tokens_of_a_prompt_are_as_probable_there_as_here(tmp_path: Path, form: FormName) -> None:
     folder = tmp_path / form
     write_quantised(weights(), folder, form)
-    vllm = a_vllm(f"vllm-{form}", tmp_path, VLLMOptions(events=False), model=folder)
+    # its product of four bits on CPUs fails with float32; the last option counts
+    options = VLLMOptions(events=False, extra=("--dtype", "bfloat16"))
+    vllm = a_vllm(f"vllm-{form}", tmp_path, options, model=folder)
     vllm.start()
     try:
         vllm.wait_until_ready()
@@ -55,5 +57,5 @@ def test_the_tokens_of_a_prompt_are_as_probable_there_as_here(tmp_path: Path, fo
         for token, said in places[place].items()
     ]
     assert len(errors) >= 3 * (len(PROMPT) - 1)
-    # vLLM multiplies four bits in bfloat16, and rounds inputs of int8
-    assert sum(errors) / len(errors) < most
+    # vLLM computes in bfloat16, and rounds inputs of int8
+    assert sum(errors) / len(errors) < 0.2
