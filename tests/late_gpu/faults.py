@@ -1,0 +1,210 @@
+"""`python -m tests.late_gpu.faults`: faults that a GPU run may hide, put into the real code, and how each is noticed.
+
+Each fault changes one place of a copy of the code, and one test runs on it, in a process of its own. Prints a table and
+exits with 1 if a fault is not noticed. `python -m tests.late_gpu.faults race` runs those with this word in their names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("shards", "policies", "tls", "backends", "http1", "tests", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` in `file` becomes `new`; `test` is expected to fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+HERE = "tests/late_gpu/test_transfers.py"
+KERNELS = "tests/shards/kernels"
+DECODE = f"{KERNELS}/test_paged_decode.py::test_a_token_attends_to_its_context"
+WRITE = f"{KERNELS}/test_kv_write.py::test_keys_and_values_are_where_they_belong"
+
+FAULTS = (
+    Fault(
+        "race: every program writes the number of splits",
+        "shards/kernels/paged_decode.py",
+        "    if sequence == sequences - 1:\n",
+        "    if sequence >= 0:\n",
+        DECODE,
+    ),
+    Fault(
+        "race: two rows of the residual stream share a place",
+        "shards/kernels/norm.py",
+        "tl.store(stream + token * width + at, rounded, mask=mask)",
+        "tl.store(stream + token // 2 * width + at, rounded, mask=mask)",
+        f"{KERNELS}/test_norm.py::test_rows_are_normalised",
+    ),
+    Fault(
+        "out of bounds: a store without its mask",
+        "shards/kernels/norm.py",
+        "normal.to(out.dtype.element_ty), mask=mask)",
+        "normal.to(out.dtype.element_ty))",
+        f"{KERNELS}/test_norm.py::test_rows_are_normalised",
+    ),
+    Fault(
+        "out of bounds: a table is read beyond its context",
+        "shards/kernels/paged_decode.py",
+        "mask=pages * BLOCK < end, other=0)",
+        "mask=pages >= 0, other=0)",
+        DECODE,
+    ),
+    Fault(
+        "out of bounds: no row of the token pool for padding",
+        "shards/gpu/step.py",
+        "torch.zeros(rows + 1, dtype=torch.int32, device=device)",
+        "torch.zeros(rows, dtype=torch.int32, device=device)",
+        f"{HERE}::test_every_bucket_is_captured_and_gives_what_running_directly_gives",
+    ),
+    Fault(
+        "wrong stride: heads lie as far apart as keys and values",
+        "shards/kernels/kv_write.py",
+        "at_kv = kv + block * kv_block + head * kv_head + offset * DIM + half",
+        "at_kv = kv + block * kv_block + head * kv_side + offset * DIM + half",
+        WRITE,
+    ),
+    Fault(
+        "wrong stride: rows that lie apart are read as if side by side",
+        "shards/kernels/norm.py",
+        "tl.load(hidden + token * hidden_token + at",
+        "tl.load(hidden + token * width + at",
+        f"{KERNELS}/test_norm.py::test_rows_are_normalised",
+    ),
+    Fault(
+        "memory that was not written is read",
+        "shards/kernels/paged.py",
+        "        mask = mask & written[:, None]\n",
+        "        mask = mask\n",
+        DECODE,
+    ),
+    Fault(
+        "missing event: a buffer is filled while it is copied to the GPU",
+        "shards/gpu/transfers.py",
+        "        if copied is not None:\n            copied.synchronize()\n",
+        "",
+        f"{HERE}::test_a_buffer_is_filled_again_only_once_it_was_copied",
+    ),
+    Fault(
+        "missing event: tokens are read while they are copied to the host",
+        "shards/gpu/transfers.py",
+        "        _, copied = self._due.popleft()\n        copied.synchronize()\n",
+        "        _, copied = self._due.popleft()\n",
+        "tests/shards/gpu/test_decoder.py::test_running_ahead_changes_no_token",
+    ),
+    Fault(
+        "missing event: a copy counts as done when it was started",
+        "shards/gpu/host.py",
+        "self._landed < ticket and self._due[0][1].query():",
+        "self._landed < ticket:",
+        f"{HERE}::test_blocks_come_back_as_they_were_computed",
+    ),
+    Fault(
+        "missing wait: blocks are copied before they are computed",
+        "shards/gpu/host.py",
+        "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
+        "",
+        f"{HERE}::test_blocks_come_back_as_they_were_computed",
+    ),
+    Fault(
+        "stale graph address: a step is sent to memory that the graph does not read",
+        "shards/gpu/step.py",
+        "sent = self._outbound.send(host, self._static.input(layout.words))",
+        "sent = self._outbound.send(host)",
+        f"{HERE}::test_graphs_read_what_each_step_sends",
+    ),
+    Fault(
+        "stale graph address: tables move, the graph reads the old ones",
+        "shards/gpu/step.py",
+        "        computed = (self._drawing if draws else self._plain).run(bucket)\n",
+        "        computed = (self._drawing if draws else self._plain).run(bucket)\n"
+        "        self._static.tables = self._static.tables.clone()\n",
+        f"{HERE}::test_graphs_read_what_each_step_sends",
+    ),
+    Fault(
+        "a step that is captured waits for the GPU",
+        "shards/gpu/decoder.py",
+        "        hidden, residual = self._embed(inputs.token_ids), None\n",
+        "        hidden, residual = self._embed(inputs.token_ids.clamp(max=int(inputs.token_ids.max()))), None\n",
+        f"{HERE}::test_graphs_read_what_each_step_sends",
+    ),
+    Fault(
+        "mixed devices: a kernel is given memory of the host",
+        "shards/gpu/step.py",
+        'fields[f"first_queries {index}"], fields[f"context {index}"]',
+        'plan.first_queries, fields[f"context {index}"]',
+        f"{HERE}::test_graphs_read_what_each_step_sends",
+    ),
+)
+
+
+def noticed(fault: Fault) -> str:
+    """The line that tells of the fault; empty if its test passes. Raises RuntimeError if nothing could be tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        text = (copy / fault.file).read_text()
+        if text.count(fault.old) != 1:
+            raise RuntimeError(f"{fault.file} has {text.count(fault.old)} places for the fault: {fault.name}")
+        (copy / fault.file).write_text(text.replace(fault.old, fault.new))
+        command = [sys.executable, "-m", "tests.late_gpu", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        environment["TRITON_CACHE_DIR"] = str(copy / "compiled")
+        done = subprocess.run(
+            [*command, fault.test], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+    if done.returncode == 0:
+        return ""
+    if done.returncode != 1:
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return evidence_of(done.stdout)
+
+
+def evidence_of(report: str) -> str:
+    """pytest's first line about what went wrong, without long texts behind it."""
+    lines = re.findall(r"^E +(\S.*)$", report, re.MULTILINE)
+    captured = re.findall(r"the step failed: .*|capturing \d+ rows failed: .*", report)
+    line = (captured or lines or ["a test failed"])[0]
+    return line if len(line) <= 150 else line[:147] + "..."
+
+
+def trials(faults: list[Fault]) -> Iterator[tuple[Fault, str]]:
+    """Each fault with what told of it, in order, as they come."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from zip(faults, pool.map(noticed, faults), strict=True)
+
+
+def main(words: list[str]) -> int:
+    """0 if each fault was noticed."""
+    chosen = [fault for fault in FAULTS if all(word in fault.name for word in words)]
+    missed = 0
+    print("| fault | in | noticed by |\n|---|---|---|")
+    for fault, evidence in trials(chosen):
+        missed += not evidence
+        print(f"| {fault.name} | `{fault.file}` | {evidence or '**nothing**'} |", flush=True)
+    print(f"\n{len(chosen) - missed} of {len(chosen)} faults were noticed.")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Transfers, copies beside the computation and graphs of the GPU step, on a device that is late."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shards.exec.drawing import Drawing
+from shards.gpu.cache import GpuCache
+from shards.gpu.decoder import GpuDecoder
+from shards.gpu.host import PinnedMemory
+from shards.gpu.network import GpuNetwork
+from shards.gpu.spans import Span, step_of_spans
+from shards.gpu.step import StepOptions
+from shards.gpu.transfers import TURNS, Inbound, Outbound
+from shards.gpu.weights import moved
+from shards.kv.copier import BlockCopy
+from shards.network.config import NetworkConfig, Rope
+from shards.network.loading import random_weights
+from tests.shards.tiny_checkpoints import a_batch, some_tokens
+
+GPU = torch.device("cuda")
+CONFIG = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 2, 1, 16, 512, 1e-6, Rope(), (None,))
+
+
+@pytest.fixture
+def network() -> GpuNetwork:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.float32)
+    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4))
+    network.allocate(8)
+    return network
+
+
+def test_a_buffer_is_filled_again_only_once_it_was_copied() -> None:
+    outbound = Outbound(GPU)
+    sent = [outbound.send(outbound.next(4).fill_(number)) for number in range(2 * TURNS)]
+    assert [copy.tolist() for copy in sent] == [[number] * 4 for number in range(2 * TURNS)]
+
+
+def test_tokens_are_read_once_they_have_arrived() -> None:
+    inbound = Inbound(GPU, 2)
+    tickets = [inbound.put(torch.tensor([[token], [1]], dtype=torch.int32, device=GPU)) for token in range(TURNS)]
+    assert [inbound.take(ticket) for ticket in tickets] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "polling"])
+def test_blocks_come_back_as_they_were_computed(network: GpuNetwork, waits: bool) -> None:
+    cache = network.steps.cache
+    memory = network.host_memory(2)
+    copier = memory.copier()
+
+    def copied(*copies: BlockCopy) -> None:
+        ticket = copier.start(copies)
+        if waits:
+            copier.wait(ticket)
+        while not copier.done(ticket):
+            pass
+
+    network.forward(a_batch((some_tokens(60), 0, (3,)), wanted=[]))
+    copied(BlockCopy(3, 1, is_save=True))
+    host = [plane[1].clone() for plane in memory._host]
+    assert not torch.isnan(host[0][:, :, :, :60]).any()
+    copied(BlockCopy(5, 1, is_save=False))
+    for plane, kept in zip(cache.planes, host, strict=True):
+        assert torch.equal(plane[5].cpu().nan_to_num(), kept.nan_to_num())
+    copier.close()
+
+
+def tokens_of(network: GpuNetwork, new: int, blocks: tuple[int, int]) -> list[int | None]:
+    """The tokens drawn greedily after a prompt of three."""
+    steps, prompt, drawn = network.steps, some_tokens(3), []
+    for step in range(new):
+        known = prompt if not step else [drawn[-1] or 0]
+        computed = len(prompt) + step - 1 if step else 0
+        span = Span(0, known, computed, list(blocks), Drawing())
+        drawn += steps.collect(steps.submit(step_of_spans([span])))
+    return drawn
+
+
+def test_graphs_read_what_each_step_sends(network: GpuNetwork) -> None:
+    first = tokens_of(network, 4, (1, 2))
+    assert network.steps._drawing.captured == (1,)
+    # the same graph with other blocks
+    assert tokens_of(network, 4, (6, 3)) == first
+    eager = GpuNetwork(network.decoder, options=StepOptions(rows=4, graphs=False))
+    eager.allocate(8)
+    assert tokens_of(eager, 4, (1, 2)) == first
+
+
+def test_every_bucket_is_captured_and_gives_what_running_directly_gives(network: GpuNetwork) -> None:
+    network.prepare(2)
+    assert network.steps._drawing.captured == (1, 2)
+    eager = GpuNetwork(network.decoder, options=StepOptions(rows=4, graphs=False))
+    eager.allocate(8)
+    answers: list[list[list[int | None]]] = []
+    for each in (network, eager):
+        drawn = []
+        for rows in (2, 1, 2):
+            spans = [Span(row, [row + 1], 0, [row], Drawing()) for row in range(rows)]
+            drawn.append(each.steps.collect(each.steps.submit(step_of_spans(spans))))
+        answers.append(drawn)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_decoder_computes_in_every_type(dtype: torch.dtype, network: GpuNetwork) -> None:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=dtype)
+    narrow = GpuNetwork(GpuDecoder(CONFIG, weights, dense="flash"), options=StepOptions(rows=4, dense_from_pairs=700))
+    narrow.allocate(8)
+    prompt = some_tokens(74)
+    outcomes = []
+    for each in (network, narrow):
+        whole = each.forward(a_batch((prompt[:70], 0, (1, 2)))).cpu()
+        behind = each.forward(a_batch((prompt[70:73], 70, (1, 2)))).cpu()
+        outcomes.append(torch.cat([whole, behind, each.forward(a_batch((prompt[73:], 73, (1, 2)))).cpu()]))
+    tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    torch.testing.assert_close(outcomes[1], outcomes[0], atol=tolerance, rtol=tolerance)
+
+
+def test_the_host_memory_of_a_cache_is_page_locked() -> None:
+    from tests.late_gpu.device import LateGpu
+
+    cache = GpuCache(CONFIG, 2, dtype=torch.float32, device=GPU)
+    memory = PinnedMemory(cache, 2, device=GPU)
+    assert LateGpu.present is not None
+    assert all(LateGpu.present.is_pinned(plane[1]) for plane in memory._host)
