@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test mutants engines clients chaos pythons check protos site release clean
+.PHONY: help demo up test mutants engines kernels kernels-installed faults clients chaos pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -45,6 +45,20 @@ engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
 	@$(VENV)-engines/bin/python .ci/engines.py
 
+# One test needs 4 GiB, the others compile or interpret kernels by themselves.
+ELSEWHERE := test_ahead_of_time test_compiled_once test_interpreted test_benchmark
+UNDER_LATE_GPU := tests/late_gpu tests/shards/kernels tests/shards/gpu $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach'
+
+kernels-installed:
+	@test -x $(VENV)-kernels/bin/pip || $(PY) -m venv $(VENV)-kernels
+	@$(VENV)-kernels/bin/python .ci/kernels.py
+
+kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
+	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider $(UNDER_LATE_GPU)
+
+faults: kernels-installed  ## faults put into kernels and transfers, and how `make kernels` notices each
+	@$(VENV)-kernels/bin/python -m tests.late_gpu.faults
+
 clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
 	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python .ci/install.py \
 	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio pytest-timeout transformers; }
@@ -72,4 +86,4 @@ release:         ## wheel, source distribution, bill of materials and hashes in 
 	@$(VENV)-release/bin/python .ci/release.py $(TAG)
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines $(VENV)-release .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines $(VENV)-kernels $(VENV)-release .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

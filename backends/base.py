@@ -64,7 +64,8 @@ class Load:
     adapters with requests, by clients' names; `adapter_slots` is the number of slots. `worked_at` is when it last
     reported a step of its engine, on the clock of `reported_at`: until shortly before then no request hangs there.
     `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none. `fetched` is the
-    KV that it fetched from other backends; None if it cannot fetch.
+    KV that it fetched from other backends; None if it cannot fetch. `uncaptured_steps` were computed without a CUDA
+    graph since a capture failed.
     """
 
     running: int | None = None
@@ -84,6 +85,7 @@ class Load:
     worked_at: float | None = None
     disk_blocks: Mapping[str, int] = field(default_factory=dict)
     fetched: Fetched | None = None
+    uncaptured_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

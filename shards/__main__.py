@@ -280,6 +280,9 @@ def shard(
       pointsman shard --model ./Qwen3-0.6B --listen 0.0.0.0:7001 --threads 8 --kv-memory 8
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # read when torch is loaded: steps of changing sizes leave no gaps between pieces of fixed sizes
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if supervised:
         end_with_stdin()
     own = TlsSettings(tls_cert, tls_key, tls_client_ca, frozenset(tls_pin or ()), tls_min_version)

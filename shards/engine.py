@@ -598,7 +598,7 @@ class Engine:
             progress=self._scheduler.drain_progress(),
             finished=finished,
             cache=self._pool.prefix.drain_events(),
-            load=self._scheduler.load(self._step_s),
+            load=self._scheduler.load(self._step_s, uncaptured_steps=self._runner.uncaptured_steps),
             predictions=self._predict(),
         )
 

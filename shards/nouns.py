@@ -245,7 +245,7 @@ class Load:
 
     `blocks_pinnable` more blocks can be pinned. `drafted_tokens` were verified since the start, `accepted_tokens` of
     them drawn. `draining`: the server is about to stop and refuses new requests. `disk` is None without a directory,
-    `peers` without a port for KV.
+    `peers` without a port for KV. `uncaptured_steps` ran without a CUDA graph since a capture failed.
     """
 
     running: int
@@ -261,6 +261,7 @@ class Load:
     accepted_tokens: int = 0
     disk: DiskUse | None = None
     peers: PeerUse | None = None
+    uncaptured_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,8 @@ class Scheduler:
         sequence.table.release()
         self.roster.leave(sequence)
 
-    def load(self, step_s: float) -> Load:
-        """The engine's load; its last step took `step_s`."""
+    def load(self, step_s: float, *, uncaptured_steps: int = 0) -> Load:
+        """The engine's load; its last step took `step_s`, and this number ran without a graph that should have."""
         return Load(
             running=len(self.roster.running),
             waiting=len(self.roster.waiting),
@@ -174,6 +174,7 @@ class Scheduler:
             accepted_tokens=self._accepted_tokens,
             disk=self.pool.disk.use,
             peers=self.pool.peers.use,
+            uncaptured_steps=uncaptured_steps,
         )
 
     def drain_progress(self) -> tuple[Progress, ...]:

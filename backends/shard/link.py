@@ -406,6 +406,7 @@ class ShardLink:
             drafted_tokens=load.drafted_tokens,
             accepted_tokens=load.accepted_tokens,
             worked_at=session.worked_at,
+            uncaptured_steps=load.uncaptured_steps,
             fetched=_fetched(load.peers, welcome.block_tokens) if load.HasField("peers") else None,
             disk_blocks={kind: getattr(load.disk, kind) for kind in _ON_DISK} if load.HasField("disk") else {},
         )

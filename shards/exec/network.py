@@ -53,6 +53,16 @@ class FallibleNetwork(Protocol):
 
 
 @runtime_checkable
+class CapturingNetwork(Protocol):
+    """A network that captures its decoding steps once, and replays them."""
+
+    @property
+    def uncaptured_steps(self) -> int:
+        """Steps that were computed without a captured one since a capture failed; 0 if none has failed."""
+        ...
+
+
+@runtime_checkable
 class HostedNetwork(Protocol):
     """A network with KV that can be moved to host memory and back."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
-from shards.exec.network import DrawingNetwork, Network
+from shards.exec.network import CapturingNetwork, DrawingNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.sampling import Sample, Sampler, sample
 from shards.exec.sequence import Sequence
@@ -52,6 +52,7 @@ class Runner:
     def __init__(self, network: Network, *, deterministic: bool = False) -> None:
         self._network, self._deterministic = network, deterministic
         self._device = network if isinstance(network, DrawingNetwork) else None
+        self._capturing = network if isinstance(network, CapturingNetwork) else None
         self._places: Mapping[int, int] = _NOWHERE
 
     def submit(self, pieces: tuple[Piece, ...], sampler_of: Callable[[Sequence], Sampler]) -> Flight:
@@ -71,6 +72,11 @@ class Runner:
         ticket = self._device.submit(lay_out(pieces, places=self._places), drawings)
         self._places = {piece.sequence.arrival: place for place, piece in enumerate(drawing)}
         return Flight(pieces, samplers, ticket=ticket)
+
+    @property
+    def uncaptured_steps(self) -> int:
+        """The network's steps that ran without a captured one since a capture failed."""
+        return 0 if self._capturing is None else self._capturing.uncaptured_steps
 
     def collect(self, flight: Flight) -> list[Sample | None]:
         """Wait for `flight`: a token for each of its logits, in order. Flights are collected in their order.

@@ -59,6 +59,9 @@ class Graphs:
     def __init__(self, compute: Compute, capture: Capture | None) -> None:
         self._compute, self._capture = compute, capture
         self._replays: dict[int, Replay] = {}
+        self._has_failed = False
+        self.uncaptured_steps = 0
+        """Steps that were computed directly since a capture failed."""
 
     def __repr__(self) -> str:
         return f"Graphs({sorted(self._replays)} captured, {'off' if self._capture is None else 'on'})"
@@ -78,10 +81,11 @@ class Graphs:
     def _first(self, bucket: int) -> Tensor:
         # computed before the capture: this compiles the kernels, and a capture computes nothing
         computed = self._compute(bucket)
+        self.uncaptured_steps += self._has_failed
         if self._capture is not None:
             try:
                 self._replays[bucket] = self._capture(lambda: self._compute(bucket))
             except (RuntimeError, ValueError) as error:
                 log.warning("decoding continues without graphs: capturing %d rows failed: %s", bucket, error)
-                self._capture = None
+                self._capture, self._has_failed = None, True
         return computed

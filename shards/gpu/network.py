@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.network.config import NetworkConfig
+
+log = logging.getLogger(__name__)
 
 
 class GpuNetwork:
@@ -85,15 +88,34 @@ class GpuNetwork:
     def room_bytes(self, *, batch_tokens: int, rows: int, shards: int = 1) -> int:
         """Bytes of GPU memory left for KV beside steps of `batch_tokens` tokens and `rows` rows.
 
-        `shards` shards share the GPU. Raises ValueError if nothing is left.
+        `shards` shards share the GPU. Computes the largest such step to measure it, so call it before `allocate`.
+        Raises ValueError if nothing is left.
         """
-        # memory that torch keeps after trying out attention is free too
+        working = self._working_bytes(batch_tokens, rows)
+        # memory that torch keeps after trying out attention and the largest step is free too
         torch.cuda.empty_cache()
         device = self.decoder.device
         memory = GpuMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
-        config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
-        working = working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype)
         return room_bytes(memory, working, shards=shards)
+
+    def _working_bytes(self, batch_tokens: int, rows: int) -> int:
+        """The most memory that torch held during the largest step, beside weights; never less than its graphs need."""
+        config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
+        expected = working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype)
+        self.allocate(0)
+        device = self.decoder.device
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        try:
+            self.steps.warm_up_largest(tokens=batch_tokens, rows=rows)
+            torch.cuda.synchronize(device)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"a step of {batch_tokens} tokens does not fit beside the weights: {error}") from error
+        finally:
+            self._steps = None
+        measured = torch.cuda.max_memory_allocated(device) - before
+        log.info("the largest step took %.2f GiB, of %.2f expected", measured / 2**30, expected / 2**30)
+        return measured
 
     def allocate(self, blocks: int) -> None:
         """Allocate memory for the KV of `blocks` blocks. Raises ValueError if there is not enough."""
@@ -109,6 +131,11 @@ class GpuNetwork:
     def device_answers(self) -> bool:
         """Whether the GPU still computes."""
         return answers(self.decoder.device)
+
+    @property
+    def uncaptured_steps(self) -> int:
+        """Decoding steps that were computed without a CUDA graph since a capture failed."""
+        return 0 if self._steps is None else self._steps.uncaptured_steps
 
     def host_memory(self, slots: int) -> PinnedMemory:
         """Host memory for `slots` blocks, with a copier that runs beside the computation."""

@@ -75,6 +75,11 @@ class Steps:
         """The pool's row that is never read."""
         return self.options.rows
 
+    @property
+    def uncaptured_steps(self) -> int:
+        """Steps that were computed without a graph since a capture failed."""
+        return self._drawing.uncaptured_steps + self._plain.uncaptured_steps
+
     def submit(self, step: Step) -> Ticket:
         """Start a step behind the submitted ones, of which at most two are uncollected.
 
@@ -129,6 +134,20 @@ class Steps:
         for computed in (0, min(tokens, most - tokens)):
             blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
             self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)]), draws=True)
+
+    def warm_up_largest(self, *, tokens: int, rows: int) -> None:
+        """Compute a step of `tokens` tokens and `rows` drawn ones that takes as much memory as any of this size.
+
+        Chunks lie behind the longest contexts, of which dense attention gathers all pages. All is in the padding block.
+        """
+        most = self._decoder.config.max_positions
+        blocks, spans, left = [self.cache.blocks] * -(-most // BLOCK_TOKENS), [], tokens
+        for row in range(min(rows, tokens)):
+            # each row draws after one token at least
+            chunk = min(most, left - (min(rows, tokens) - 1 - row))
+            spans.append(Span(row, [0] * chunk, most - chunk, blocks, GREEDY))
+            left -= chunk
+        self._run(step_of_spans(spans), draws=True)
 
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:

@@ -270,6 +270,7 @@ def load(now: Load) -> wire.Load:
         accepted_tokens=now.accepted_tokens,
         disk=_disk_use(now.disk),
         peers=None if now.peers is None else wire.PeerUse(**now.peers._asdict()),
+        uncaptured_steps=now.uncaptured_steps,
     )
 
 

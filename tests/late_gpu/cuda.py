@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tests.late_gpu.device import CUDA, LateGpu, LateTensor, running
 from tests.late_gpu.queues import Place, Queue, Recording
 
-FREE, TOTAL = 2**30, 2**31
+TOTAL = 2**31
 """Bytes of the stand-in's memory."""
 
 
@@ -89,9 +89,10 @@ def names_of(gpu: LateGpu) -> dict[str, Any]:
         gpu.registered[at] = size
         return 0
 
-    runtime = SimpleNamespace(
-        cudaHostRegister=register, cudaHostUnregister=lambda at: gpu.registered.pop(at, None)
-    )
+    def reset_peak(device: object = None) -> None:
+        gpu.most_allocated = gpu.allocated
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda at: gpu.registered.pop(at, None))
     return {
         "Event": Event,
         "Stream": Stream,
@@ -103,8 +104,12 @@ def names_of(gpu: LateGpu) -> dict[str, Any]:
         "default_stream": lambda device=None: Stream(queue=gpu.default),
         "synchronize": lambda device=None: gpu.wait(),
         "cudart": lambda: runtime,
-        "mem_get_info": lambda device=None: (FREE, TOTAL),
-        "memory_reserved": lambda device=None: 0,
+        "mem_get_info": lambda device=None: (TOTAL - gpu.allocated, TOTAL),
+        "memory_reserved": lambda device=None: gpu.allocated,
+        "memory_allocated": lambda device=None: gpu.allocated,
+        "max_memory_allocated": lambda device=None: gpu.most_allocated,
+        "reset_peak_memory_stats": reset_peak,
+        "empty_cache": lambda: None,
         "current_device": lambda: CUDA.index,
         "is_available": lambda: True,
         "_lazy_init": lambda: None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -37,11 +37,14 @@ class Memory:
 
     def __init__(self, storage: Tensor, device: LateGpu) -> None:
         self._storage, self._device, self._queue = storage, device, device.queue
+        device.allocated += storage.untyped_storage().nbytes()
+        device.most_allocated = max(device.most_allocated, device.allocated)
         if device.recording is not None:
             device.recording.spoils.append(lambda: poison(storage))
 
     def __del__(self) -> None:
         storage = self._storage
+        self._device.allocated -= storage.untyped_storage().nbytes()
         self._device.freed(self._queue, lambda: poison(storage))
 
 
@@ -69,8 +72,20 @@ class LateTensor(Tensor):
         """Its numbers, once they are there."""
         return self.cpu().tolist()
 
+    # torch would look for CUDA first in these, which a build for CPUs does not have
+    def __invert__(self) -> Tensor:
+        return self.bitwise_not()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
     def __getitem__(self, key: Any) -> Any:
-        # torch would look for CUDA first, which a build for CPUs does not have
         assert LateGpu.present is not None, "the device is gone"
         if is_view(key):
             picked = now(operator.getitem, (self, key), {})
@@ -109,6 +124,8 @@ class LateGpu(TorchDispatchMode):
         self.pinned: list[Tensor] = []
         self.registered: dict[int, int] = {}
         self.launches: Counter[str] = Counter()
+        self.variants: set[Hashable] = set()
+        self.allocated = self.most_allocated = 0
 
     def put(self, name: str, work: Work) -> None:
         """Queue `work` on the current stream, or record it."""
@@ -318,10 +335,11 @@ def now(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def poison(memory: Tensor) -> None:
     """Fill `memory` with NaN, or with the largest integer."""
-    if memory.dtype.is_floating_point and memory.itemsize > 1:
-        memory.fill_(torch.nan)
-    else:
+    if memory.itemsize == 1:
+        # NaN in e4m3
         memory.view(torch.uint8).fill_(0x7F)
+    else:
+        memory.fill_(torch.nan if memory.dtype.is_floating_point else torch.iinfo(memory.dtype).max)
 
 
 def inner(values: Any) -> Any:
@@ -346,11 +364,26 @@ def on_meta(values: Any) -> Any:
     return tree_map_only(torch.device, lambda _: torch.device("meta"), changed)
 
 
+def variant_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> Hashable:
+    """What Triton compiles a kernel anew for: types, constants, numbers that are 1, and multiples of 16."""
+    seen: list[Hashable] = []
+    for parameter, value in zip(kernel.params, args, strict=False):
+        is_special = not parameter.do_not_specialize
+        if isinstance(value, LateTensor):
+            is_aligned = value.inner.data_ptr() % 16 == 0 or parameter.do_not_specialize_on_alignment
+            seen.append((value.dtype, is_aligned or not is_special))
+        elif isinstance(value, int) and is_special:
+            seen.append((value == 1, value % 16 == 0, abs(value) < 2**31))
+        else:
+            seen.append(type(value))
+    return kernel.fn.__name__, tuple(seen), tuple(sorted(constants.items()))
+
+
 Launcher = Callable[..., Any]
 
 
 def kernels_wait(device: LateGpu, launch: Launcher) -> Launcher:
-    """`JITFunction.run` that queues `launch` on the device. Raises ValueError for tensors of the host, as Triton does."""
+    """`JITFunction.run` that queues `launch`. Raises ValueError for tensors of the host, as Triton does."""
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup:
@@ -359,6 +392,7 @@ def kernels_wait(device: LateGpu, launch: Launcher) -> Launcher:
             if isinstance(value, Tensor) and not isinstance(value, LateTensor):
                 raise ValueError(f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)")
         values: Sequence[Any] = inner(args)
+        device.variants.add(variant_of(self, args, kwargs))
         device.put(self.fn.__name__, lambda: launch(self, *values, grid=grid, warmup=False, **kwargs))
         return None
 

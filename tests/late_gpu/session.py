@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import triton
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 from ttsem import sanitize
 
@@ -18,13 +22,28 @@ PROPERTIES = {"max_shared_mem": 232448, "multiprocessor_count": 3, "max_num_regs
 """An H100's, but for the multiprocessors: three show that a persistent grid takes its turns."""
 
 
+def not_compiled(*arguments: Any) -> bytes:
+    """In place of code for the GPU, which nothing here reads: compiling it takes most of the time."""
+    metadata = next(argument for argument in arguments if isinstance(argument, dict))
+    metadata["name"] = "not compiled"
+    return b""
+
+
 @contextmanager
 def a_late_gpu() -> Iterator[LateGpu]:
     """A GPU of capability 9.0 that computes late."""
-    with sanitize.session(HOPPER, "<late gpu>", cuda_is_cpu=False), late_cuda() as gpu:
+    with ExitStack() as stack:
+        # apart from the cache of kernels that were compiled to the end
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": cache}))
+        for stage in ("make_ttgir", "make_llir", "make_ptx", "make_cubin"):
+            stack.enter_context(mock.patch.object(CUDABackend, stage, not_compiled))
+        stack.enter_context(mock.patch.object(CUDABackend, "pack_metadata", return_value=()))
+        stack.enter_context(sanitize.session(HOPPER, "<late gpu>", cuda_is_cpu=False))
+        gpu = stack.enter_context(late_cuda())
         utils = triton.runtime.driver.active.utils
         with (
-            mock.patch.object(utils, "get_device_properties", lambda index=0: PROPERTIES),
+            mock.patch.object(utils, "get_device_properties", return_value=PROPERTIES),
             mock.patch.object(JITFunction, "run", kernels_wait(gpu, JITFunction.run)),
         ):
             yield gpu

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 from shards.exec.drawing import Drawing
-from shards.gpu.cache import GpuCache
+from shards.gpu.cache import MOST_SHARE, GpuCache, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.host import PinnedMemory
 from shards.gpu.network import GpuNetwork
@@ -17,6 +19,7 @@ from shards.gpu.weights import moved
 from shards.kv.copier import BlockCopy
 from shards.network.config import NetworkConfig, Rope
 from shards.network.loading import random_weights
+from tests.late_gpu.device import LateGpu
 from tests.shards.tiny_checkpoints import a_batch, some_tokens
 
 GPU = torch.device("cuda")
@@ -118,9 +121,48 @@ def test_a_decoder_computes_in_every_type(dtype: torch.dtype, network: GpuNetwor
 
 
 def test_the_host_memory_of_a_cache_is_page_locked() -> None:
-    from tests.late_gpu.device import LateGpu
-
     cache = GpuCache(CONFIG, 2, dtype=torch.float32, device=GPU)
     memory = PinnedMemory(cache, 2, device=GPU)
     assert LateGpu.present is not None
     assert all(LateGpu.present.is_pinned(plane[1]) for plane in memory._host)
+
+
+@pytest.mark.parametrize("dense", [None, "flash"])
+@pytest.mark.parametrize(("tokens", "rows"), [(40, 3), (3, 8)])
+def test_the_room_for_kv_is_what_the_largest_step_leaves(dense: str | None, tokens: int, rows: int) -> None:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.bfloat16)
+    options = StepOptions(rows=8, dense_from_pairs=1)
+    network = GpuNetwork(GpuDecoder(CONFIG, weights, dense=dense), options=options)
+    gc.collect()
+    free, _ = torch.cuda.mem_get_info()
+    room = network.room_bytes(batch_tokens=tokens, rows=rows)
+    working = int(free * MOST_SHARE) - room
+    # what the shapes give is an upper bound
+    assert 0 < working <= working_bytes(CONFIG, batch_tokens=tokens, rows=rows, dtype=torch.bfloat16)
+    network.allocate(4)
+    assert network.submit(a_batch(([1], 0, (3,))), [Drawing()])
+
+
+def test_no_kernel_is_compiled_after_the_warm_up(network: GpuNetwork) -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    network.prepare(2)
+    # as the engine does: a prompt of one block and a token, and a token behind it
+    network.forward(a_batch((some_tokens(65), 0, (1, 2))))
+    warm = set(gpu.variants)
+    for prompt, computed in ((some_tokens(3), 0), (some_tokens(64), 64), (some_tokens(17), 200)):
+        network.forward(a_batch((prompt, computed, (1, 2, 3, 4)), ([5], 90, (6, 7))))
+    for context in (0, 15, 63, 128, 300):
+        network.forward(a_batch(([5], context, (0, 1, 2, 3, 4))))
+    assert gpu.variants - warm == set()
+
+
+def test_a_decoding_step_is_one_launch_and_what_moves_its_numbers(network: GpuNetwork) -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    tokens_of(network, 2, (1, 2))
+    before = gpu.launches.copy()
+    span = Span(0, [7], 4, [1, 2], Drawing())
+    network.steps.collect(network.steps.submit(step_of_spans([span])))
+    # the step's numbers, its tables, and the drawn token
+    assert gpu.launches - before == {"graph": 1, "aten::copy_": 3}

@@ -42,6 +42,9 @@ class ClusterListener:
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
         """Since its start it has guessed and verified so many `tokens`, of which `accepted` were drawn."""
 
+    def uncaptured(self, backend: str, steps: int) -> None:
+        """Decoding steps that it computed without a CUDA graph, since a capture failed."""
+
     def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
         """The `blocks` of its directory for KV, by what became of them."""
 
@@ -107,6 +110,11 @@ class Listeners(ClusterListener):
         """See ClusterListener."""
         for listener in self._all:
             listener.drafted(backend, tokens, accepted)
+
+    def uncaptured(self, backend: str, steps: int) -> None:
+        """See ClusterListener."""
+        for listener in self._all:
+            listener.uncaptured(backend, steps)
 
     def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
         """See ClusterListener."""

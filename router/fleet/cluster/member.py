@@ -349,6 +349,8 @@ class Member:
             listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
         if load.disk_blocks:
             listener.on_disk(self.backend.name, load.disk_blocks)
+        if load.uncaptured_steps:
+            listener.uncaptured(self.backend.name, load.uncaptured_steps)
         if load.fetched is not None and load.fetched != self.fetched:
             self._learn_fetches(load.fetched)
             listener.fetched(self.backend.name, load.fetched)

@@ -59,6 +59,11 @@ class BackendMetrics(ClusterListener):
         self._fetched = gauge(
             "backend_fetched_kv", "KV that a backend fetched from others since its start", (*backend, "what")
         )
+        self._uncaptured = gauge(
+            "backend_uncaptured_steps",
+            "Decoding steps of a shard without a CUDA graph, since a capture failed",
+            backend,
+        )
         self._found = gauge("discovered_addresses", "Addresses in a source's last answer", source)
         self._source_well = gauge("discovery_well", "1 if the source answered last", source)
         self._source_failed = counter("discovery_failures", "Failed requests to a source", source)
@@ -118,6 +123,10 @@ class BackendMetrics(ClusterListener):
         """The KV that `backend` has fetched from others since its start."""
         for what, amount in fetched._asdict().items():
             self._fetched[backend, what].set(amount)
+
+    def uncaptured(self, backend: str, steps: int) -> None:
+        """Since a capture failed `backend` has computed this number of decoding steps without a CUDA graph."""
+        self._uncaptured[backend].set(steps)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` named this number of addresses for `pool`."""

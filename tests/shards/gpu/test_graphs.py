@@ -46,6 +46,8 @@ def test_where_capturing_fails_work_goes_on_without_and_says_so(caplog: pytest.L
         for _ in range(3):
             assert graphs.run(4).shape == (4, 3)
     assert work.computed == [4, 4, 4]
+    # the first one would have been computed directly anyway
+    assert graphs.uncaptured_steps == 2
     assert graphs.captured == ()
     (line,) = caplog.messages
     assert "not permitted when stream is capturing" in line
@@ -57,3 +59,4 @@ def test_without_capture_every_step_is_computed() -> None:
     graphs.run(2)
     graphs.run(2)
     assert work.computed == [2, 2]
+    assert graphs.uncaptured_steps == 0

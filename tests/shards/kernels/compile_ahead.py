@@ -40,6 +40,7 @@ from shards.quant.matrix import QuantisedMatrix
 
 # Llama-3.1-8B
 LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 14336, 128256
+PROCESSORS = 132
 META = torch.device("meta")
 TYPES = {
     torch.bfloat16: "bf16",
@@ -227,7 +228,7 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
             }
     launches = {}
     for name, ask in work.items():
-        recorder = Recorder(chip, processors=132)
+        recorder = Recorder(chip, processors=PROCESSORS)
         ask(recorder)
         for launch in recorder.launches:
             _, _, variant = name.partition(" ")
@@ -279,6 +280,17 @@ def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int
     return registers, stack
 
 
+def resident_programs(chip: Chip, *, shared: int, registers: int, warps: int) -> int:
+    """The programs of a kernel that one NVIDIA multiprocessor runs at a time.
+
+    Source: CUDA C++ programming guide, technical specifications: 64 Ki registers, given to a warp in steps of 256; of
+    the shared memory 1 KiB goes to the system for each program.
+    """
+    by_registers = 65536 // (warps * -(-registers * chip.warp_threads // 256) * 256)
+    by_shared = (chip.shared_bytes + 1024) // (shared + 1024)
+    return min(by_registers, by_shared)
+
+
 def matrix_unit(compiled: CompiledKernel) -> str | None:
     """Which of NVIDIA's matrix instructions a kernel uses: wgmma, which is Hopper's, tcgen05, Blackwell's, or mma."""
     used = re.search(r"\b(wgmma|tcgen05|mma)(?:\.mma_async|\.mma|\.sync)", compiled.asm.get("ptx", ""))
@@ -293,6 +305,12 @@ def compile_for(chip: Chip, *, everything: bool) -> None:
         registers, spills = registers_and_spills(compiled, chip)
         row = {"kernel": name, "shared": compiled.metadata.shared, "registers": registers, "spills": spills}
         row["matrix"] = matrix_unit(compiled)
+        if name.startswith("_attend_to_splits") and chip.backend == "cuda":
+            # its programs share all work evenly, so one that has to wait for another doubles the time
+            row["beside"] = launch.grid[0] // PROCESSORS
+            row["resident"] = resident_programs(
+                chip, shared=compiled.metadata.shared, registers=registers, warps=launch.warps
+            )
         print(json.dumps({"chip": chip.name} | row), flush=True)
 
 

@@ -28,7 +28,9 @@ def device() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
-@pytest.fixture(params=[torch.float32, torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16], ids=str)
+@pytest.fixture(
+    params=[torch.float32, torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16, torch.float32], ids=str
+)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen: torch.dtype = request.param
     return chosen

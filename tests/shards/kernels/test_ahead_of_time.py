@@ -39,6 +39,13 @@ def test_every_kernel_fits_into_the_chip(compiled: list[dict[str, Any]], chip: A
         assert row["spills"] == 0, row
 
 
+def test_all_programs_of_a_persistent_grid_run_at_once(compiled: list[dict[str, Any]]) -> None:
+    persistent = [row for row in compiled if "beside" in row]
+    assert {row["chip"] for row in persistent} >= {"sm_80", "sm_90", "sm_100"}
+    for row in persistent:
+        assert row["beside"] <= row["resident"], row
+
+
 def test_prefill_is_multiplied_where_the_chip_is_fastest(compiled: list[dict[str, Any]]) -> None:
     used = {row["chip"]: row["matrix"] for row in compiled if row["kernel"] == "_paged_prefill"}
     nvidia = {"sm_80": "mma", "sm_86": "mma", "sm_89": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}

@@ -174,6 +174,7 @@ def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int)
         drafted_tokens=2**64 - 1,
         accepted_tokens=2**64 - 1,
         disk=DiskUse(*([2**64 - 1] * 6)),
+        uncaptured_steps=2**64 - 1,
     )
     room = limits.MESSAGE_BYTES // 8
     for keys in range(room - 24, room):

@@ -297,6 +297,16 @@ def test_a_shards_blocks_on_disk_are_reported_when_a_request_ends() -> None:
     assert heard == [("b0", {"held": 3})]
 
 
+def test_a_shards_steps_without_a_graph_are_reported_when_a_request_ends() -> None:
+    backend = a_backend(reported=Load(uncaptured_steps=7))
+    heard: list[tuple[str, int]] = []
+    cluster = Cluster([backend], clock=Clock())
+    cluster.listen(Heard(uncaptured=lambda *what: heard.append(what)))
+    with send(cluster, 1000):
+        pass
+    assert heard == [("b0", 7)]
+
+
 def test_what_a_request_would_push_aside_counts_as_room_in_its_own_view_alone() -> None:
     cluster = Cluster([Preempting("b0", models=frozenset({MODEL}))])
     with send(cluster, 700, rank=2, preemptible=True):

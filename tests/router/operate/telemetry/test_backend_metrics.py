@@ -36,6 +36,14 @@ def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
     assert series(registry, "backend_drafted_tokens") == {("b0", "verified"): 70, ("b0", "accepted"): 30}
 
 
+def test_steps_without_a_graph_are_shown_once_a_capture_has_failed() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    assert series(registry, "backend_uncaptured_steps") == {}
+    backends.uncaptured("b0", 5)
+    assert series(registry, "backend_uncaptured_steps") == {("b0",): 5}
+
+
 def test_blocks_on_disk_are_shown_as_the_shard_counts_them() -> None:
     registry = CollectorRegistry()
     backends = BackendMetrics(Metrics(registry))
