@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,101 +18,130 @@ TOTAL = 2**31
 """Bytes of the stand-in's memory."""
 
 
-def names_of(gpu: LateGpu) -> dict[str, Any]:
-    """What replaces the names of `torch.cuda` while `gpu` is there."""
+def present() -> LateGpu:
+    """The device of the session."""
+    assert LateGpu.present is not None, "the device is gone"
+    return LateGpu.present
 
-    class Event:
-        def __init__(self, *_: object, **__: object) -> None:
-            self._place: Place | None = None
-            self._was_asked = False
 
-        def record(self, stream: Stream | None = None) -> None:
-            self._place, self._was_asked = (stream.queue if stream else gpu.queue).end, False
+class Event:
+    """`torch.cuda.Event`."""
 
-        def synchronize(self) -> None:
-            gpu.require_no_recording()
-            if self._place is not None:
-                with running():
-                    self._place.run()
+    def __init__(self, *_: object, **__: object) -> None:
+        self._place: Place | None = None
+        self._was_asked = False
 
-        def query(self) -> bool:
-            # as late as it may: reached only when it is asked again
-            if self._was_asked:
-                self.synchronize()
-            self._was_asked = True
-            return self._place is None or self._place.is_reached
+    def record(self, stream: Stream | None = None) -> None:
+        self._place, self._was_asked = (stream.queue if stream else present().queue).end, False
 
-        def wait(self, stream: Stream | None = None) -> None:
-            if self._place is not None:
-                (stream.queue if stream else gpu.queue).wait_for(self._place)
+    def synchronize(self) -> None:
+        present().require_no_recording()
+        if self._place is not None:
+            with running():
+                self._place.run()
 
-    class Stream:
-        def __init__(self, device: object = None, *, queue: Queue | None = None, **_: object) -> None:
-            self.queue = queue or Queue()
+    def query(self) -> bool:
+        # as late as it may: reached only when it is asked again
+        if self._was_asked:
+            self.synchronize()
+        self._was_asked = True
+        return self._place is None or self._place.is_reached
 
-        def wait_stream(self, other: Stream) -> None:
-            self.queue.wait_for(other.queue.end)
+    def wait(self, stream: Stream | None = None) -> None:
+        if self._place is not None:
+            (stream.queue if stream else present().queue).wait_for(self._place)
 
-        def wait_event(self, event: Event) -> None:
-            event.wait(self)
 
-        def synchronize(self) -> None:
-            gpu.wait(self.queue)
+class Stream:
+    """`torch.cuda.Stream`."""
 
-    @contextmanager
-    def stream(chosen: Stream) -> Iterator[None]:
-        before, gpu.queue = gpu.queue, chosen.queue
-        try:
-            yield
-        finally:
-            gpu.queue = before
+    def __init__(self, device: object = None, *, queue: Queue | None = None, **_: object) -> None:
+        self.queue = queue or Queue()
 
-    class CUDAGraph:
-        recording: Recording | None = None
+    def wait_stream(self, other: Stream) -> None:
+        self.queue.wait_for(other.queue.end)
 
-        def replay(self) -> None:
-            assert self.recording is not None, "the graph was not captured"
-            gpu.replay(self.recording)
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
 
-    @contextmanager
-    def graph(captured: CUDAGraph, pool: object = None, **_: object) -> Iterator[None]:
-        gpu.recording = Recording(pool or object())
-        try:
-            yield
-            captured.recording = gpu.recording
-            gpu.recordings.append(gpu.recording)
-        finally:
-            gpu.recording = None
+    def synchronize(self) -> None:
+        present().wait(self.queue)
 
-    def register(at: int, size: int, _: int) -> int:
-        gpu.registered[at] = size
+
+@contextmanager
+def stream(chosen: Stream) -> Iterator[None]:
+    """`torch.cuda.stream`."""
+    gpu = present()
+    before, gpu.queue = gpu.queue, chosen.queue
+    try:
+        yield
+    finally:
+        gpu.queue = before
+
+
+class CUDAGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    recording: Recording | None = None
+
+    def replay(self) -> None:
+        assert self.recording is not None, "the graph was not captured"
+        present().replay(self.recording)
+
+
+@contextmanager
+def graph(captured: CUDAGraph, pool: object = None, **_: object) -> Iterator[None]:
+    """`torch.cuda.graph`."""
+    gpu = present()
+    gpu.recording = Recording(pool or object())
+    try:
+        yield
+        captured.recording = gpu.recording
+        gpu.recordings.append(gpu.recording)
+    finally:
+        gpu.recording = None
+
+
+class Runtime:
+    """`torch.cuda.cudart()`."""
+
+    @staticmethod
+    def cudaHostRegister(at: int, size: int, _: int) -> int:  # noqa: N802 - CUDA's name
+        present().registered[at] = size
         return 0
 
-    def reset_peak(device: object = None) -> None:
-        gpu.most_allocated = gpu.allocated
+    @staticmethod
+    def cudaHostUnregister(at: int) -> None:  # noqa: N802 - CUDA's name
+        present().registered.pop(at, None)
 
-    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda at: gpu.registered.pop(at, None))
-    return {
-        "Event": Event,
-        "Stream": Stream,
-        "stream": stream,
-        "CUDAGraph": CUDAGraph,
-        "graph": graph,
-        "graph_pool_handle": object,
-        "current_stream": lambda device=None: Stream(queue=gpu.queue),
-        "default_stream": lambda device=None: Stream(queue=gpu.default),
-        "synchronize": lambda device=None: gpu.wait(),
-        "cudart": lambda: runtime,
-        "mem_get_info": lambda device=None: (TOTAL - gpu.allocated, TOTAL),
-        "memory_reserved": lambda device=None: gpu.allocated,
-        "memory_allocated": lambda device=None: gpu.allocated,
-        "max_memory_allocated": lambda device=None: gpu.most_allocated,
-        "reset_peak_memory_stats": reset_peak,
-        "empty_cache": lambda: None,
-        "current_device": lambda: CUDA.index,
-        "is_available": lambda: True,
-        "_lazy_init": lambda: None,
-    }
+
+def reset_peak(device: object = None) -> None:
+    """`torch.cuda.reset_peak_memory_stats`."""
+    present().most_allocated = present().allocated
+
+
+NAMES: dict[str, Any] = {
+    "Event": Event,
+    "Stream": Stream,
+    "stream": stream,
+    "CUDAGraph": CUDAGraph,
+    "graph": graph,
+    "graph_pool_handle": object,
+    "current_stream": lambda device=None: Stream(queue=present().queue),
+    "default_stream": lambda device=None: Stream(queue=present().default),
+    "synchronize": lambda device=None: present().wait(),
+    "cudart": Runtime,
+    "mem_get_info": lambda device=None: (TOTAL - present().allocated, TOTAL),
+    "memory_reserved": lambda device=None: present().allocated,
+    "memory_allocated": lambda device=None: present().allocated,
+    "max_memory_allocated": lambda device=None: present().most_allocated,
+    "reset_peak_memory_stats": reset_peak,
+    "empty_cache": lambda: None,
+    "current_device": lambda: CUDA.index,
+    "is_available": lambda: True,
+    "_lazy_init": lambda: None,
+}
+"""What replaces the names of `torch.cuda` while the device is there."""
 
 
 class NamesOneDevice(TorchFunctionMode):
@@ -147,7 +175,7 @@ def late_cuda() -> Iterator[LateGpu]:
     # torch asks no driver which device is the current one
     torch._C._ensureCUDADeviceGuardSet()
     with ExitStack() as stack:
-        for name, value in names_of(gpu).items():
+        for name, value in NAMES.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(NamesOneDevice())
         stack.enter_context(mock.patch.object(LateGpu, "present", gpu))

@@ -2,10 +2,10 @@
 
 Every operation of torch on such a tensor, every copy and every Triton kernel is put on the queue of the current stream.
 It runs once the host reads the result, synchronises, or waits for an event behind it. Memory is filled with NaN when it
-is allocated and again, in the order of its stream, when its last tensor is gone. So a buffer that is refilled too early,
+is allocated and again, in the order of its stream, when its last tensor is gone. So a buffer that is filled too early,
 a copy without an event, or a graph that reads memory that was freed gives wrong numbers, every time.
 
-Built from the rules of the CUDA Runtime API (streams, events, cudaMemcpyAsync, graphs) and of torch's caching allocator.
+Built from the rules of the CUDA Runtime API (streams, events, cudaMemcpyAsync, graphs) and of torch's allocator.
 """
 
 from __future__ import annotations
