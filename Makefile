@@ -54,7 +54,7 @@ kernels-installed:
 	@$(VENV)-kernels/bin/python .ci/kernels.py
 
 kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
-	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider $(UNDER_LATE_GPU)
+	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider --timeout 300 $(UNDER_LATE_GPU)
 
 faults: kernels-installed  ## faults put into kernels and transfers, and how `make kernels` notices each
 	@$(VENV)-kernels/bin/python -m tests.late_gpu.faults

@@ -140,12 +140,12 @@ class Steps:
 
         Chunks lie behind the longest contexts, of which dense attention gathers all pages. All is in the padding block.
         """
-        most = self._decoder.config.max_positions
+        most, rows = self._decoder.config.max_positions, min(rows, tokens)
         blocks, spans, left = [self.cache.blocks] * -(-most // BLOCK_TOKENS), [], tokens
-        for row in range(min(rows, tokens)):
+        for behind in reversed(range(rows)):
             # each row draws after one token at least
-            chunk = min(most, left - (min(rows, tokens) - 1 - row))
-            spans.append(Span(row, [0] * chunk, most - chunk, blocks, GREEDY))
+            chunk = min(most, left - behind)
+            spans.append(Span(self.unread, [0] * chunk, most - chunk if chunk > 1 else 0, blocks, GREEDY))
             left -= chunk
         self._run(step_of_spans(spans), draws=True)
 
