@@ -61,8 +61,9 @@ class Load:
     None means that the backend does not report it. `reported_at` is in seconds of the clock that the backend was given.
     `pinnable_tokens` more prompt tokens may be pinned. `draining`: it is about to stop and takes no new requests. Since
     its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
-    adapters with requests, by clients' names; `adapter_slots` is the number of slots. `worked_at` is when it last
-    reported a step of its engine, on the clock of `reported_at`: until shortly before then no request hangs there.
+    adapters with requests, by clients' names, and `ready_adapters` those in its memory; `adapter_slots` is the number
+    of slots. `worked_at` is when it last reported a step of its engine, on the clock of `reported_at`: until shortly
+    before then no request hangs there.
     `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none. `fetched` is the
     KV that it fetched from other backends; None if it cannot fetch. `uncaptured_steps` were computed without a CUDA
     graph since a capture failed.
@@ -81,6 +82,7 @@ class Load:
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     active_adapters: frozenset[str] | None = None
+    ready_adapters: frozenset[str] | None = None
     adapter_slots: int | None = None
     worked_at: float | None = None
     disk_blocks: Mapping[str, int] = field(default_factory=dict)

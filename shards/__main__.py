@@ -241,6 +241,16 @@ def shard(
     blend: Annotated[
         Blend, typer.Option(help="Reuse of documents at any position, for requests that permit it; off forbids it.")
     ] = "auto",
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A LoRA adapter, as PEFT saves it, under this name; may be repeated."),
+    ] = None,
+    lora_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Serve each LoRA adapter in a folder of this one, also later ones."),
+    ] = None,
+    max_loras: Annotated[int, typer.Option(help="LoRA adapters in memory at a time.", min=1)] = 8,
+    lora_memory: Annotated[float, typer.Option(help="Memory for LoRA adapters, in GiB.", min=0.001)] = 1,
     grace_s: Annotated[float, typer.Option(help="Seconds that running requests get to end after SIGTERM.", min=0)] = 10,
     register: Annotated[
         list[str] | None,
@@ -293,6 +303,7 @@ def shard(
     from shards.announce import Announcement, Announcer, reachable_address
     from shards.collector import spare_what_stays
     from shards.engine import Engine, EngineOptions
+    from shards.lora.options import AdapterOptions, named_folders
     from shards.server import serve
     from shards.warmup import warm_up
 
@@ -302,6 +313,12 @@ def shard(
     with exit_on_error():
         kv_address = None if kv_listen is None else host_and_port(kv_listen)
         kv_secret = b"" if kv_secret_file is None else secret_in(Path(kv_secret_file))
+        adapters = AdapterOptions(
+            named_folders(lora or []),
+            None if lora_dir is None else Path(lora_dir),
+            most=max_loras,
+            most_bytes=int(lora_memory * 2**30),
+        )
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),
         kv_dir=None if kv_dir is None else Path(kv_dir),
@@ -315,6 +332,7 @@ def shard(
         run_ahead=run_ahead,
         speculate=speculate,
         blend=blend,
+        adapters=adapters,
     )
     with exit_on_error():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))

@@ -13,7 +13,7 @@ from shards.blender import Blender
 from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.moves import BlendingNetwork
-from shards.exec.network import DeviceLost, DrawingNetwork, FallibleNetwork, Network
+from shards.exec.network import AdaptableNetwork, DeviceLost, DrawingNetwork, FallibleNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
@@ -22,6 +22,7 @@ from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.grammars import Grammars, Outcome
+from shards.kv.adapter_domain import adapter_digest, adapter_domain, tenant_domain
 from shards.kv.block_files import BlockFiles
 from shards.kv.chunks import LEAST_TOKENS, DocumentChunk
 from shards.kv.copier import BlockMemory, Copier, usual_copier
@@ -35,8 +36,10 @@ from shards.kv.peer_wire import Offer
 from shards.kv.pool import BlockPool
 from shards.kv.raw_block import BlockLabel
 from shards.kv.table import BlockTable
+from shards.lora.shelf import AdapterShelf, CannotLoad
 from shards.model import Model
 from shards.nouns import (
+    AdapterUse,
     CacheEvent,
     Cause,
     Drawn,
@@ -115,6 +118,7 @@ class Engine:
         self._server = self._lend(hosting.exchange)
         self._handed_over: HandOver | None = None
         self._grammars = Grammars(Compiler.of(model))
+        self._adapters = self._open_adapters(network)
         self._limits = Limits(
             network.vocabulary,
             network.context_tokens,
@@ -164,6 +168,7 @@ class Engine:
         """When the engine needs a step even without a call, on its clock; None if never."""
         deadlines = [request.submission.deadline_s for request in self._roster.requests.values()]
         deadlines += [self._scheduler.next_change_s, self._scheduler.next_look_s, self._pool.pins.next_end_s]
+        deadlines += [self._adapters.next_look_s] if self._adapters is not None else []
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:
@@ -177,6 +182,8 @@ class Engine:
             self._end(known, FinishReason.FAILED, message="its key was submitted a second time")
             return
         refusal = self._limits.refusal(submission)
+        if refusal is None and submission.adapter:
+            refusal = self._adapter_refusal(submission.adapter)
         if refusal is None and len(self._roster.waiting) + submission.choices > self.options.max_waiting:
             message = f"{len(self._roster.waiting)} sequences wait here already; try another shard, or later"
             refusal = Refusal(message, Cause.OVERLOADED)
@@ -187,6 +194,8 @@ class Engine:
             self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
+        if submission.adapter and self._adapters is not None:
+            self._adapters.ask(submission.key, submission.adapter)
         blend = submission.blend
         # a prompt that exceeds the window must be computed while it arrives
         if blend and blend.budget < 1 and self.blends and submission.prompt_tokens <= self.options.window_tokens:
@@ -220,7 +229,7 @@ class Engine:
             request.prompt += token_ids
             if request.is_whole and request.submission.answered_tokens:
                 self._resume(request)
-            if request.is_whole and request.documents is not None:
+            if request.is_whole and request.documents is not None and not request.awaits_adapter:
                 self._prepare(request, request.documents)
 
     def pace(
@@ -255,7 +264,8 @@ class Engine:
             self._end(request, FinishReason.CANCELLED)
 
     def clear_cache(self, domain: str | None = None) -> int:
-        """Forget all cached blocks, or those of `domain`; returns their number. The next report lists them.
+        """Forget all cached blocks, or those of `domain` and its adapters; returns their number. The next report lists
+        them.
 
         Sequences that run there continue, and no longer share blocks.
         """
@@ -266,7 +276,7 @@ class Engine:
             self._blender.deviations.forget(domain)
         parked = [sequence for sequence in self._roster.waiting.values() if sequence.table.is_parked]
         for sequence in (*self._roster.running.values(), *parked):
-            if domain is None or sequence.table.domain in (domain, chunk_domain(domain)):
+            if domain is None or tenant_domain(sequence.table.domain) in (domain, chunk_domain(domain)):
                 sequence.table.unchain()
         self._is_settled = False
         return cleared
@@ -277,7 +287,7 @@ class Engine:
         A second pin of the same name adds to the first, and never shortens it.
         """
         now_s = self._clock()
-        held = takewhile(lambda key: self._pool.prefix.named(key, domain=domain) is not None, keys)
+        held = takewhile(lambda key: self._pool.prefix.of_tenant(key, domain=domain) is not None, keys)
         pinned = self._pool.pins.pin(name, keys, domain=domain, until_s=now_s + for_s, now_s=now_s)
         # the next report's load contains the number of blocks that may still be pinned
         self._is_settled = False
@@ -315,6 +325,8 @@ class Engine:
     def close(self) -> None:
         """End the threads that copy and exchange KV and compile grammars. No step may follow."""
         self._grammars.close()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._handed_over is not None:
             self._handed_over.close()
         self._pool.lending.close()
@@ -338,19 +350,24 @@ class Engine:
         self._end_late(now_s)
         for key, outcome in self._grammars.answers():
             self._shape(key, outcome)
+        if self._adapters is not None:
+            self._adapt_requests(self._adapters, now_s)
         step = self._scheduler.next_step(now_s)
         before, self._due = self._due, self._submit(step) if step.pieces else None
         drawn = [] if before is None else self._collect(before)
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
-        self._is_settled = not (step.pieces or before or step.is_short or self._grammars.is_awaited)
+        is_awaited = self._grammars.is_awaited or (self._adapters is not None and self._adapters.is_awaited)
+        self._is_settled = not (step.pieces or before or step.is_short or is_awaited)
         return self._report(drawn)
 
     def check(self) -> None:
         """Assert the invariants of pool, sequences and requests."""
         self._pool.check([sequence.table.ids for sequence in self._roster.running.values()])
         self._scheduler.check()
+        if self._adapters is not None:
+            self._adapters.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     @property
@@ -401,6 +418,22 @@ class Engine:
             raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")
         return self.options.runs_ahead(is_possible=draws)
 
+    @property
+    def adapter_use(self) -> AdapterUse | None:
+        """Its LoRA adapters; None if it serves none."""
+        return None if self._adapters is None else self._adapters.use
+
+    def _open_adapters(self, network: Network) -> AdapterShelf | None:
+        if not self.options.adapters.is_used:
+            return None
+        if not isinstance(network, AdaptableNetwork):
+            raise ValueError("adapters change the matrices of networks on CPUs; choose device cpu")
+        return AdapterShelf(self.options.adapters, network.adapt())
+
+    def _adapter_refusal(self, name: str) -> Refusal | None:
+        objection = "this shard serves no adapters" if self._adapters is None else self._adapters.objection(name)
+        return None if objection is None else Refusal(objection)
+
     def _make_blender(self, network: Network) -> Blender | None:
         if not self.options.blends(is_possible=isinstance(network, BlendingNetwork)):
             return None
@@ -412,7 +445,7 @@ class Engine:
         blend, blender = request.submission.blend, self._blender
         assert blend is not None, "only a request that permits it has documents"
         assert blender is not None, "only an engine that blends has documents"
-        prompt, domain = bytes(request.prompt), request.submission.domain
+        prompt, domain = bytes(request.prompt), request.domain
         spans = [span for span in blend.documents if span.stop - span.start >= LEAST_TOKENS]
         chunks = [DocumentChunk(prompt, start, stop) for start, stop in spans]
         held_tokens = min(len(sequence.look_up()) for sequence in self._roster.sequences_of(request)) * BLOCK_TOKENS
@@ -430,13 +463,14 @@ class Engine:
                 ChunkKey(submission.key, number),
                 tokens,
                 1,
-                domain=chunk_domain(submission.domain),
+                domain=chunk_domain(request.domain),
                 rank=request.rank,
                 sampling=SamplingParams(ignore_eos=True),
                 preemptible=submission.preemptible,
                 source=source,
             )
             computed = Request(chunk, arrived_s=request.arrived_s)
+            computed.adapter = request.adapter
             computed.prompt += prompt
             self._enqueue(computed, 0, 0)
 
@@ -490,6 +524,25 @@ class Engine:
         for sequence in self._roster.sequences_of(request):
             self._writers[sequence.arrival].sampler.guide = outcome.guide()
 
+    def _adapt_requests(self, adapters: AdapterShelf, now_s: float) -> None:
+        """Let requests begin with adapters that were loaded; forget the KV of adapters that were replaced."""
+        for key, outcome in adapters.answers(now_s):
+            request = self._roster.requests[key]
+            if isinstance(outcome, CannotLoad):
+                self._end(request, FinishReason.REJECTED, message=str(outcome), cause=Cause.INVALID)
+                continue
+            request.adapter, request.awaits_adapter = outcome, False
+            request.domain = adapter_domain(request.submission.domain, outcome.name, outcome.digest)
+            for sequence in self._roster.sequences_of(request):
+                sequence.table.domain = request.domain
+            if request.is_whole and request.documents is not None:
+                self._prepare(request, request.documents)
+        for digest in adapters.take_replaced():
+            self._pool.clear_adapter(digest)
+            for sequence in (*self._roster.running.values(), *self._roster.waiting.values()):
+                if adapter_digest(sequence.table.domain) == digest:
+                    sequence.table.unchain()
+
     def _end_late(self, now_s: float) -> None:
         for request in list(self._roster.requests.values()):
             deadline_s = request.submission.deadline_s
@@ -507,6 +560,8 @@ class Engine:
         self._grammars.leave(sequence.request.key)
         self._scheduler.finish(sequence)
         del self._writers[sequence.arrival]
+        if self._adapters is not None and not sequence.request.open_choices:
+            self._adapters.leave(sequence.request.key)
         if isinstance(finished.key, ChunkKey):
             self._end_chunk(finished.key, is_fresh=not finished.cached_tokens)
         else:
@@ -600,6 +655,7 @@ class Engine:
             cache=self._pool.prefix.drain_events(),
             load=self._scheduler.load(self._step_s, uncaptured_steps=self._runner.uncaptured_steps),
             predictions=self._predict(),
+            adapters=None if self._adapters is None else self._adapters.take_change(),
         )
 
     def _predict(self) -> Mapping[Hashable, float]:

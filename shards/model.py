@@ -17,6 +17,8 @@ from shards.kv.host_memory import HostMemory
 from shards.kv.quantised import kv_dtype_of, make_cache
 
 if TYPE_CHECKING:
+    from shards.lora.checkpoint import AdapterFormat
+    from shards.lora.mixing import AdapterMix
     from shards.network.decoder import Decoder
     from shards.network.loading import DtypeChoice, OnProgress
 
@@ -34,6 +36,7 @@ class PagedNetwork:
     def __init__(self, decoder: Decoder, *, kv_dtype: dtype, computed: dtype | None = None) -> None:
         self._decoder, self._kv_dtype, self._computed = decoder, kv_dtype, computed or kv_dtype
         self._cache: KvCache | None = None
+        self._mix: AdapterMix | None = None
 
     def __repr__(self) -> str:
         return f"PagedNetwork({self._decoder!r}, {self._cache!r})"
@@ -63,7 +66,23 @@ class PagedNetwork:
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary]. Raises RuntimeError before `allocate`."""
-        return self._decoder.forward(batch, self._allocated)
+        if self._mix is None:
+            return self._decoder.forward(batch, self._allocated)
+        with self._mix.computing(batch):
+            return self._decoder.forward(batch, self._allocated)
+
+    def adapt(self) -> AdapterFormat:
+        """Let batches have adapters (`Row.adapter`); returns how adapters for it are read."""
+        from shards.lora.checkpoint import AdapterFormat
+        from shards.lora.mixing import AdapterMix, adapted
+        from shards.lora.sites import sites_of
+        from shards.network.decoder import Decoder
+        from shards.network.families.table import family_of
+
+        self._mix = AdapterMix()
+        config, weights = self._decoder.config, self._decoder.weights
+        self._decoder = Decoder(config, adapted(weights, self._mix))
+        return AdapterFormat(sites_of(config), weights.dtype, family_of(config.architecture).prefixes)
 
     def blend(self, move: KvMove) -> None:
         """Copy the KV of `move`, keys rotated. Raises RuntimeError before `allocate`."""

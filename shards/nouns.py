@@ -103,6 +103,8 @@ class Submission:
 
     KV of the prompt's beginning is at `source`, if it is given, and may be fetched from there. With `blend` the KV of
     the prompt may be approximate; a shard that does not blend computes it exactly.
+
+    `adapter` names the LoRA adapter that computes it; empty: the model itself.
     """
 
     key: Hashable
@@ -118,6 +120,7 @@ class Submission:
     answered_tokens: int = 0
     source: KvSource | None = None
     blend: Blend | None = None
+    adapter: str = ""
 
     @property
     def ends(self) -> int:
@@ -272,12 +275,24 @@ class Pinned:
     pinned: int
 
 
+class AdapterUse(NamedTuple):
+    """The LoRA adapters of a shard: those `known`, those `loaded`, and those that requests run with or wait for.
+
+    At most `slots` are loaded at a time.
+    """
+
+    known: tuple[str, ...] = ()
+    loaded: tuple[str, ...] = ()
+    active: tuple[str, ...] = ()
+    slots: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All changes of one step.
 
     `predictions`: predicted seconds until the first token, by request key, for requests that have not drawn yet. They
-    come about every tenth of a second, and are empty in between.
+    come about every tenth of a second, and are empty in between. `adapters` is None if nothing about them changed.
     """
 
     step: int
@@ -287,3 +302,4 @@ class Report:
     cache: tuple[CacheEvent, ...]
     load: Load
     predictions: Mapping[Hashable, float] = field(default_factory=dict)
+    adapters: AdapterUse | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.options import PoolOptions
+from shards.lora.options import AdapterOptions
 from shards.sched.plan import StepLimits
 
 DETERMINISTIC_UNIT_TOKENS = 256
@@ -26,7 +27,8 @@ class EngineOptions:
     `window_tokens`: prompt tokens that may arrive ahead of the computed ones. `step_s`: target duration of a step;
     `lanes`, `chunk_tokens` and `batch_tokens` are those of `StepLimits`.
 
-    `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors. Evicted KV is written to
+    `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors. `adapters`: LoRA
+    adapters that requests may name. Evicted KV is written to
     `kv_dir` too, up to `kv_dir_bytes`, and read again by this and later engines with the same model.
 
     With `kv_listen` (host and port) KV is fetched from other shards, and other shards fetch from this port, if they
@@ -76,6 +78,7 @@ class EngineOptions:
     kv_listen: tuple[str, int] | None = None
     kv_secret: bytes = field(default=b"", repr=False)
     pool: PoolOptions = field(default_factory=PoolOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
 
     def blocks(self, block_bytes: int) -> int:
         """The number of blocks of `block_bytes` that the engine gets. Raises ValueError if there is not one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, root_key
 from shards.nouns import (
+    AdapterUse,
     CacheChange,
     CacheEvent,
     Cause,
@@ -78,7 +79,7 @@ class ScriptedEngine:
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
     raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk`, and
-    exchanges KV as far as `kv_address` and `kv_group` claim.
+    exchanges KV as far as `kv_address` and `kv_group` claim. The adapters of `adapter_use` compute what it does.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ScriptedEngine:
         *,
         model: ScriptedModel = ScriptedModel(),
         options: ScriptedOptions = ScriptedOptions(),
+        adapters: AdapterUse | None = None,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.model, self.options = model, options
@@ -101,6 +103,7 @@ class ScriptedEngine:
         self.disk: DiskUse | None = None
         self.kv_address: str | None = None
         self.kv_group: str | None = None
+        self.adapter_use = self._adapters_told = adapters
         self.handed_over: list[tuple[str, ...]] = []
         self.is_handing_over = False
         self.pins: dict[str, dict[int, float]] = {}
@@ -123,6 +126,8 @@ class ScriptedEngine:
         self.submitted.append(submission)
         if submission.prompt_tokens + submission.max_new_tokens > self.model.network.context_tokens:
             self._reject(submission, "prompt and answer do not fit the context", Cause.CONTEXT)
+        elif submission.adapter and submission.adapter not in (self.adapter_use or AdapterUse()).known:
+            self._reject(submission, f"there is no adapter {submission.adapter}", Cause.INVALID)
         elif len(self.sequences) == self.options.max_running + self.options.max_waiting:
             self._reject(submission, "too many wait here", Cause.OVERLOADED)
         else:
@@ -186,7 +191,7 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         """Would a step do or report anything?"""
         return (
-            bool(self._ended or self._events)
+            bool(self._ended or self._events or self.adapter_use != self._adapters_told)
             or self.failure is not None
             or any(map(self._can_run, self.sequences.values()))
         )
@@ -214,7 +219,9 @@ class ScriptedEngine:
             else:
                 drawn += self._draw(sequence)
         ended, self._ended = tuple(self._ended), []
-        return Report(self._step, tuple(drawn), tuple(progress), ended, tuple(stored), self._load())
+        adapters = self.adapter_use if self.adapter_use != self._adapters_told else None
+        self._adapters_told = self.adapter_use
+        return Report(self._step, tuple(drawn), tuple(progress), ended, tuple(stored), self._load(), adapters=adapters)
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
         """All blocks as one event."""
@@ -239,7 +246,7 @@ class ScriptedEngine:
 
     def _prefill(self, sequence: _Sequence) -> list[CacheEvent]:
         submission, arrived = sequence.submission, len(sequence.prompt) // TOKEN_BYTES
-        keys = block_keys(bytes(sequence.prompt), root_key(self.model.name, submission.domain))
+        keys = block_keys(bytes(sequence.prompt), root_key(submission.adapter or self.model.name, submission.domain))
         if sequence.computed_tokens == 0:
             held = next((depth for depth, key in enumerate(keys) if key not in self._cache), len(keys))
             # the last token is always computed: its logits are needed

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from shards.announce import Announcer
 from shards.kv.keys import BLOCK_TOKENS
 from shards.loop import Engine, EngineLoop
+from shards.nouns import AdapterUse
 from shards.service import ShardService
 from shards.wire import limits
 from shards.wire.facts import ShardFacts
@@ -95,6 +96,11 @@ class ServedEngine(Engine, Protocol):
         ...
 
     @property
+    def adapter_use(self) -> AdapterUse | None:
+        """Its LoRA adapters; None if it serves none. Later reports have its changes."""
+        ...
+
+    @property
     def model(self) -> Model:
         """The model that it runs."""
         ...
@@ -156,6 +162,7 @@ class ShardServer:
             engine.model.path,
             outbox_bytes=self._options.outbox_bytes,
             traces=self._options.traces,
+            adapters=engine.adapter_use,
         )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from shards.loop import Engine, EngineLoop
-from shards.nouns import CacheEvent, Cause, Load, Pinned, Report
+from shards.nouns import AdapterUse, CacheEvent, Cause, Load, Pinned, Report
 from shards.wire import limits, translate
 from shards.wire.assets import asset_pieces
 from shards.wire.attachment import Attachment, OpenRequest
@@ -44,7 +44,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     A stream that ends, for any reason, cancels its requests. A router that reads too slowly loses its stream: neither
     the engine nor another router ever waits for it. The engine validates requests. `traces` receive requests and steps,
-    on the event loop.
+    on the event loop. `adapters` are those of the engine before its first step.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         traces: ShardTraces | None = None,
+        adapters: AdapterUse | None = None,
     ) -> None:
         self.facts, self.is_draining = facts, False
         self._drains_at = self._leaves_at = clock()
@@ -69,6 +70,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._newest: Report | None = None
         self._refreshed_at = clock()
         self._traces = traces
+        self._adapters = adapters
         loop.subscribe(self.hear)
 
     def __repr__(self) -> str:
@@ -131,13 +133,17 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def hear(self, report: Report) -> None:
         """Send each router its part of a step's report, and every router the cache events."""
         self._newest = report
+        self._adapters = report.adapters or self._adapters
         if self._traces is not None:
             self._traces.hear(report)
         shares = translate.shares(report)
         cache = list(translate.cache_pieces(report.cache))
         for attachment in tuple(self._attachments.values()):
             attachment.hear(
-                [*shares.get(attachment.stream, ()), *cache], step=report.step, load=self._seen(report.load)
+                [*shares.get(attachment.stream, ()), *cache],
+                step=report.step,
+                load=self._seen(report.load),
+                adapters=report.adapters,
             )
 
     def refresh(self, interval_s: float) -> None:
@@ -226,7 +232,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
         # Runs between the reports of two steps, so that no cache event is lost between the snapshot and later events.
         def answer(snapshot: tuple[CacheEvent, ...]) -> None:
-            attachment.welcome(self.facts, snapshot)
+            attachment.welcome(self.facts, snapshot, self._adapters)
             welcomed.set()
 
         self._loop.ask(lambda engine: engine.snapshot(), answer)

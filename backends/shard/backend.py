@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from backends.shard.turns import Turns
 from policies.errors import BackendFailed, Unreached
 from policies.nouns import Capability, Delta, Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
+from shards.nouns import AdapterUse
 from shards.wire.limits import PIN_PIECE_KEYS
 from shards.wire.translate import pack_keys
 from shards.wire.v1 import shard_pb2 as wire
@@ -57,7 +59,9 @@ class ShardBackend:
     ) -> None:
         self.name, self.pool = name, pool
         self._models = models
-        self._described: tuple[object, Description] | None = None
+        self._described: tuple[object, tuple[str, ...], Description] | None = None
+        self._loaded: tuple[Load, AdapterUse, Load] | None = None
+        self._adapters_before: frozenset[str] = frozenset()
         self._link = ShardLink(
             *(name, address),
             listener=listener,
@@ -88,14 +92,21 @@ class ShardBackend:
         shard = self._link.shard
         if shard is None:
             return None
-        # asked for each decision, and the same for as long as the shard lives
-        if self._described is None or self._described[0] is not shard:
-            self._described = (shard, self._description(shard.welcome))
-        return self._described[1]
+        adapters = self._link.adapters
+        known = () if adapters is None else adapters.known
+        # asked for each decision, and the same until the shard is another one or has other adapters
+        if self._described is None or self._described[0] is not shard or self._described[1] != known:
+            self._described = (shard, known, self._description(shard.welcome, known))
+        return self._described[2]
 
     def load(self) -> Load:
         """The shard's newest report, at most a second old while it is attached."""
-        return self._link.load
+        load, adapters = self._link.load, self._link.adapters
+        if adapters is None:
+            return load
+        if self._loaded is None or self._loaded[0] is not load or self._loaded[1] is not adapters:
+            self._loaded = (load, adapters, self._with_adapters(load, adapters))
+        return self._loaded[2]
 
     @property
     def kv_group(self) -> str | None:
@@ -138,7 +149,8 @@ class ShardBackend:
         if beginning is not None and not self._can(Capability.CONTINUES_TOKENS):
             raise Unreached(f"{self.name} is another shard than before, and cannot continue an answer")
         answered = b"" if beginning is None else beginning.token_ids
-        number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids + answered)
+        submit = submit_of(request, prompt, adapter=self._adapter(request.model))
+        number, inbox = self._link.submit(submit, prompt.token_ids + answered)
         tokenizer = self._link.shard.tokenizer if self._link.shard else None
         prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
         answer = ShardAnswer(
@@ -204,10 +216,40 @@ class ShardBackend:
         described = self.describe()
         return described is None or capability in described.capabilities
 
-    def _description(self, welcome: wire.Welcome) -> Description:
-        aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
+    def _adapter(self, model: str) -> str:
+        """The adapter that clients call `model`; empty: the shard's own model. Raises Unreached if it has none."""
+        shard, adapters = self._link.shard, self._link.adapters
+        theirs = self._models.get(model, model)
+        if shard is None or theirs == shard.welcome.model:
+            return ""
+        if adapters is not None and theirs in adapters.known:
+            return theirs
+        if adapters is not None or theirs in self._adapters_before:
+            # the model itself would answer in its place
+            raise Unreached(f"{self.name} has no adapter '{theirs}' any more")
+        return ""
+
+    def _with_adapters(self, load: Load, use: AdapterUse) -> Load:
+        return dataclasses.replace(
+            load,
+            active_adapters=self._clients_names(use.active),
+            ready_adapters=self._clients_names(use.loaded),
+            adapter_slots=use.slots,
+        )
+
+    def _clients_names(self, theirs: Iterable[str]) -> frozenset[str]:
+        if not self._models:
+            return frozenset(theirs)
+        names = frozenset(theirs)
+        return frozenset(ours for ours, name in self._models.items() if name in names)
+
+    def _description(self, welcome: wire.Welcome, adapters: tuple[str, ...]) -> Description:
+        self._adapters_before = frozenset(adapters) or self._adapters_before
+        tuned = self._clients_names(name for name in adapters if name != welcome.model)
         return Description(
-            models=frozenset(aliases if self._models else {welcome.model}),
+            models=self._clients_names([welcome.model]) | tuned,
+            adapters=frozenset(adapters),
+            tuned=tuned,
             context_tokens=welcome.context_tokens,
             vocabulary=welcome.vocabulary,
             speaks_tokens=True,

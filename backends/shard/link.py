@@ -21,8 +21,9 @@ from backends.shard.inbox import Inbox
 from backends.shard.outgoing import Outgoing
 from backends.shard.turns import Turns
 from policies.errors import BackendFailed, Unreached
+from shards.nouns import AdapterUse
 from shards.wire import limits
-from shards.wire.translate import drawn_of, unpack_keys
+from shards.wire.translate import adapters_of, drawn_of, unpack_keys
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 from tls.certificates import Certificates
@@ -90,8 +91,9 @@ class _Session:
 class ShardLink:
     """Keeps one Attach stream to `address` and distributes its reports.
 
-    `shard` is the last Welcome, `load` the newest report; both outlive the stream. Whenever a stream is lost, the
-    inboxes of all its requests fail at once; when a new one is there, `listener` gets `clear`, then the snapshot.
+    `shard` is the last Welcome, `load` and `adapters` (None: it serves none) are the newest reports; all outlive the
+    stream. Whenever a stream is lost, the inboxes of all its requests fail at once; when a new one is there, `listener`
+    gets `clear`, then the snapshot.
     An idle stream is also lost if the shard promised heartbeats and sent none for a while (limits.SILENT_BEATS).
     `on_load` gets the name after each report of load, when the rest of the report was processed too; `on_leaving` gets
     it when a shard that exchanges KV is about to stop, so that `tell` can name the shards that get its KV.
@@ -117,6 +119,7 @@ class ShardLink:
         self.name, self.address = name, address
         self.shard: Shard | None = None
         self.load = Load()
+        self.adapters: AdapterUse | None = None
         self._listener, self._options, self._clock, self._sleep = listener, options, clock, sleep
         self._on_load, self._on_leaving, self._turns = on_load, on_leaving, turns or Turns()
         self._backoff = Backoff(
@@ -260,7 +263,9 @@ class ShardLink:
                 first = await call.read()
                 if first is grpc.aio.EOF or not first.HasField("welcome"):
                     raise BackendFailed("it did not welcome us")
-                self.shard = await self._meet(stub, first)
+                before, self.shard = self.shard, await self._meet(stub, first)
+                if self.shard is not before:
+                    self.adapters = None
             if self._listener is not None:
                 self._listener.clear(self.name)
             # a shard that drained and is back drains no longer
@@ -336,8 +341,7 @@ class ShardLink:
     async def _hear(self, report: wire.StepReport, session: _Session) -> None:
         if report.step > session.step:
             session.step, session.worked_at = report.step, self._clock()
-        if report.HasField("load"):
-            self.load = self._load_of(report.load, session)
+        self._hear_state(report, session)
         if self._listener is not None:
             await self._hear_cache(report.cache, self._listener)
         for progress in report.progress:
@@ -358,9 +362,15 @@ class ShardLink:
             waiting = self._answers.get(answer.call)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        if report.HasField("load"):
+        if report.HasField("load") or report.HasField("adapters"):
             self._on_load(self.name)
             self._note_leaving(report.load, session)
+
+    def _hear_state(self, report: wire.StepReport, session: _Session) -> None:
+        if report.HasField("load"):
+            self.load = self._load_of(report.load, session)
+        if report.HasField("adapters"):
+            self.adapters = adapters_of(report.adapters, before=self.adapters)
 
     def _note_leaving(self, load: wire.Load, session: _Session) -> None:
         if load.draining and not session.is_leaving and self.shard and self.shard.welcome.kv_group:

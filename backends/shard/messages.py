@@ -28,8 +28,8 @@ FORMS = {
 }
 
 
-def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
-    """`request` as a Submit without a number. `deadline_s` counts from now.
+def submit_of(request: Request, prompt: Prompt, *, adapter: str = "") -> wire.Submit:
+    """`request` for `adapter`, or for the model itself, as a Submit without a number. `deadline_s` counts from now.
 
     Raises InvalidRequest if there are no tokens, a number does not fit the wire or no shard can read the grammar,
     DeadlineExceeded if it is too late.
@@ -55,6 +55,7 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
             preemptible=request.preemptible,
             source=None if source is None else wire.Source(address=source["address"], tokens=source["tokens"]),
             reuse=None if prompt.reuse is None else reuse_of(prompt.reuse),
+            adapter=adapter,
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"a number is out of range: {error}") from error

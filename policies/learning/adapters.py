@@ -60,13 +60,21 @@ class AdapterSlots:
         return f"<AdapterSlots {', '.join(self._recent) or 'unused'}>"
 
     def readiness(
-        self, adapter: str, *, is_known: bool, active: Collection[str] | None, slots: int | None
+        self,
+        adapter: str,
+        *,
+        is_known: bool,
+        active: Collection[str] | None,
+        slots: int | None,
+        ready: Collection[str] | None = None,
     ) -> Readiness:
         """The work before the backend can serve `adapter`.
 
         `is_known`: the backend lists it. `active` are the adapters with requests by the backend's report, None if it
-        reports none. It has `slots` slots.
+        reports none. It has `slots` slots. `ready` are those in its memory, if it reports that; it loads all others.
         """
+        if ready is not None:
+            return self._of_reported(adapter, ready, active or (), slots or USUAL_SLOTS)
         if adapter in self._in_use or (active is not None and adapter in active):
             return Readiness.READY
         if not is_known:
@@ -77,6 +85,13 @@ class AdapterSlots:
             return Readiness.NO_SLOT
         idle = [name for name in self._recent if name not in in_use]
         return Readiness.READY if adapter in idle[-free:] else Readiness.KNOWN
+
+    def _of_reported(self, adapter: str, ready: Collection[str], active: Collection[str], slots: int) -> Readiness:
+        if adapter in ready:
+            return Readiness.READY
+        # requests that were sent a moment ago are in no report yet
+        in_use = self._in_use.keys() | active
+        return Readiness.LOADS if len(in_use - {adapter}) < slots else Readiness.NO_SLOT
 
     def seconds(self, readiness: Readiness) -> float:
         """Seconds until the adapter is ready."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from shards.lora.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +16,14 @@ class Row:
     """One sequence in a batch: its new tokens are `batch.token_ids[start : start + tokens]`.
 
     `context_tokens` counts the positions with KV after this step, including the new ones; `blocks` are the ids of the
-    pool blocks that hold them, in order.
+    pool blocks that hold them, in order. `adapter` changes the network's matrices for its tokens.
     """
 
     start: int
     tokens: int
     context_tokens: int
     blocks: tuple[int, ...]
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing
 from shards.kv.copier import BlockMemory
+
+if TYPE_CHECKING:
+    from shards.lora.checkpoint import AdapterFormat
 
 
 class Network(Protocol):
@@ -68,6 +71,15 @@ class HostedNetwork(Protocol):
 
     def host_memory(self, slots: int) -> BlockMemory:
         """Host memory for `slots` blocks, bound to the allocated memory; once, after `allocate`."""
+        ...
+
+
+@runtime_checkable
+class AdaptableNetwork(Protocol):
+    """A network with matrices that LoRA adapters can change, row by row of a batch."""
+
+    def adapt(self) -> AdapterFormat:
+        """Let batches have adapters (`Row.adapter`); returns how adapters for it are read."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.nouns import Submission
 from shards.sched.limits import peak_blocks
 
+if TYPE_CHECKING:
+    from shards.lora.adapter import Adapter
+
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
@@ -22,8 +26,9 @@ class Request:
     `computed_tokens` of the prompt have KV in the sequence that is furthest; in the first one, `cached_tokens` were
     found in the cache and `blended_tokens` were taken from chunks that had been computed before. `documents` may be
     taken from chunks; None means that all is exact. `rank`, `prefill_slice` and `is_paused` may be changed at any time.
-    `awaits_grammar` until its grammar is compiled. `arrived_s` is its arrival on the engine's clock; its sequences were
-    preempted `preemptions` times.
+    `awaits_grammar` until its grammar is compiled, and `awaits_adapter` until its `adapter` is loaded; its KV then
+    belongs to `domain`, which other adapters do not have. `arrived_s` is its arrival on the engine's clock; its
+    sequences were preempted `preemptions` times.
     """
 
     def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
@@ -32,6 +37,9 @@ class Request:
         self.prefill_slice = submission.prefill_slice
         self.is_paused = False
         self.awaits_grammar = submission.sampling.grammar is not None
+        self.awaits_adapter = bool(submission.adapter)
+        self.adapter: Adapter | None = None
+        self.domain = submission.domain
         self.prompt = bytearray()
         self.open_choices = submission.choices
         self.computed_tokens = 0
@@ -59,9 +67,9 @@ class Request:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is paused, or waits for its grammar or its chunks; then none of it may be computed."""
+        """Whether it is paused, or waits for its grammar, adapter or chunks; then none of it may be computed."""
         awaits_chunks = self.documents is not None and not self.documents.is_ready
-        return self.is_paused or self.awaits_grammar or awaits_chunks
+        return self.is_paused or self.awaits_grammar or self.awaits_adapter or awaits_chunks
 
     @property
     def is_chunk(self) -> bool:

@@ -136,7 +136,7 @@ def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_e
     ahead: list[tuple[int, int]] = []
     start = 0
     for piece in pieces:
-        rows.append(Row(start, piece.tokens, piece.stop, piece.blocks))
+        rows.append(Row(start, piece.tokens, piece.stop, piece.blocks, piece.sequence.request.adapter))
         if piece.is_unseen:
             ahead.append((start, places[piece.sequence.arrival]))
         start += piece.tokens

@@ -174,7 +174,7 @@ class Sequence:
 
     def look_up(self) -> list[CachedBlock]:
         """The cached blocks that it would share if it started now, in whole units."""
-        limit, domain = self.shareable_blocks, self.request.submission.domain
+        limit, domain = self.shareable_blocks, self.table.domain
         self.table.pool.prefix.extend_path(self.match, self.block_tokens, limit=limit, domain=domain)
         return self.match[: self._whole(len(self.match))]
 
@@ -236,7 +236,7 @@ class Sequence:
         if self.is_decoding:
             done = self.computed_tokens
             return Work(self.arrival, rank, self.arrival, done, ready, 0, True, drafted_tokens=drafted_tokens)
-        block, domain = self.computed_tokens // BLOCK_TOKENS, self.request.submission.domain
+        block, domain = self.computed_tokens // BLOCK_TOKENS, self.table.domain
         next_block = None
         may_share = self.table.is_chained and not self.skips
         if may_share and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:

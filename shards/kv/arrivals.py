@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shards.kv.adapter_domain import tenant_domain
 from shards.kv.host import HostTier
 from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.raw_block import BlockLabel, BlockLabels
@@ -82,7 +83,7 @@ class Arrivals:
     def void(self, domain: str | None = None) -> None:
         """The blocks of `domain`, or all, are not wanted any more."""
         for arrival in self._open.values():
-            arrival.is_void = arrival.is_void or domain in (None, arrival.domain)
+            arrival.is_void = arrival.is_void or domain in (None, tenant_domain(arrival.domain))
 
     def admit(self, now: float) -> int:
         """Let landed blocks into the host tier, parents first; those without a cached parent are dropped.

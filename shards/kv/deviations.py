@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shards.kv.adapter_domain import tenant_domain
+
 MOST_TOKENS = 4 * 2**20
 """The number of tokens with a remembered deviation: 16 MiB."""
 
@@ -47,8 +49,8 @@ class Deviations:
             self._tokens -= len(self._known.popitem(last=False)[1])
 
     def forget(self, domain: str | None = None) -> None:
-        """Forget those of `domain`, or all."""
-        for known in [known for known in self._known if domain in (None, known[0])]:
+        """Forget those of `domain`, all adapters included, or all."""
+        for known in [known for known in self._known if domain in (None, tenant_domain(known[0]))]:
             self._tokens -= len(self._known.pop(known))
 
     def check(self) -> None:

@@ -278,9 +278,9 @@ class DiskTier:
         while self._has_jobs and self._wait(until_s):
             pass
 
-    def forget(self, cached: CachedBlock) -> None:
-        """Delete `cached`: its KV may be wrong."""
-        entry = self._index.get(cached.key)
+    def forget(self, key: int) -> None:
+        """Delete the block called `key`: its KV may be wrong."""
+        entry = self._index.get(key)
         if entry is not None:
             self._delete(entry)
 

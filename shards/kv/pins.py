@@ -72,7 +72,7 @@ class Pins:
             self._prolong(name, until_s)
         pinned = 0
         for key in keys:
-            cached = self._prefix.named(key, domain=domain)
+            cached = self._prefix.of_tenant(key, domain=domain)
             if cached is None or not all(self._hold(name, block, until_s) for block in self._missing(name, cached)):
                 break
             pinned += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from shards.kv.adapter_domain import adapter_digest, tenant_domain
 from shards.kv.copier import Copier
 from shards.kv.disk import DiskTier, KvDirectory
 from shards.kv.extents import FreeBlocks
@@ -246,20 +247,30 @@ class BlockPool:
             if self._holders[block] > 1 or cached.children or self.host.is_held(cached.slot):
                 break
             self.pins.discard(cached)
-            self.disk.forget(cached)
+            self.disk.forget(cached.key)
             if cached.slot is not None:
                 self.host.discard(cached)
             self._cached.leave(cached, block)
             self.prefix.displace(cached)
 
     def clear(self, domain: str | None = None) -> int:
-        """Forget all cached blocks, or those of `domain`; returns their number over all tiers.
+        """Forget all cached blocks, or those of `domain`, all adapters included; returns their number over all tiers.
 
         Held blocks and slots stay with their holders, uncached.
         """
         on_disk = self.disk.clear(domain)
         self.peers.clear(domain)
-        gone = [cached for cached in self.prefix if domain is None or cached.domain == domain]
+        gone = self._clear(None if domain is None else lambda found: tenant_domain(found) == domain)
+        return len(on_disk.union(gone))
+
+    def clear_adapter(self, digest: str) -> None:
+        """Forget the cached blocks of the adapter with weights of this `digest`, in all domains."""
+        for key in self._clear(lambda domain: adapter_digest(domain) == digest):
+            self.disk.forget(key)
+
+    def _clear(self, covers: Callable[[str], bool] | None) -> list[int]:
+        """Forget the cached blocks in memory in the domains that `covers` names, or all; returns their keys."""
+        gone = [cached for cached in self.prefix if covers is None or covers(cached.domain)]
         for cached in reversed(gone):
             self.pins.discard(cached)
             self._idle.remove(cached)
@@ -268,8 +279,8 @@ class BlockPool:
                 self._cached.leave(cached, cached.block)
                 if cached.block not in self._holders:
                     self._vacate(cached.block)
-        self.prefix.clear(domain)
-        return len(on_disk.union(cached.key for cached in gone))
+        self.prefix.clear(covers)
+        return [cached.key for cached in gone]
 
     def settle_tiers(self) -> None:
         """Take over what came from disk and from other shards since the last call, or was written, and lend."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shards.kv.keys import block_keys, root_key
+from shards.kv.adapter_domain import domain_root, tenant_domain
+from shards.kv.keys import block_keys
 from shards.nouns import CacheChange, CacheEvent
 
 DEVICE, HOST, DISK = "device", "host", "disk"
@@ -73,7 +74,7 @@ class PrefixCache:
 
     def key(self, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> int:
         """The key of one full block of tokens behind `parent`, or behind the root of `domain`."""
-        return block_keys(token_ids, root_key(self._model, domain) if parent is None else parent.key)[0]
+        return block_keys(token_ids, domain_root(self._model, domain) if parent is None else parent.key)[0]
 
     def find(self, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
         """The cached block with exactly these tokens behind exactly this parent, if there is one."""
@@ -83,9 +84,14 @@ class PrefixCache:
         return None
 
     def named(self, key: int, *, domain: str | None = None) -> CachedBlock | None:
-        """The cached block that `key` names in `domain`, or in any. Good enough for a pin, but not for reading KV."""
+        """The cached block that `key` names in `domain`, or in any. Not good enough for reading KV."""
         found = self._by_key.get(key)
         return found if found is not None and domain in (None, found.domain) else None
+
+    def of_tenant(self, key: int, *, domain: str) -> CachedBlock | None:
+        """The cached block that `key` names in the tenant's `domain`, by whichever adapter. Good enough for a pin."""
+        found = self._by_key.get(key)
+        return found if found is not None and domain == tenant_domain(found.domain) else None
 
     def extend_path(
         self, path: list[CachedBlock], tokens_of: Callable[[int], bytes], *, limit: int, domain: str
@@ -149,14 +155,14 @@ class PrefixCache:
         self.tell(CacheChange.EVICTED, HOST, cached.key)
         self._forget_unless_held(cached)
 
-    def clear(self, domain: str | None = None) -> None:
-        """Forget everything, or everything of `domain`; no chain crosses domains."""
-        if domain is None:
+    def clear(self, covers: Callable[[str], bool] | None = None) -> None:
+        """Forget everything, or everything in the domains that `covers` names; no chain crosses domains."""
+        if covers is None:
             self._by_key.clear()
             self._last_of.clear()
             self._changes.append((CacheChange.CLEARED, DEVICE, []))
             return
-        for cached in [cached for cached in self._by_key.values() if cached.domain == domain]:
+        for cached in [cached for cached in self._by_key.values() if covers(cached.domain)]:
             del self._by_key[cached.key]
             for tier, place in ((DEVICE, cached.block), (HOST, cached.slot)):
                 if place is not None:

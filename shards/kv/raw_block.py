@@ -1,7 +1,7 @@
 """The raw form of a block, in which it leaves a shard's memory: a header that identifies it, and its bytes. Torch-free.
 
 A key leads to a block, but never proves what it is, because xxh3 does not resist an adversary. A label proves it: it
-has the block's tokens, and a SHA-256 over fingerprint, cache domain and all tokens up to the block's last one.
+has the block's tokens, and a SHA-256 over fingerprint, cache domain, adapter and all tokens up to the last one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Protocol, runtime_checkable
 
 from xxhash import xxh3_64_intdigest, xxh3_128
 
+from shards.kv.adapter_domain import adapter_digest, domain_root, tenant_domain
 from shards.kv.fingerprint import Layout
-from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, root_key
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys
 from shards.kv.prefix import CachedBlock
 
 _MAGIC = b"pointsman-kv\x00\x00\x00\x01"
@@ -52,8 +53,8 @@ class RawMemory(Protocol):
 class BlockLabel:
     """The identity of a block: two blocks with equal labels hold the KV of the same tokens behind the same prefix.
 
-    `domain` is the hash of its cache domain. `chain` is the SHA-256 of all tokens up to its last one; `depth` blocks
-    come before it. `parent` is the key of the block before it, or of its domain's root.
+    `domain` is the hash of its cache domain. `chain` is the SHA-256 of its adapter's weights and all tokens up to its
+    last one; `depth` blocks come before it. `parent` is the key of the block before it, or of its domain's root.
     """
 
     fingerprint: bytes
@@ -113,8 +114,8 @@ def checksum_of(pieces: Iterable[memoryview]) -> bytes:
 
 
 def domain_digest(domain: str) -> bytes:
-    """The hash that stands for the cache domain outside a shard: 32 bytes."""
-    return hashlib.sha256(b"pointsman domain\x00" + domain.encode()).digest()
+    """The hash that stands for the tenant's cache domain outside a shard, whatever the adapter: 32 bytes."""
+    return hashlib.sha256(b"pointsman domain\x00" + tenant_domain(domain).encode()).digest()
 
 
 class BlockLabels:
@@ -135,16 +136,16 @@ class BlockLabels:
             path.append(block)
             block = block.parent
         domain = domain_digest(cached.domain)
-        chain = self._root(domain) if block is None else block.chain
+        chain = self._root(domain, cached.domain) if block is None else block.chain
         for new in reversed(path):
             chain = new.chain = _link(chain, new.token_ids)
-        parent = root_key(self._model, cached.domain) if cached.parent is None else cached.parent.key
+        parent = domain_root(self._model, cached.domain) if cached.parent is None else cached.parent.key
         return BlockLabel(self.fingerprint, domain, cached.chain, cached.key, parent, cached.depth, cached.token_ids)
 
     def first(self, token_ids: bytes, *, domain: str) -> BlockLabel:
         """The label of the first block of a prompt in `domain`."""
-        digest, root = domain_digest(domain), root_key(self._model, domain)
-        chain = _link(self._root(digest), token_ids)
+        digest, root = domain_digest(domain), domain_root(self._model, domain)
+        chain = _link(self._root(digest, domain), token_ids)
         return BlockLabel(self.fingerprint, digest, chain, block_keys(token_ids, root)[0], root, 0, token_ids)
 
     def after(self, label: BlockLabel, token_ids: bytes) -> BlockLabel:
@@ -152,8 +153,8 @@ class BlockLabels:
         chain, key = _link(label.chain, token_ids), block_keys(token_ids, label.key)[0]
         return BlockLabel(self.fingerprint, label.domain, chain, key, label.key, label.depth + 1, token_ids)
 
-    def _root(self, domain: bytes) -> bytes:
-        return hashlib.sha256(self.fingerprint + domain).digest()
+    def _root(self, digest: bytes, domain: str) -> bytes:
+        return hashlib.sha256(self.fingerprint + digest + adapter_digest(domain).encode()).digest()
 
 
 def _link(chain: bytes, token_ids: bytes) -> bytes:

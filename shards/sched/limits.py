@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shards.kv.adapter_domain import is_adapter_domain
 from shards.kv.keys import TOKEN_BYTES, is_chunk_domain
 from shards.kv.table import blocks_for
 from shards.nouns import DIALS, MOST_CHOICES, Cause, Finished, FinishReason, Grammar, SamplingParams, Submission
@@ -102,6 +103,8 @@ class Limits:
             yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
         if is_chunk_domain(submission.domain):
             yield "the domain is one of chunks, in which no prompt is computed"
+        if is_adapter_domain(submission.domain):
+            yield "the domain is one of an adapter; name the adapter instead"
         yield from _blend_objections(submission)
         answered = submission.answered_tokens
         if not 0 <= answered < max(1, submission.prompt_tokens):

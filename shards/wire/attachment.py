@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from shards.nouns import CacheEvent, Finished, FinishReason, Load, Submission
+from shards.nouns import AdapterUse, CacheEvent, Finished, FinishReason, Load, Submission
 from shards.wire import limits, translate
 from shards.wire.facts import Fault, ShardFacts
 from shards.wire.outbox import Outbox
@@ -50,6 +50,7 @@ class Attachment:
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._load_sent: tuple[float, Load] | None = None
+        self._adapters_sent: AdapterUse | None = None
         self._pushed_at = clock()
 
     def __repr__(self) -> str:
@@ -60,15 +61,20 @@ class Attachment:
         """Have all requests ended, and has everything been sent? A message that is being written is not sent yet."""
         return not (self.requests or self.outbox.queued_bytes or self.is_writing)
 
-    def welcome(self, facts: ShardFacts, snapshot: tuple[CacheEvent, ...]) -> None:
-        """Queue the first report and the cache's contents; every later step is reported."""
+    def welcome(self, facts: ShardFacts, snapshot: tuple[CacheEvent, ...], adapters: AdapterUse | None) -> None:
+        """Queue the first report, the adapters and the cache's contents; every later step is reported."""
         self._push(wire.StepReport(epoch=self.epoch, welcome=facts.welcome(snapshot)))
+        self._show_adapters(adapters)
         for piece in translate.cache_pieces(snapshot):
             self._push(wire.StepReport(epoch=self.epoch, cache=[translate.cache_event(piece)]))
         self.is_listening = True
 
-    def hear(self, items: Iterable[translate.Item], *, step: int, load: Load) -> None:
-        """Queue the effects of one step on this router; nothing if there are none."""
+    def hear(
+        self, items: Iterable[translate.Item], *, step: int, load: Load, adapters: AdapterUse | None = None
+    ) -> None:
+        """Queue the effects of one step on this router, and `adapters` that changed; nothing if there are none."""
+        if self.is_listening:
+            self._show_adapters(adapters)
         settled = [self._settle(item) if isinstance(item, Finished) else item for item in items]
         if not settled or not self.is_listening:
             return
@@ -122,6 +128,13 @@ class Attachment:
         """Raise AssertionError if an ended request is still listed."""
         self.outbox.check()
         assert all(request.choices_left > 0 for request in self.requests.values()), "an ended request is left"
+
+    def _show_adapters(self, adapters: AdapterUse | None) -> None:
+        sent = self._adapters_sent
+        if adapters is not None and adapters != sent:
+            self._adapters_sent = adapters
+            told = translate.adapters(adapters, known_before=None if sent is None else sent.known)
+            self._push(wire.StepReport(epoch=self.epoch, adapters=told))
 
     def _settle(self, end: Finished) -> Finished:
         assert isinstance(end.key, translate.RequestKey), "only the server submits"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from shards.nouns import (
     DIALS,
+    AdapterUse,
     Blend,
     CacheChange,
     CacheEvent,
@@ -118,6 +119,7 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         answered_tokens=submit.answered_tokens,
         source=KvSource(submit.source.address, submit.source.tokens) if submit.HasField("source") else None,
         blend=_blend(submit.reuse) if submit.HasField("reuse") else None,
+        adapter=submit.adapter,
     )
 
 
@@ -272,6 +274,18 @@ def load(now: Load) -> wire.Load:
         peers=None if now.peers is None else wire.PeerUse(**now.peers._asdict()),
         uncaptured_steps=now.uncaptured_steps,
     )
+
+
+def adapters(use: AdapterUse, *, known_before: tuple[str, ...] | None = None) -> wire.Adapters:
+    """`use` for the wire; without the known names if the router has them already."""
+    known = None if use.known == known_before else wire.Adapters.Names(name=use.known)
+    return wire.Adapters(known=known, loaded=use.loaded, active=use.active, slots=use.slots)
+
+
+def adapters_of(told: wire.Adapters, *, before: AdapterUse | None) -> AdapterUse:
+    """The adapters of a shard, from its message and what was known of them `before`."""
+    known = tuple(told.known.name) if told.HasField("known") or before is None else before.known
+    return AdapterUse(known, tuple(told.loaded), tuple(told.active), told.slots)
 
 
 def _disk_use(use: DiskUse | None) -> wire.DiskUse | None:

@@ -379,7 +379,9 @@ class Member:
 
     def _readiness(self, adapter: str, description: Description, load: Load) -> Readiness:
         known, active = adapter not in description.loadable, load.active_adapters
-        return self.adapters.readiness(adapter, is_known=known, active=active, slots=load.adapter_slots)
+        return self.adapters.readiness(
+            adapter, is_known=known, active=active, slots=load.adapter_slots, ready=load.ready_adapters
+        )
 
     @property
     def _reports_cache(self) -> bool:

@@ -44,7 +44,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens", "source", "reuse")
+    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible", "answered_tokens", "source", "reuse", "adapter")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Submit(_message.Message):
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt_tokens: int
     max_new_tokens: int
@@ -73,7 +74,8 @@ class Submit(_message.Message):
     answered_tokens: int
     source: Source
     reuse: Reuse
-    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., reuse: _Optional[_Union[Reuse, _Mapping]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ..., answered_tokens: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., reuse: _Optional[_Union[Reuse, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Reuse(_message.Message):
     __slots__ = ("start", "stop", "budget")
@@ -217,7 +219,7 @@ class HandOver(_message.Message):
     def __init__(self, address: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions", "answers")
+    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions", "answers", "adapters")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,7 @@ class StepReport(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     welcome: Welcome
@@ -238,7 +241,25 @@ class StepReport(_message.Message):
     cache: _containers.RepeatedCompositeFieldContainer[CacheEvent]
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
     answers: _containers.RepeatedCompositeFieldContainer[CacheAnswer]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[CacheAnswer, _Mapping]]] = ...) -> None: ...
+    adapters: Adapters
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[CacheAnswer, _Mapping]]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
+
+class Adapters(_message.Message):
+    __slots__ = ("known", "loaded", "active", "slots")
+    class Names(_message.Message):
+        __slots__ = ("name",)
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        name: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, name: _Optional[_Iterable[str]] = ...) -> None: ...
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    known: Adapters.Names
+    loaded: _containers.RepeatedScalarFieldContainer[str]
+    active: _containers.RepeatedScalarFieldContainer[str]
+    slots: int
+    def __init__(self, known: _Optional[_Union[Adapters.Names, _Mapping]] = ..., loaded: _Optional[_Iterable[str]] = ..., active: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class CacheAnswer(_message.Message):
     __slots__ = ("call", "blocks", "held_blocks")
