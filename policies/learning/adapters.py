@@ -87,11 +87,11 @@ class AdapterSlots:
         return Readiness.READY if adapter in idle[-free:] else Readiness.KNOWN
 
     def _of_reported(self, adapter: str, ready: Collection[str], active: Collection[str], slots: int) -> Readiness:
-        if adapter in ready:
-            return Readiness.READY
         # requests that were sent a moment ago are in no report yet
+        if adapter in ready or adapter in self._in_use:
+            return Readiness.READY
         in_use = self._in_use.keys() | active
-        return Readiness.LOADS if len(in_use - {adapter}) < slots else Readiness.NO_SLOT
+        return Readiness.LOADS if len(in_use) < slots else Readiness.NO_SLOT
 
     def seconds(self, readiness: Readiness) -> float:
         """Seconds until the adapter is ready."""

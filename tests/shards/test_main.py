@@ -80,6 +80,13 @@ def test_a_port_for_kv_that_is_no_address_and_a_secret_that_can_be_guessed_are_s
     assert "No such file" in started("--kv-secret-file", str(tmp_path / "none")).stderr
 
 
+def test_adapters_that_cannot_be_served_are_a_sentence(tmp_path: Path) -> None:
+    assert "--lora is 'sql'; it must be NAME=DIR" in started("--lora", "sql").stderr
+    assert "--lora names 'a' twice" in started("--lora", "a=x", "--lora", "a=y").stderr
+    assert f"{tmp_path}/x is no folder of adapters" in started("--lora-dir", str(tmp_path / "x")).stderr
+    assert "adapter_config.json is missing" in started("--lora", f"a={tmp_path}", "--kv-memory", "0.01").stderr
+
+
 def test_a_port_for_kv_that_another_process_has_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

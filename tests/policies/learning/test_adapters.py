@@ -17,8 +17,9 @@ def seen(
     known: bool = True,
     active: Collection[str] | None = None,
     most: int | None = 2,
+    ready: Collection[str] | None = None,
 ) -> Readiness:
-    return slots.readiness(adapter, is_known=known, active=active, slots=most)
+    return slots.readiness(adapter, is_known=known, active=active, slots=most, ready=ready)
 
 
 def test_an_adapter_is_ready_after_its_first_request_until_others_have_taken_its_slot() -> None:
@@ -60,6 +61,19 @@ def test_an_adapter_that_the_backend_does_not_list_has_to_be_loaded_but_for_a_re
     assert seen(slots, "a", known=False) is Readiness.READY
     slots.end("a")
     assert seen(slots, "a", known=False) is Readiness.LOADS, "it would list it, had it been loaded"
+
+
+def test_a_backend_that_reports_its_memory_is_believed_before_what_was_sent_there() -> None:
+    slots = AdapterSlots()
+    slots.begin("a")
+    slots.end("a")
+    assert seen(slots, "a", ready={"b"}) is Readiness.LOADS
+    assert seen(slots, "b", ready={"b"}) is Readiness.READY
+    assert seen(slots, "a", ready={"b", "c"}, active={"b"}) is Readiness.LOADS, "c can be dropped"
+    assert seen(slots, "a", ready={"b", "c"}, active={"b", "c"}) is Readiness.NO_SLOT
+    slots.begin("a")
+    assert seen(slots, "a", ready={"b"}) is Readiness.READY, "it is being loaded for another request"
+    assert seen(slots, "d", ready={"b"}, active={"b"}) is Readiness.NO_SLOT, "the report is older than the request"
 
 
 def test_a_backend_that_was_started_anew_has_nothing_in_its_slots() -> None:

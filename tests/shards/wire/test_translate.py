@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.nouns import (
+    AdapterUse,
     Blend,
     CacheChange,
     CacheEvent,
@@ -212,3 +213,18 @@ def test_blended_tokens_are_reported_beside_cached_ones() -> None:
     assert translate.progress(Progress(key, 9, 2, 5)).blended_tokens == 5
     end = Finished(key, 0, FinishReason.STOP, 9, 2, 1, blended_tokens=5)
     assert translate.finished(end).blended_tokens == 5
+
+
+def test_known_adapters_are_told_once_and_their_state_each_time() -> None:
+    first = AdapterUse(("a", "b"), ("a",), ("a",), 4)
+    told = translate.adapters(first)
+    assert translate.adapters_of(told, before=None) == first
+    second = first._replace(active=())
+    told = translate.adapters(second, known_before=first.known)
+    assert not told.HasField("known")
+    assert translate.adapters_of(told, before=first) == second
+    assert translate.adapters_of(translate.adapters(AdapterUse()), before=second) == AdapterUse()
+
+
+def test_a_submit_may_name_an_adapter() -> None:
+    assert translate.submission(wire.Submit(adapter="sql"), "key", now_s=0.0).adapter == "sql"
