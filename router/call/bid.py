@@ -19,7 +19,7 @@ from policies.waiting import is_outage
 from router.call.so_far import SoFar
 from router.fleet.cluster.flights import Flight
 from router.text.thoughts import ThoughtSyntax
-from router.text.tool_calls import ToolSyntax
+from router.text.tool_formats import ToolSyntax
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on; backends that it never reached do not count."""

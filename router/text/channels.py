@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from router.text.tool_calls import ParsedText
+from router.text.parsed_text import ParsedText, overlap
 
 CHANNEL = "<|channel|>"
 _BODY, _START = "<|message|>", "<|start|>"
@@ -70,7 +70,7 @@ class ChannelReader:
         held = self._held
         at, mark = min(((held.find(mark), mark) for mark in _ENDS if mark in held), default=(-1, ""))
         if at < 0:
-            certain = len(held) if is_last else len(held) - max(_overlap(held, end) for end in _ENDS)
+            certain = len(held) if is_last else len(held) - max(overlap(held, end) for end in _ENDS)
             self._give(parsed, held[:certain])
             self._held = held[certain:]
             return False
@@ -86,9 +86,3 @@ class ChannelReader:
             parsed.thought += text
         else:
             parsed.text += text
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Number of characters at the end of `text` that begin `mark`."""
-    longest = min(len(text), len(mark) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)

@@ -18,7 +18,7 @@ from router.ask import Chat
 from router.text.content_format import wants_parts
 from router.text.conversation import seen_by_template
 from router.text.thoughts import thoughts_in
-from router.text.tool_calls import format_of
+from router.text.tool_formats import format_of
 
 _HINT = "check the roles of the messages, their order and their fields"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from policies.nouns import Grammar
 from router.ask import Chat
-from router.text.tool_calls import HERMES, MISTRAL, ToolFormat
+from router.text.argument_pairs import is_text
+from router.text.tool_formats import (
+    DEEPSEEK_3,
+    DEEPSEEK_31,
+    GLM_45,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_11,
+    PHI_4,
+    ToolFormat,
+)
 
 FIELD = "tool_choice"
 
 _OF_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _COMPACT = {"whitespace_flexible": False}
 """Arguments are for programs: no spaces."""
+
+_QUOTED, _NAME, _ARGUMENTS, _PAIRS = "\x00quoted", "\x00name", "\x00arguments", "\x00pairs"
+"""What stands for the name of a tool, in JSON or as it is, and for its arguments in a layout."""
 
 
 def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str], int | None]) -> Grammar | None:
@@ -44,29 +58,109 @@ def with_tools_listed(chat: Chat) -> Chat:
     return replace(chat, messages=[system, *chat.messages[1:]], parts=parts)
 
 
+class Layout(NamedTuple):
+    """The texts and marks of a format, in order: before all calls, of one call, between two calls, behind all.
+
+    Without `between` only one call can be made. Marks are those of its texts that may be tokens.
+    """
+
+    begins: tuple[str, ...]
+    call: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+    between: tuple[str, ...] | None = ()
+
+
+_OBJECT = ('{"name": ', _QUOTED, ', "arguments": ', _ARGUMENTS, "}")
+
+_LAYOUTS = {
+    HERMES.name: Layout((), ("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), between=("\n",)),
+    LLAMA.name: Layout((), ('{"name": ', _QUOTED, ', "parameters": ', _ARGUMENTS, "}"), between=None),
+    MISTRAL.name: Layout(("[TOOL_CALLS]", "["), _OBJECT, ("]",), between=(", ",)),
+    MISTRAL_11.name: Layout((), ("[TOOL_CALLS]", _NAME, "[ARGS]", _ARGUMENTS)),
+    PHI_4.name: Layout(("<|tool_call|>", "["), _OBJECT, ("]", "<|/tool_call|>"), between=(", ",)),
+    DEEPSEEK_3.name: Layout(
+        ("<｜tool▁calls▁begin｜>",),
+        (
+            *("<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", _NAME),
+            *("\n```json\n", _ARGUMENTS, "\n```", "<｜tool▁call▁end｜>"),
+        ),
+        ("<｜tool▁calls▁end｜>",),
+        between=("\n",),
+    ),
+    DEEPSEEK_31.name: Layout(
+        ("<｜tool▁calls▁begin｜>",),
+        ("<｜tool▁call▁begin｜>", _NAME, "<｜tool▁sep｜>", _ARGUMENTS, "<｜tool▁call▁end｜>"),
+        ("<｜tool▁calls▁end｜>",),
+    ),
+    GLM_45.name: Layout((), ("<tool_call>", _NAME, "\n", _PAIRS, "</tool_call>"), between=("\n",)),
+}
+
+
 def _rules(
     tools: list[Mapping[str, Any]], tool_format: ToolFormat, id_of: Callable[[str], int | None], *, one_call: bool
 ) -> Iterator[str]:
-    """The lines of a grammar in Lark for llguidance: `start`, and a rule for each tool."""
-    opens, closes = (_mark(mark, id_of) for mark in (tool_format.opens, tool_format.closes))
-    any_call = " | ".join(f"call_{at}" for at in range(len(tools)))
-    several = "" if one_call else f' ("\\n" {opens} "\\n" any_call "\\n" {closes})*'
-    if tool_format is HERMES:
-        yield f'start: {opens} "\\n" any_call "\\n" {closes}{several}'
-    elif tool_format is MISTRAL:
-        more = "" if one_call else ' (", " any_call)*'
-        yield f'start: {opens} "[" any_call{more} "]"'
-    else:
-        yield "start: any_call"
-    yield f"any_call: {any_call}"
-    arguments = "arguments" if tool_format in (HERMES, MISTRAL) else "parameters"
+    """The lines of a grammar in Lark for llguidance: `start`, and rules for each tool."""
+    layout = _LAYOUTS[tool_format.name]
+
+    def written(texts: Sequence[str]) -> list[str]:
+        return [_mark(text, id_of) for text in texts]
+
+    several = (
+        [] if one_call or layout.between is None else ["(" + " ".join([*written(layout.between), "any_call"]) + ")*"]
+    )
+    yield "start: " + " ".join([*written(layout.begins), "any_call", *several, *written(layout.ends)])
+    yield "any_call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     for at, tool in enumerate(tools):
-        begins = f'{{"name": {json.dumps(tool["name"])}, "{arguments}": '
-        schema = {**(tool.get("parameters") or _OF_NOTHING), "x-guidance": _COMPACT}
-        yield f'call_{at}: {json.dumps(begins)} %json {json.dumps(schema)} "}}"'
+        schema = tool.get("parameters") or _OF_NOTHING
+        pairs, rules = _pairs(schema, at, id_of) if _PAIRS in layout.call else ("", [])
+        parts = {
+            _QUOTED: _literal(json.dumps(tool["name"])),
+            _NAME: _literal(tool["name"]),
+            _ARGUMENTS: _json(schema),
+            _PAIRS: pairs,
+        }
+        yield f"call_{at}: " + " ".join(
+            parts.get(text) or _mark(text, id_of) for text in layout.call if parts.get(text) != ""
+        )
+        yield from rules
+
+
+def _pairs(schema: Mapping[str, Any], tool: int, id_of: Callable[[str], int | None]) -> tuple[str, list[str]]:
+    """Arguments as pairs of key and value, in the schema's order, and their rules. Optional ones may be left out."""
+    properties = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+    names: list[str] = []
+    rules: list[str] = []
+    for at, (key, value) in enumerate(properties.items()):
+        name = f"pair_{tool}_{at}"
+        marks = [_mark(mark, id_of) for mark in ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")]
+        rules.append(
+            f'{name}: {marks[0]} {_literal(key)} {marks[1]} "\\n" {marks[2]} {_bare_value(value)} {marks[3]} "\\n"'
+        )
+        names.append(name if key in required else f"{name}?")
+    return " ".join(names), rules
+
+
+def _bare_value(schema: Any) -> str:
+    """A value in Lark: a text without quotation marks, or JSON."""
+    if not is_text(schema):
+        return _json(schema)
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices:
+        return "(" + " | ".join(map(_literal, choices)) + ")"
+    # an angle bracket would begin a mark
+    return f"/[^<]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/"
+
+
+def _json(schema: Any) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _COMPACT} if isinstance(schema, Mapping) else schema)}"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)
 
 
 def _mark(mark: str, id_of: Callable[[str], int | None]) -> str:
     """`mark` in Lark: its special token, or else its text."""
-    number = id_of(mark)
-    return json.dumps(mark) if number is None else f"<[{number}]>"
+    number = id_of(mark) if len(mark) > 2 and mark[0] in "<[" and mark[-1] in ">]" else None
+    return _literal(mark) if number is None else f"<[{number}]>"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backends.base import Backend, Taker
 from policies.nouns import Delta, Request
 from router.text.channels import CHANNEL, ChannelReader
-from router.text.tool_calls import ParsedText, ended_by_calls, namer
+from router.text.parsed_text import ParsedText, ended_by_calls, namer
 
 OPENS, CLOSES = "<think>", "</think>"
 

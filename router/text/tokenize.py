@@ -20,7 +20,7 @@ from router.text.forced_calls import grammar_of, with_tools_listed
 from router.text.text_tokenizer import ChunkCache, TextTokenizer, TooManyTokensError
 from router.text.thoughts import ThoughtSyntax, thoughts_behind
 from router.text.token_ids import count, unpack
-from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
+from router.text.tool_formats import HERMES, ToolSyntax, syntax_of
 from router.text.turns import Turns, at_once, once
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys
 

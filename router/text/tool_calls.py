@@ -1,79 +1,26 @@
 """Parses tool calls out of a model's own text while it streams. Pure but for its own memory.
 
 For backends that draw tokens and do not know tools, such as shards. Text that is not a call passes unchanged.
-Formats: Hermes and Qwen (`<tool_call>{json}</tool_call>`), Llama 3 (`{"name": ..., "parameters": ...}`, bare or behind
-`<|python_tag|>`), Mistral (`[TOOL_CALLS][{json}, ...]`, and `[TOOL_CALLS]name[ARGS]{json}` since its tokenizer v11).
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from backends.base import Backend, Taker
 from backends.nesting import decode_json
 from policies.nouns import Delta, Request
-from router.ask import Chat
-
-MOST_HELD_CHARACTERS = 1 << 16
-"""Most text that waits for the rest of a possible call; longer text passes as text."""
+from router.text.argument_pairs import PairReader
+from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, ended_by_calls, namer, overlap
+from router.text.tool_formats import ToolSyntax
 
 _BETWEEN = r"[\s\[\],;]*"
 _BEHIND = re.compile(r"^[\s\],;]*")
-_SEPARATORS = re.compile(_BETWEEN)
 _OBJECT = re.compile(_BETWEEN + r"\{")
 _HEAD = re.compile(_BETWEEN + r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_NAMED_HEAD = re.compile(_BETWEEN + r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
-_MAY_BECOME_NAMED = re.compile(_BETWEEN + r"(?:[\w.-]+(?:\[[A-Z_]*(?:\]\w*(?:\[[A-Z]*\]?)?)?)?\s*)?")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """A model's format of calls.
-
-    `opens` begins them, `closes` ends each one. `is_bare`: an answer may begin with a call without `opens`.
-    `is_named`: the name may stand before the arguments instead of among them.
-    """
-
-    opens: str
-    closes: str = ""
-    is_bare: bool = False
-    is_named: bool = False
-
-
-HERMES = ToolFormat("<tool_call>", closes="</tool_call>")
-MISTRAL = ToolFormat("[TOOL_CALLS]", is_named=True)
-LLAMA = ToolFormat("<|python_tag|>", is_bare=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSyntax:
-    """How calls may stand in one answer: the model's format, and the names of the request's tools."""
-
-    format: ToolFormat
-    names: frozenset[str]
-
-
-def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches its model; None if it is not one of those above."""
-    if HERMES.opens in template:
-        return HERMES
-    if MISTRAL.opens in template:
-        return MISTRAL
-    is_llama = LLAMA.opens in template or ("ipython" in template and '"parameters"' in template)
-    return LLAMA if is_llama else None
-
-
-def syntax_of(chat: Chat, tool_format: ToolFormat | None) -> ToolSyntax | None:
-    """The syntax of calls in the answer to `chat`; None without tools or without a format of the model."""
-    if tool_format is None or not chat.tools:
-        return None
-    return ToolSyntax(tool_format, frozenset(str(tool["function"]["name"]) for tool in chat.tools))
 
 
 def reading_calls(to: Taker, backend: Backend, request: Request, syntax: ToolSyntax) -> Taker:
@@ -107,7 +54,7 @@ class AnswerReader:
 
     def __init__(self, request_id: str, syntax: ToolSyntax) -> None:
         self._request_id, self._syntax = request_id, syntax
-        self._choices: dict[int, CallReader] = {}
+        self._choices: dict[int, CallReader | PairReader] = {}
 
     def __repr__(self) -> str:
         return f"<AnswerReader of {self._request_id}: {self._choices}>"
@@ -118,53 +65,14 @@ class AnswerReader:
             return delta
         reader = self._choices.get(delta.choice)
         if reader is None:
-            reader = self._choices[delta.choice] = CallReader(self._syntax, namer(self._request_id, delta.choice))
+            reader = self._choices[delta.choice] = reader_of(self._syntax, namer(self._request_id, delta.choice))
         read = reader.push(delta.text, is_last=delta.finish_reason is not None).changes(delta)
         return ended_by_calls(read) if reader.calls else read
 
 
-def ended_by_calls(delta: Delta) -> Delta:
-    """`delta` with the reason of an answer that has made calls, if it ends one."""
-    return msgspec.structs.replace(delta, finish_reason="tool_calls") if delta.finish_reason == "stop" else delta
-
-
-def namer(request_id: str, choice: int) -> Callable[[int], str]:
-    """Makes the ids of the calls in one choice, by their number."""
-    # nine letters or digits: Mistral's chat templates refuse the ids of any other length
-    return lambda call: hashlib.sha256(f"{request_id} {choice} {call}".encode()).hexdigest()[:9]
-
-
-@dataclass(slots=True)
-class ParsedText:
-    """Text, reasoning and pieces of calls that later text does not change. Pieces have the shape of OpenAI's
-    `tool_calls` deltas, at most one for each call.
-    """
-
-    text: str = ""
-    thought: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def changes(self, delta: Delta) -> Delta:
-        """`delta` with this in place of its text; itself if that is the same."""
-        if not self.thought and not self.calls and self.text == delta.text:
-            return delta
-        message = delta.message or {}
-        if self.thought:
-            message = {**message, "reasoning_content": self.thought}
-        if self.calls:
-            message = {**message, "tool_calls": self.calls}
-        return msgspec.structs.replace(delta, text=self.text, message=message or None)
-
-    def call(self, number: int, call_id: str, name: str) -> None:
-        """Call `number` begins."""
-        function = {"name": name, "arguments": ""}
-        self.calls.append({"index": number, "id": call_id, "type": "function", "function": function})
-
-    def argue(self, number: int, arguments: str) -> None:
-        """Add to the arguments of call `number`, the newest one."""
-        if not self.calls or self.calls[-1]["index"] != number:
-            self.calls.append({"index": number, "function": {"arguments": ""}})
-        self.calls[-1]["function"]["arguments"] += arguments
+def reader_of(syntax: ToolSyntax, id_of: Callable[[int], str]) -> CallReader | PairReader:
+    """The reader of one choice. `id_of` gives the ids of calls by their number."""
+    return (PairReader if syntax.format.has_pairs else CallReader)(syntax, id_of)
 
 
 class CallReader:
@@ -205,12 +113,12 @@ class CallReader:
     def _seek(self, parsed: ParsedText) -> bool:
         """Text, until an opening mark."""
         opens, held = self._format.opens, self._held
-        at = held.find(opens)
+        at, mark = min(((held.find(mark), mark) for mark in opens if mark in held), key=_first, default=(-1, ""))
         if at >= 0:
             before = len(held[:at].rstrip())
             parsed.text, self._held = parsed.text + held[:before], held[before:]
-            return self._look_for_call(at - before + len(opens))
-        certain = len(held) - _overlap(held, opens)
+            return self._look_for_call(at - before + len(mark))
+        certain = len(held) - max(overlap(held, mark) for mark in opens)
         if self._is_last:
             certain = 0 if self.calls and not held.strip() else len(held)
         elif not self._is_too_long():
@@ -224,13 +132,12 @@ class CallReader:
         head = _HEAD.match(text)
         if head is not None:
             return self._open(parsed, _unquoted(head[1]), text[head.end() :], depth=1)
-        named = _NAMED_HEAD.match(text) if self._format.is_named else None
+        named = None if self._format.head is None else self._format.head.match(text)
         if named is not None:
             return self._open(parsed, named[1], text[named.end() :], depth=0)
         found = _OBJECT.match(text)
         if found is None:
-            may_become = _MAY_BECOME_NAMED if self._format.is_named else _SEPARATORS
-            return self._wait(parsed) if may_become.fullmatch(text) else self._pass_on(parsed)
+            return self._wait(parsed) if self._format.may_become.fullmatch(text) else self._pass_on(parsed)
         end = self._nesting.end_in(text, max(self._scanned, found.end() - 1), until=0)
         self._scanned = len(text)
         if end is None:
@@ -268,16 +175,17 @@ class CallReader:
 
     def _after(self, parsed: ParsedText) -> bool:  # noqa: ARG002
         """After a call: its closing mark, another call, or text."""
-        closes, opens = self._format.closes, self._format.opens
-        rest = self._held.lstrip() if closes else _BEHIND.sub("", self._held, count=1)
+        closes, opens, is_listed = self._format.closes, self._format.opens, self._format.is_listed
+        rest = _BEHIND.sub("", self._held, count=1) if is_listed else self._held.lstrip()
         if not rest:
             return False
-        if closes and rest.startswith(closes):
-            self._held = rest[len(closes) :]
-            return self._go(self._seek)
-        if not self._is_last and any(mark.startswith(rest) for mark in (closes, opens)):
+        if not self._is_last and any(mark.startswith(rest) and mark != rest for mark in (*closes, *opens)):
             return False
-        if rest.startswith(opens) or closes:
+        closing = next((mark for mark in closes if rest.startswith(mark)), None)
+        if closing is not None:
+            self._held = rest[len(closing) :]
+            return self._go(self._seek)
+        if rest.startswith(opens) or not is_listed:
             return self._go(self._seek)
         self._held = rest
         return self._look_for_call(0)
@@ -363,9 +271,6 @@ def _unquoted(text: str) -> str | None:
         return None
 
 
-def _overlap(text: str, opens: str) -> int:
-    """Number of characters at the end of `text` that begin `opens`."""
-    if text[-1:] not in opens:
-        return 0
-    longest = min(len(text), len(opens) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(opens[:size])), 0)
+def _first(found: tuple[int, str]) -> tuple[int, int]:
+    """Orders marks by their place, and the longest first."""
+    return found[0], -len(found[1])

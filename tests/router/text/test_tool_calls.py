@@ -12,27 +12,37 @@ from hypothesis import strategies as st
 
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.protocols.answer import Answer
-from router.text.tool_calls import (
+from router.text.parsed_text import MOST_HELD_CHARACTERS
+from router.text.tool_calls import AnswerReader, CallReader, reader_of
+from router.text.tool_formats import (
+    DEEPSEEK_3,
+    DEEPSEEK_31,
+    GLM_45,
     HERMES,
     LLAMA,
     MISTRAL,
-    MOST_HELD_CHARACTERS,
-    AnswerReader,
-    CallReader,
+    MISTRAL_11,
+    PHI_4,
     ToolFormat,
     ToolSyntax,
     format_of,
 )
 
 TOOLS = frozenset({"weather", "time_of.day"})
-FORMATS = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL}
+FORMATS = {each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45)}
+SCHEMAS = {
+    "weather": {
+        "type": "object",
+        "properties": {"at": {"type": "string"}, "days": {"type": "integer"}, "in": {"enum": ["C", "F"]}, "any": {}},
+    }
+}
 
 Call = tuple[str, Any]
 
 
 def read(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls (name, arguments) of an answer that comes in `pieces`, as clients read deltas."""
-    reader = CallReader(ToolSyntax(tool_format, TOOLS), lambda number: f"id{number}")
+    reader = reader_of(ToolSyntax(tool_format, TOOLS, SCHEMAS), lambda number: f"id{number}")
     answer = Answer()
     for parsed in [*map(reader.push, pieces), reader.push("", is_last=True)]:
         answer.add(Delta(text=parsed.text, message={"tool_calls": parsed.calls} if parsed.calls else None))
@@ -98,6 +108,76 @@ CALLS: list[tuple[str, str, str, list[Call]]] = [
         [("weather", {"a": 1}), ("time_of.day", {"b": 2})],
     ),
     ("mistral", '[TOOL_CALLS]weather[CALL_ID]abc123XYZ[ARGS]{"a": 1}', "", [("weather", {"a": 1})]),
+    (
+        "mistral 11",
+        '[TOOL_CALLS]weather[ARGS]{"a": 1}[TOOL_CALLS]weather[ARGS]{"b": 2}',
+        "",
+        [("weather", {"a": 1}), ("weather", {"b": 2})],
+    ),
+    (
+        "deepseek 3",
+        (
+            "I look.\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+            '{"at": "Köln```"}\n```<｜tool▁call▁end｜>\n'
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>time_of.day\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        "I look.",
+        [("weather", {"at": "Köln```"}), ("time_of.day", {})],
+    ),
+    (
+        "deepseek 3.1",
+        (
+            "Yes.<｜tool▁calls▁begin｜>"
+            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"at": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜>'
+            '<｜tool▁call▁begin｜>unknown<｜tool▁sep｜>{"a": [1]}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
+        "Yes.",
+        [("weather", {"at": "<｜tool▁call▁end｜>"}), ("unknown", {"a": [1]})],
+    ),
+    (
+        "deepseek 3.1",
+        "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{}<｜tool▁call▁end｜> done",
+        " done",
+        [("weather", {})],
+    ),
+    (
+        "phi 4",
+        '<|tool_call|>[{"name": "weather", "arguments": {"a": 1}}, {"name": "weather", "arguments": {}}]<|/tool_call|>',
+        "",
+        [("weather", {"a": 1}), ("weather", {})],
+    ),
+    (
+        "phi 4",
+        'So:\nfunctools[{"name": "weather", "arguments": {"a": "]"}}]',
+        "So:",
+        [("weather", {"a": "]"})],
+    ),
+    (
+        "glm 4.5",
+        (
+            "I look.\n<tool_call>weather\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n"
+            "<arg_value>3</arg_value>\n<arg_key>in</arg_key>\n<arg_value>C</arg_value>\n</tool_call>\n"
+            "<tool_call>time_of.day\n</tool_call>"
+        ),
+        "I look.",
+        [("weather", {"at": "12", "days": 3, "in": "C"}), ("time_of.day", {})],
+    ),
+    (
+        "glm 4.5",
+        (
+            '<tool_call>weather<arg_key>at</arg_key><arg_value>a "b"\n<c> é😀\\</arg_value><arg_key>any</arg_key>'
+            '<arg_value>{"x": [true]}</arg_value><arg_key>other</arg_key><arg_value>not JSON</arg_value></tool_call>'
+            " done"
+        ),
+        " done",
+        [("weather", {"at": 'a "b"\n<c> é😀\\', "any": {"x": [True]}, "other": "not JSON"})],
+    ),
+    (
+        "glm 4.5",
+        "<tool_call>weather\nwell <b> <arg_key>days</arg_key> <arg_value>3</arg_value> and</tool_call>",
+        "<tool_call>weather\nwell <b> <arg_key>days</arg_key> <arg_value>3</arg_value> and</tool_call>",
+        [],
+    ),
 ]
 
 
@@ -128,6 +208,15 @@ def test_calls_are_read_out_of_text(tool_format: str, text: str, expected: str, 
         ("mistral", "[TOOL_CALLS] is how it begins {x}"),
         ("mistral", "weather{}"),
         ("mistral", "[TOOL_CALLS]"),
+        ("deepseek 3", "<｜tool▁calls▁begin｜> and <｜tool▁call▁begin｜> are marks {}"),
+        ("deepseek 3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"),
+        ("deepseek 3.1", '{"name": "weather", "arguments": {}}'),
+        ("phi 4", 'from functools import x; functools[{"a": 1}]'),
+        ("phi 4", "<|tool_call|>[]<|/tool_call|>"),
+        ("glm 4.5", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
+        ("glm 4.5", "Write <tool_call> before a name, and <arg_key>. \n"),
+        ("glm 4.5", "<tool_call>weather"),
+        ("glm 4.5", "  \n"),
     ],
 )
 def test_text_that_is_no_call_passes_unharmed(tool_format: str, text: str) -> None:
@@ -136,6 +225,15 @@ def test_text_that_is_no_call_passes_unharmed(tool_format: str, text: str) -> No
 
 
 MARKS = (
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("function", "```json\n", "\n```", "<|tool_call|>", "<|/tool_call|>", "functools["),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>at</arg_key>\n<arg_value>", "weather\n"),
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<tool", "_call>", "[TOOL", "weather", "weather{"),
 )
@@ -176,8 +274,27 @@ def test_arguments_stream_before_the_call_is_whole() -> None:
     assert reader.push("ö").calls == [{"index": 0, "function": {"arguments": "ö"}}]
 
 
+def test_a_text_among_pairs_streams_and_other_values_come_whole() -> None:
+    reader = reader_of(ToolSyntax(GLM_45, TOOLS, SCHEMAS), str)
+    begun = reader.push("<tool_call>weather\n<arg_key>at</arg_key>\n<arg_value>Kö")
+    assert [call["function"] for call in begun.calls] == [{"name": "weather", "arguments": '{"at": "Kö'}]
+    assert reader.push('l"n</arg').calls == [{"index": 0, "function": {"arguments": 'l\\"n'}}]
+    assert reader.push("_value><arg_key>days</arg_key><arg_value>1").calls == [
+        {"index": 0, "function": {"arguments": '", "days": '}}
+    ]
+    assert reader.push("2</arg_value></tool_call>").calls == [{"index": 0, "function": {"arguments": "12}"}}]
+
+
+def test_a_value_without_an_end_is_passed_on_as_a_text() -> None:
+    reader = reader_of(ToolSyntax(GLM_45, TOOLS, SCHEMAS), str)
+    reader.push("<tool_call>weather\n<arg_key>days</arg_key><arg_value>")
+    passed = reader.push("9" * (MOST_HELD_CHARACTERS + 1))
+    assert passed.calls[0]["function"]["arguments"] == '"' + "9" * (MOST_HELD_CHARACTERS + 1)
+
+
 @pytest.mark.parametrize(
-    ("tool_format", "begins"), [("hermes", "<tool_call>{"), ("llama", "{"), ("mistral", "[TOOL_CALLS][{")]
+    ("tool_format", "begins"),
+    [("hermes", "<tool_call>{"), ("llama", "{"), ("mistral", "[TOOL_CALLS][{"), ("phi 4", "<|tool_call|>[{")],
 )
 def test_what_is_held_has_a_bound(tool_format: str, begins: str) -> None:  # fmt: skip
     reader = CallReader(ToolSyntax(FORMATS[tool_format], TOOLS), str)
@@ -219,6 +336,11 @@ def test_choices_are_read_apart_and_named_apart() -> None:
         ("{{- '[TOOL_CALLS] [' }}", MISTRAL),
         ("{{- '<|python_tag|>' }}", LLAMA),
         ('{%- if message.role == \'ipython\' %}{"name": function name, "parameters": ...}', LLAMA),
+        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", MISTRAL_11),
+        ("'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' + '\\n'", DEEPSEEK_3),
+        ("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + tool['function']['arguments']|tojson", DEEPSEEK_31),
+        ("{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}", PHI_4),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>", GLM_45),
         ("{{ messages }}", None),
     ],
 )

@@ -1,0 +1,67 @@
+"""What readers make of an answer's text while it streams: text, reasoning and calls. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from policies.nouns import Delta
+
+MOST_HELD_CHARACTERS = 1 << 16
+"""Most text that waits for the rest of a possible call; longer text passes as text."""
+
+
+@dataclass(slots=True)
+class ParsedText:
+    """Text, reasoning and pieces of calls that later text does not change. Pieces have the shape of OpenAI's
+    `tool_calls` deltas, at most one for each call.
+    """
+
+    text: str = ""
+    thought: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def changes(self, delta: Delta) -> Delta:
+        """`delta` with this in place of its text; itself if that is the same."""
+        if not self.thought and not self.calls and self.text == delta.text:
+            return delta
+        message = delta.message or {}
+        if self.thought:
+            message = {**message, "reasoning_content": self.thought}
+        if self.calls:
+            message = {**message, "tool_calls": self.calls}
+        return msgspec.structs.replace(delta, text=self.text, message=message or None)
+
+    def call(self, number: int, call_id: str, name: str) -> None:
+        """Call `number` begins."""
+        function = {"name": name, "arguments": ""}
+        self.calls.append({"index": number, "id": call_id, "type": "function", "function": function})
+
+    def argue(self, number: int, arguments: str) -> None:
+        """Add to the arguments of call `number`, the newest one."""
+        if not self.calls or self.calls[-1]["index"] != number:
+            self.calls.append({"index": number, "function": {"arguments": ""}})
+        self.calls[-1]["function"]["arguments"] += arguments
+
+
+def ended_by_calls(delta: Delta) -> Delta:
+    """`delta` with the reason of an answer that has made calls, if it ends one."""
+    return msgspec.structs.replace(delta, finish_reason="tool_calls") if delta.finish_reason == "stop" else delta
+
+
+def namer(request_id: str, choice: int) -> Callable[[int], str]:
+    """Makes the ids of the calls in one choice, by their number."""
+    # nine letters or digits: Mistral's chat templates refuse the ids of any other length
+    return lambda call: hashlib.sha256(f"{request_id} {choice} {call}".encode()).hexdigest()[:9]
+
+
+def overlap(text: str, mark: str) -> int:
+    """Number of characters at the end of `text` that begin `mark`."""
+    if text[-1:] not in mark:
+        return 0
+    longest = min(len(text), len(mark) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
