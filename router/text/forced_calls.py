@@ -15,6 +15,7 @@ from router.text.tool_formats import (
     DEEPSEEK_3,
     DEEPSEEK_31,
     GLM_45,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -58,7 +59,7 @@ def with_tools_listed(chat: Chat) -> Chat:
     return replace(chat, messages=[system, *chat.messages[1:]], parts=parts)
 
 
-class Layout(NamedTuple):
+class CallLayout(NamedTuple):
     """The texts and marks of a format, in order: before all calls, of one call, between two calls, behind all.
 
     Without `between` only one call can be made. Marks are those of its texts that may be tokens.
@@ -73,12 +74,12 @@ class Layout(NamedTuple):
 _OBJECT = ('{"name": ', _QUOTED, ', "arguments": ', _ARGUMENTS, "}")
 
 _LAYOUTS = {
-    HERMES.name: Layout((), ("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), between=("\n",)),
-    LLAMA.name: Layout((), ('{"name": ', _QUOTED, ', "parameters": ', _ARGUMENTS, "}"), between=None),
-    MISTRAL.name: Layout(("[TOOL_CALLS]", "["), _OBJECT, ("]",), between=(", ",)),
-    MISTRAL_11.name: Layout((), ("[TOOL_CALLS]", _NAME, "[ARGS]", _ARGUMENTS)),
-    PHI_4.name: Layout(("<|tool_call|>", "["), _OBJECT, ("]", "<|/tool_call|>"), between=(", ",)),
-    DEEPSEEK_3.name: Layout(
+    HERMES.name: CallLayout((), ("<tool_call>", "\n", *_OBJECT, "\n", "</tool_call>"), between=("\n",)),
+    LLAMA.name: CallLayout((), ('{"name": ', _QUOTED, ', "parameters": ', _ARGUMENTS, "}"), between=None),
+    MISTRAL.name: CallLayout(("[TOOL_CALLS]", "["), _OBJECT, ("]",), between=(", ",)),
+    MISTRAL_11.name: CallLayout((), ("[TOOL_CALLS]", _NAME, "[ARGS]", _ARGUMENTS)),
+    PHI_4.name: CallLayout(("<|tool_call|>", "["), _OBJECT, ("]", "<|/tool_call|>"), between=(", ",)),
+    DEEPSEEK_3.name: CallLayout(
         ("<｜tool▁calls▁begin｜>",),
         (
             *("<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", _NAME),
@@ -87,12 +88,18 @@ _LAYOUTS = {
         ("<｜tool▁calls▁end｜>",),
         between=("\n",),
     ),
-    DEEPSEEK_31.name: Layout(
+    DEEPSEEK_31.name: CallLayout(
         ("<｜tool▁calls▁begin｜>",),
         ("<｜tool▁call▁begin｜>", _NAME, "<｜tool▁sep｜>", _ARGUMENTS, "<｜tool▁call▁end｜>"),
         ("<｜tool▁calls▁end｜>",),
     ),
-    GLM_45.name: Layout((), ("<tool_call>", _NAME, "\n", _PAIRS, "</tool_call>"), between=("\n",)),
+    # the answer ends behind the arguments: the mark of their end is one of its ends
+    HARMONY.name: CallLayout(
+        (),
+        ("<|channel|>", "commentary to=functions.", _NAME, " ", "<|constrain|>", "json", "<|message|>", _ARGUMENTS),
+        between=None,
+    ),
+    GLM_45.name: CallLayout((), ("<tool_call>", _NAME, "\n", _PAIRS, "</tool_call>"), between=("\n",)),
 }
 
 

@@ -4,8 +4,8 @@ Hermes and Qwen (`<tool_call>{json}</tool_call>`), Llama 3 (`{"name": ..., "para
 `<|python_tag|>`), Mistral (`[TOOL_CALLS][{json}, ...]`, and `[TOOL_CALLS]name[ARGS]{json}` since its tokenizer v11),
 DeepSeek V3, R1 and V3.1 (their tokens around name and arguments), Phi-4-mini and Granite 3
 (`<|tool_call|>[{json}, ...]`; `functools[...]`, as Phi-4-mini also writes), GLM-4.5 to 4.7 (`<tool_call>name`, then
-pairs of `<arg_key>` and `<arg_value>`). gpt-oss has channels: `router/text/channels.py`. Sources: the models' published
-chat templates, and for `functools` vLLM's parser phi4_mini_json.
+pairs of `<arg_key>` and `<arg_value>`), gpt-oss (messages to `functions.name`, see `router/text/channels.py`). Sources:
+the models' published chat templates, and for `functools` vLLM's parser phi4_mini_json.
 """
 
 from __future__ import annotations
@@ -69,6 +69,15 @@ DEEPSEEK_31 = ToolFormat(
     may_become=_MAY_BECOME_DEEPSEEK,
 )
 PHI_4 = ToolFormat("phi 4", ("<|tool_call|>", "functools["), ("<|/tool_call|>",), is_listed=True)
+HARMONY = ToolFormat(
+    "harmony",
+    ("<|channel|>commentary to=functions.",),
+    ("<|call|>", "<|end|>"),
+    head=re.compile(r"([\w.-]+)\s*(?:<\|constrain\|>\s*json)?\s*<\|message\|>\s*(?=\{)"),
+    may_become=re.compile(r"[^{}]{0,512}"),
+)
+"""Of answers that are held to a call; in all others `router/text/channels.py` reads the messages."""
+
 GLM_45 = ToolFormat("glm 4.5", ("<tool_call>",), ("</tool_call>",), has_pairs=True)
 
 
@@ -85,6 +94,8 @@ class ToolSyntax:
 
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template teaches its model; None if it is not one of those above."""
+    if "<|channel|>" in template:
+        return HARMONY
     if _CALL in template:
         return DEEPSEEK_3 if "```json" in template else DEEPSEEK_31
     if HERMES.opens[0] in template:

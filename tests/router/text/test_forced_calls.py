@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
-from backends.detokenize import TOOL_MARKS, TokenText, marks_of
+from backends.detokenize import CHANNEL_MARKS, TOOL_MARKS, TokenText, marks_of
 from policies.nouns import Delta
 from router.ask import Chat
 from router.protocols.answer import Answer
@@ -23,6 +23,7 @@ from router.text.tool_formats import (
     DEEPSEEK_3,
     DEEPSEEK_31,
     GLM_45,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -51,8 +52,10 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "nothing"}},
 ]
 NOTHING = {"type": "object", "maxProperties": 0}
-FORMATS = {each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45)}
-PLAIN = {"mistral 11", "glm 4.5", "deepseek 3", "deepseek 3.1"}
+FORMATS = {
+    each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, HARMONY)
+}
+PLAIN = {"harmony", "mistral 11", "glm 4.5", "deepseek 3", "deepseek 3.1"}
 """Formats with names as they are, not in JSON."""
 
 
@@ -62,6 +65,7 @@ def a_tokenizer(marks: str) -> Tokenizer:
     if marks != "text":
         is_special = marks == "special"
         tokenizer.add_tokens([AddedToken(mark, special=is_special) for mark in TOOL_MARKS])
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in CHANNEL_MARKS])
         tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True), AddedToken("[ARGS]", special=True)])
     return tokenizer
 

@@ -18,6 +18,7 @@ from router.text.tool_formats import (
     DEEPSEEK_3,
     DEEPSEEK_31,
     GLM_45,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -29,7 +30,9 @@ from router.text.tool_formats import (
 )
 
 TOOLS = frozenset({"weather", "time_of.day"})
-FORMATS = {each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45)}
+FORMATS = {
+    each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, HARMONY)
+}
 SCHEMAS = {
     "weather": {
         "type": "object",
@@ -153,6 +156,12 @@ CALLS: list[tuple[str, str, str, list[Call]]] = [
         [("weather", {"a": "]"})],
     ),
     (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"at": "<|call|>"}<|call|>',
+        "",
+        [("weather", {"at": "<|call|>"})],
+    ),
+    (
         "glm 4.5",
         (
             "I look.\n<tool_call>weather\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n"
@@ -234,6 +243,7 @@ MARKS = (
     ),
     *("function", "```json\n", "\n```", "<|tool_call|>", "<|/tool_call|>", "functools["),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>at</arg_key>\n<arg_value>", "weather\n"),
+    *("<|channel|>commentary to=functions.", "weather <|constrain|>json<|message|>", "<|call|>"),
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<tool", "_call>", "[TOOL", "weather", "weather{"),
 )
@@ -341,6 +351,7 @@ def test_choices_are_read_apart_and_named_apart() -> None:
         ("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + tool['function']['arguments']|tojson", DEEPSEEK_31),
         ("{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}", PHI_4),
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>", GLM_45),
+        ("{{- '<|start|>assistant<|channel|>final<|message|>' }}", HARMONY),
         ("{{ messages }}", None),
     ],
 )
