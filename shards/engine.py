@@ -97,6 +97,7 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
+        self._adapters = self._open_adapters(network)
         self._speculates = self.options.speculates(is_possible=not isinstance(network, DrawingNetwork))
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
@@ -118,7 +119,6 @@ class Engine:
         self._server = self._lend(hosting.exchange)
         self._handed_over: HandOver | None = None
         self._grammars = Grammars(Compiler.of(model))
-        self._adapters = self._open_adapters(network)
         self._limits = Limits(
             network.vocabulary,
             network.context_tokens,

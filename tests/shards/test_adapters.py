@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards.engine import Engine, EngineOptions
+from shards.exec.fake import FakeNetwork
 from shards.kv.keys import block_keys, root_key
 from shards.lora.options import AdapterOptions
 from shards.model import Model
@@ -253,6 +254,12 @@ def test_a_named_adapter_must_be_there_when_the_shard_starts(folder: Path, tmp_p
         an_engine(folder, adapters={"folder": tmp_path / "absent"})
     with pytest.raises(ValueError, match="all printable"):
         an_engine(folder, adapters={"named": {"a\x00b": folder / "adapters" / "a"}})
+
+
+def test_a_network_that_cannot_be_adapted_is_refused_at_the_start(folder: Path) -> None:
+    options = EngineOptions(kv_blocks=8, adapters=AdapterOptions(folder=folder / "adapters"))
+    with pytest.raises(ValueError, match="choose device cpu"):
+        Engine(Model("m", FakeNetwork()), options)
 
 
 def test_a_shard_without_adapters_refuses_their_requests(folder: Path) -> None:
