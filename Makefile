@@ -17,9 +17,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python .ci/install.py -e '.[shard]' openai
 	@touch $@
 
-$(VENV)/.ready-to-develop: $(VENV)/.ready
+$(VENV)/.ready-to-develop: $(VENV)/.ready .ci/axe
 	@echo "Adding to $(VENV) what tests and checks need: once, a minute or two ..."
 	@$(BIN)/python .ci/install.py -e '.[shard,triton,dev,docs]'
+	@.ci/axe $(VENV)/axe.min.js || echo "no axe-core to be had: tests that look for barriers in pages are skipped"
 	@touch $@
 
 demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, two tenants, HTTP and gRPC

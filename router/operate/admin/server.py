@@ -71,6 +71,7 @@ class AdminEndpoints:
     def __init__(self, operations: Operations, reload: Reload | None, desk: ConfigDesk | None = None) -> None:
         self._gateway = gateway = operations.gateway
         self._telemetry, self._reload, self._audit = operations.telemetry, reload, operations.audit
+        self._is_file = desk is not None
         self.routes = routes = Routes()
         routes.add("POST", "/admin/reload", self._reload_file)
         routes.add("GET", "/admin/config", self._show_versions)
@@ -173,9 +174,9 @@ class AdminEndpoints:
 
     async def _show_versions(self, _: Request) -> Response:
         shadow = self._gateway.shadow
-        return json_reply(
-            {"version": self._gateway.config.version, "shadow": None if shadow is None else shadow.version}
-        )
+        version = self._gateway.config.version
+        shadow_version = None if shadow is None else shadow.version
+        return json_reply({"version": version, "shadow": shadow_version, "is_file": self._is_file})
 
     async def _show_metrics(self, request: Request) -> Response:
         return await metrics_reply(request, self._telemetry)

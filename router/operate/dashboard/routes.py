@@ -40,6 +40,7 @@ _FILES = (
     "panels.js",
     "batches.js",
     "budgets.js",
+    "file.js",
     "keys.js",
     "usage.js",
     "draw.js",

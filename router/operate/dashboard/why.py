@@ -1,58 +1,80 @@
-"""One sentence for each decision."""
+"""The sentences that explain a decision."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
 
+from policies.marginal_cost import NAME as MARGINAL_COST
 from policies.nouns import Decision
 
 _MOST_NAMED = 3
 
+_REASONS = {
+    "healthy": "not well",
+    "serves_model": "without the model",
+    "fits_context": "with too short a context",
+    "may_not_fit": "perhaps with too short a context",
+    "under_limit": "with as many requests as it takes",
+    "has_room": "without room",
+    "in_pools": "outside the rule's pools",
+    "avoided": "failed at this request before",
+    "warming": "still warming up",
+}
+"""What a filter objects to, after the name of a backend or a number of them."""
+
 
 def why(decision: Decision) -> str:
-    """Reasons for the decision: the chosen backend's scores, the runner-up, and the number dropped by each filter."""
-    left_out = f"{decision.left_out} not considered" if decision.left_out else ""
-    parts = (_chosen(decision), _second(decision), _moved(decision), _dropped(decision), left_out)
-    return "; ".join(part for part in parts if part)
+    """Reasons for the decision, in sentences: the chosen backend and its scores, the runner-up, the backends that each
+    filter dropped."""
+    return " ".join(_sentences(decision))
+
+
+def _sentences(decision: Decision) -> Iterator[str]:
+    yield _chosen(decision)
+    if decision.prefill is not None:
+        yield f"{decision.prefill.backend} computes the prompt."
+    elif decision.fetch is not None:
+        fetch = decision.fetch
+        instead = f"instead of computing them in {fetch.computing_s:.2g} s"
+        yield f"It fetches {fetch.tokens:,} tokens from {fetch.backend} in {fetch.seconds:.2g} s {instead}."
+    if decision.dropped:
+        yield f"Left out: {', '.join(_dropped(decision))}."
+    if decision.left_out:
+        yield f"Not considered: {decision.left_out:,} others."
 
 
 def _chosen(decision: Decision) -> str:
     if decision.awaits is not None:
-        return f"waits for {decision.awaits}"
+        return f"{decision.awaits} is full, and worth waiting for."
     if decision.chosen is None:
-        return "no backend can take it"
+        return "No backend can take it."
     if len(decision.scores) == 1:
-        return "the only candidate"
-    scores = [
-        f"{score} {value:.2f}"
-        for name, score, value in decision.details
-        if name == decision.chosen and value is not None
-    ]
-    return ", ".join(scores[:_MOST_NAMED]) or "picked without scores"
-
-
-def _moved(decision: Decision) -> str:
-    """The KV that comes from another backend."""
-    if decision.prefill is not None:
-        return f"prompt computed at {decision.prefill.backend}"
-    if decision.fetch is None:
-        return ""
-    fetch = decision.fetch
-    instead = f"instead of computing them in {fetch.computing_s:.2g} s"
-    return f"fetches {fetch.tokens:,} tokens from {fetch.backend} in {fetch.seconds:.2g} s {instead}"
+        return f"{decision.chosen} is the only candidate."
+    scores = {score: value for name, score, value in decision.details if name == decision.chosen and value is not None}
+    if not scores:
+        return f"{decision.chosen} was picked without scores."
+    if scores.keys() == {MARGINAL_COST}:
+        return f"{decision.chosen} costs least{_second(decision)}."
+    named = ", ".join(f"{score} {value:.2f}" for score, value in list(scores.items())[:_MOST_NAMED])
+    return (
+        f"{decision.chosen} scores {dict(decision.scores).get(decision.chosen, 0.0):.2f} ({named}){_second(decision)}."
+    )
 
 
 def _second(decision: Decision) -> str:
-    totals = dict(decision.scores)
-    others = [(total, name) for name, total in totals.items() if name != decision.chosen]
-    if decision.chosen not in totals or not others:
+    """The best of the others, by its total."""
+    others = [(total, name) for name, total in decision.scores if name != decision.chosen]
+    if not others:
         return ""
     total, name = max(others)
-    return f"{totals[decision.chosen]:.2f} before {name} {total:.2f}"
+    return f", before {name} with {total:.2f}"
 
 
-def _dropped(decision: Decision) -> str:
-    reasons = Counter(reason for _, reason in decision.dropped)
-    named = {reason: next(name for name, given in decision.dropped if given == reason) for reason in reasons}
-    dropped = (named[reason] if count == 1 else f"{count}" for reason, count in reasons.items())
-    return ", ".join(f"{backends} dropped by {reason}" for backends, reason in zip(dropped, reasons, strict=True))
+def _dropped(decision: Decision) -> Iterator[str]:
+    names = defaultdict(list)
+    for name, reason in decision.dropped:
+        names[reason].append(name)
+    for reason, backends in names.items():
+        dropped = backends[0] if len(backends) == 1 else f"{len(backends):,} backends"
+        yield f"{dropped} {_REASONS.get(reason, f'by {reason}')}"

@@ -10,7 +10,7 @@ export function batches(now) {
     const left = batch.seconds_left === null ? h("span", { class: "dim" }, "not known yet") : `about ${lasting(batch.seconds_left)}`;
     return [
       h("strong", {}, batch.tenant), [batch.id, h("small", {}, batch.api)], batch.status,
-      [bar(part, { width: 120 }), ` ${share(part)}`], count(batch.total), count(batch.succeeded),
+      h("span", { class: "meter" }, bar(part, { width: 120 }), share(part)), count(batch.total), count(batch.succeeded),
       batch.failed ? h("span", { class: "bad" }, `✕ ${count(batch.failed)}`) : count(0), left, `in ${lasting(batch.expires_in_s)}`,
     ];
   };

@@ -3,6 +3,7 @@
 import { h } from "./draw.js";
 import { batches } from "./batches.js";
 import { keepBudgets } from "./budgets.js";
+import { keepFile } from "./file.js";
 import { keys } from "./keys.js";
 import { showUsage } from "./usage.js";
 import * as panels from "./panels.js";
@@ -19,15 +20,17 @@ let isPaused = false;
 let decisions = new Map();
 let listed = [];
 
-/** The JSON answer of `path`. Throws the router's error message; without a valid key or token it asks the user for one first. */
-async function ask(path, { method = "GET", body = null } = {}) {
+/** The answer of `path`, parsed if it is JSON. Sends `body` as JSON or `text` as it is, and `expected` as If-Match.
+ * Throws the router's error message; without a valid key or token it asks the user for one first. */
+async function ask(path, { method = "GET", body = null, text = null, expected = null } = {}) {
   const key = sessionStorage.getItem(KEY);
-  const reply = await fetch(path, { method, headers: key ? { authorization: `Bearer ${key}` } : {}, body: body && JSON.stringify(body) });
-  const answer = await reply.json();
+  const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(expected && { "If-Match": `"${expected}"` }) };
+  const reply = await fetch(path, { method, headers, body: text ?? (body && JSON.stringify(body)) });
+  const answer = reply.headers.get("Content-Type")?.startsWith("application/json") ? await reply.json() : await reply.text();
   document.body.dataset.role = reply.headers.get("X-Operator-Role") ?? "";
   if (reply.headers.has("WWW-Authenticate")) {
     await keyTyped(key ? answer.error.message.replace(` (${answer.error.hint})`, "") : "");
-    return ask(path, { method, body });
+    return ask(path, { method, body, text, expected });
   }
   if (!reply.ok) throw new Error(answer.error.message);
   return answer;
@@ -172,8 +175,8 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  const isTyping = event.target.matches("input, select") || find("dialog[open]");
-  if (event.key === "Escape" && event.target.matches("input")) event.target.blur();
+  const isTyping = event.target.matches("input, select, textarea") || find("dialog[open]");
+  if (event.key === "Escape" && event.target.matches("input, textarea")) event.target.blur();
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const inList = event.target.closest?.("#stream");
   const step = inList && { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -194,3 +197,4 @@ find("#show-usage").addEventListener("click", () => showUsage(ask));
 theme(localStorage.getItem("pointsman-theme") ?? "system");
 keepRefreshing();
 keepBudgets(ask);
+keepFile(ask);

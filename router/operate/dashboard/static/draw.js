@@ -36,11 +36,18 @@ export function sync(parent, items, key, make) {
     if (element.state !== state) {
       element.state = state;
       element.show(item);
+      nameCells(element, parent.closest("table.cards"));
     }
     if (element === place) place = place.nextElementSibling;
     else parent.insertBefore(element, place);
   }
   for (const gone of kept.values()) gone.remove();
+}
+
+/** Have each cell of `row` know the name of its column, which it shows on a phone. */
+function nameCells(row, table) {
+  const names = table?.tHead.rows[0].cells ?? [];
+  [...names].forEach((name, at) => row.cells[at]?.setAttribute("data-label", name.textContent));
 }
 
 /** Make `select` offer these values, after an empty one that is called `first`; what was chosen stays if it can. */

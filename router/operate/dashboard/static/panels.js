@@ -8,6 +8,8 @@ const SIGNS = { well: "✓", draining: "◐", ill: "✕", unreached: "○", fini
   cancelled: "○", rejected: "✕", evicted: "✕", failed: "✕", ready: "✓", "in force": "✓", "rolled back": "✕", warming: "◐", partial: "◐", lost: "✕" };
 const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried", "partial", "lost", "rolled back"]);
 const GOOD = new Set(["well", "finished", "ready", "in force"]);
+/** Filters that drop a backend only while it is full, as in policies/compose.py. */
+const PLACE = new Set(["under_limit", "has_room"]);
 
 const body = (id) => document.querySelector(`#${id} tbody`);
 const sum = (numbers) => Object.values(numbers).reduce((total, number) => total + number, 0);
@@ -49,7 +51,7 @@ export function tiles(now) {
   sync(document.querySelector("#tiles"), items, (item) => item.name, () => {
     const element = h("div", { class: "tile" });
     element.show = ({ name, text, note, bad, past }) => element.replaceChildren(
-      h("h3", {}, name), h("strong", { class: bad ? "bad" : null }, bad ? `✕ ${text}` : text), h("small", {}, note), trend(past, TREND));
+      h("h2", {}, name), h("strong", { class: bad ? "bad" : null }, bad ? `✕ ${text}` : text), h("small", {}, note), trend(past, TREND));
     return element;
   });
 }
@@ -163,7 +165,7 @@ export function prefixes(now) {
 export function splits(now) {
   document.querySelector("#shared").hidden = !now.splits.length;
   const cells = (split) => [
-    `rule ${split.rule}`, h("strong", {}, split.pool), [bar(split.share, { width: 120 }), ` ${share(split.share)}`],
+    `rule ${split.rule}`, h("strong", {}, split.pool), h("span", { class: "meter" }, bar(split.share, { width: 120 }), share(split.share)),
     count(split.requests), count(split.failed), count(split.missed),
     split.lost_because ? [sign("rolled back"), h("small", { class: "reason" }, split.lost_because)] : sign("in force"),
   ];
@@ -272,6 +274,12 @@ export function options(now) {
   fill("priority", now.classes.map((item) => item.name), "none");
 }
 
+function notChosen({ awaits, dropped }) {
+  if (awaits) return `none yet: the request waits for ${awaits}`;
+  const isFull = Object.values(dropped).some((reason) => PLACE.has(reason));
+  return isFull ? "none yet: the request waits for room" : "none: the request is rejected";
+}
+
 export function explained(found) {
   const rules = found.skipped.map((rule) => `rule ${rule.rule} no: ${rule.why.join("; ")}`);
   const targets = Object.entries(found.targets).map(([name, value]) => `${name} ${seconds(value)}`).join(", ");
@@ -281,7 +289,7 @@ export function explained(found) {
       ["class", `${found.service_class}, rank ${found.rank}${found.ruled_class === found.service_class ? "" : `, lowered from ${found.ruled_class} by the priority`}`],
       ["targets", targets], ["on miss", found.on_miss.join(", then ")],
       ["pools", found.pools ? found.pools.join(", ") : "any"], ["policy", found.policy],
-      ["goes to", h("strong", {}, found.chosen ?? "none: the request is rejected")],
+      ["goes to", h("strong", {}, found.chosen ?? notChosen(found))],
       ["first token", found.predicted_ttft_s === null ? "" : `expected after ${seconds(found.predicted_ttft_s)}`],
       ["dropped", Object.entries(found.dropped).map(([name, reason]) => `${name}: ${reason}`).join(", ")],
     ])),

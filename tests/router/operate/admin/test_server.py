@@ -47,7 +47,7 @@ async def test_a_reload_is_answered_with_the_version_that_decides_now() -> None:
             assert (reply.status, await reply.json()) == (200, {"version": router.gateway.config.version})
         assert list(router.gateway.config.classes) == ["class-2"]
         async with http.get("/admin/config") as reply:
-            assert await reply.json() == {"version": router.gateway.config.version, "shadow": None}
+            assert await reply.json() == {"version": router.gateway.config.version, "shadow": None, "is_file": False}
 
 
 async def test_a_bad_file_is_answered_with_every_mistake_and_the_old_one_stays() -> None:

@@ -21,6 +21,7 @@ PROGRAM = next(
 )
 START_S = 60.0
 PATIENCE_S = 6.0
+MARGIN = 12
 
 _SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
@@ -81,9 +82,10 @@ class Page:
         await self._call("Page.navigate", url=url)
 
     async def look(self, *, dark: bool = False, vision: str = "none") -> None:
-        """See it in a colour scheme, and with a kind of colour vision such as deuteranopia."""
+        """See it in a colour scheme, without transitions, and with a kind of colour vision such as deuteranopia."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        await self._call("Emulation.setEmulatedMedia", features=[scheme])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        await self._call("Emulation.setEmulatedMedia", features=[scheme, still])
         await self._call("Emulation.setEmulatedVisionDeficiency", type=vision)
 
     async def run(self, expression: str) -> Any:
@@ -129,10 +131,18 @@ class Page:
     async def type(self, text: str) -> None:
         await self._call("Input.insertText", text=text)
 
-    async def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
+    async def picture(self, path: Path, *, first: str = "body", last: str = "body") -> None:
+        """The page as PNG, from the element `first` to `last`."""
         size = (await self._call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        place = "document.querySelector({!r}).getBoundingClientRect().{} + scrollY"
+        top, bottom = await self.run(place.format(first, "top")), await self.run(place.format(last, "bottom"))
+        clip = {
+            "x": 0,
+            "y": max(0, top - MARGIN),
+            "width": size["width"],
+            "height": bottom - top + 2 * MARGIN,
+            "scale": 1,
+        }
         shot = await self._call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 

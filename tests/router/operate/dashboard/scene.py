@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
@@ -170,17 +170,22 @@ class PacedBackend:
         return {key for keys in self.pins.values() for key in keys}
 
 
+def listening(*backends: PacedBackend) -> Callable[[CacheListener], tuple[PacedBackend, ...]]:
+    """Makes `backends` report their caches to the router's listener."""
+
+    def connected(listener: CacheListener) -> tuple[PacedBackend, ...]:
+        for backend in backends:
+            backend.listener = listener
+        return backends
+
+    return connected
+
+
 @asynccontextmanager
 async def a_running_scene(*backends: PacedBackend, config: Config | None = None) -> AsyncIterator[Router]:
     made = backends or (PacedBackend("own-0"), PacedBackend("own-1"))
-
-    def connected(listener: CacheListener) -> tuple[PacedBackend, ...]:
-        for backend in made:
-            backend.listener = listener
-        return made
-
     rules = HealthRules(probe_every_s=0.05)
-    async with Router(config or a_scene(), backends=connected, health=rules, rng=random.Random(7)) as router:
+    async with Router(config or a_scene(), backends=listening(*made), health=rules, rng=random.Random(7)) as router:
         assert await router.wait_until_reached(5)
         yield router
 

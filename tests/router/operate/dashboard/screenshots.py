@@ -1,58 +1,69 @@
-"""Takes the pictures of docs/images: `python -m tests.router.operate.dashboard.screenshots [FOLDER]`."""
+"""Takes the pictures of docs/images: `python -m tests.router.operate.dashboard.screenshots [FOLDER [SECONDS]]`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 
-import aiohttp
+from tests.router.operate.dashboard.browser import Page, a_browser, a_page
+from tests.router.operate.dashboard.everything import ENDED, SHOWN, Everything, everything
+from tests.router.operate.dashboard.scene import PacedBackend, a_crowd, a_running_scene
 
-from policies.learning.cost import Latency
-from tests.router.operate.dashboard.browser import a_browser, a_page
-from tests.router.operate.dashboard.scene import PacedBackend, a_crowd, a_document, a_running_scene, keep
-
-LONG = "[...document.querySelectorAll('#stream tbody tr')].find((row) => /long-rag.*finished/s.test(row.innerText))"
 IMAGES = Path(__file__).parents[4] / "docs/images"
+COLUMNS, ROWS = 1720, 1000
+PHONE = (390, 844)
 
 
 async def take(folder: Path, browser: str, busy_s: float) -> None:
-    slow = Latency(fixed_s=0.03, token_s=6e-4, step_s=0.02)
-    backends = [
-        PacedBackend("own-0"),
-        PacedBackend("own-1"),
-        PacedBackend("own-2"),
-        PacedBackend("spot-0", pool="spot", latency=slow),
-    ]
-    async with a_running_scene(*backends) as router, a_page(browser, width=1720, height=1000) as page:
+    for picture in (at_rest, partial(under_load, busy_s=busy_s)):
+        async with a_page(browser, width=COLUMNS, height=ROWS) as page:
+            await picture(folder, page)
+            print("complaints:", page.complaints)
+
+
+async def at_rest(folder: Path, page: Page) -> None:
+    backends = (*(PacedBackend(f"own-{number}") for number in range(3)), PacedBackend("spot-0", pool="spot"))
+    async with a_running_scene(*backends) as router:
         await page.go(f"http://{router.admin}/dashboard")
-        await page.until("document.documentElement.dataset.shown")
+        await page.until(SHOWN)
         await page.picture(folder / "dashboard-at-rest.png")
-        async with aiohttp.ClientSession() as http:
-            await keep(router, http, "acme", a_document(0, 1700), shards=2, ttl="8h")
-            await keep(router, http, "labs", a_document(10, 1250), shards=4, ttl="45m")
-        async with a_crowd(router, times=2):
+
+
+async def under_load(folder: Path, page: Page, *, busy_s: float) -> None:
+    with tempfile.TemporaryDirectory() as stores:
+        async with everything(Path(stores)) as shown, a_crowd(shown.router):
+            await page.go(shown.page)
             await asyncio.sleep(busy_s)
-            await page.until(LONG)
-            await page.run(f"{LONG}.click()")
-            await page.until("document.querySelector('#detail .strip')")
-            await page.run("document.querySelector('#explain').requestSubmit()")
-            await page.until("document.querySelector('#explained table')")
-            await page.picture(folder / "dashboard-under-load.png")
-            await page.look(dark=True)
-            await page.picture(folder / "dashboard-dark.png")
-            await page.look(vision="deuteranopia")
-            await page.picture(folder / "dashboard-deuteranopia.png")
-            await page.look()
-            backends[1].is_well = False
-            router.gateway.cluster.drain("own-2")
-            await asyncio.sleep(min(8.0, busy_s))
-            await page.until(LONG)
-            await page.run(f"{LONG}.click()")
-            await page.until("/draining/.test(document.querySelector('#detail .strip').innerText)")
-            await page.run("document.querySelector('.scroll').scrollTop = 0")
-            await page.picture(folder / "dashboard-dead-backend.png")
-        print("complaints:", page.complaints)
+            await shown.open_all(page)
+            await of_a_day(folder, page)
+            await of_a_failure(folder, page, shown)
+
+
+async def of_a_day(folder: Path, page: Page) -> None:
+    await page.picture(folder / "dashboard-under-load.png", last="#detail")
+    await page.picture(folder / "dashboard-tools.png", first="#diagnose-title", last="#filed")
+    await page.look(dark=True)
+    await page.picture(folder / "dashboard-dark.png", last="#detail")
+    await page.look(vision="deuteranopia")
+    await page.picture(folder / "dashboard-deuteranopia.png", last="#detail")
+    await page.look()
+    await page.resize(*PHONE)
+    await page.picture(folder / "dashboard-phone.png", last="#kept")
+    await page.resize(COLUMNS, ROWS)
+
+
+async def of_a_failure(folder: Path, page: Page, shown: Everything) -> None:
+    shown.backends[1].is_well = False
+    shown.router.gateway.cluster.drain("own-2")
+    await page.until("/✕ ill/.test(document.querySelector('#backends').innerText)")
+    await page.until(ENDED)
+    await page.run(f"{ENDED}.click()")
+    await page.until("/draining/.test(document.querySelector('#detail .strip').innerText)")
+    await page.run("document.querySelectorAll('.scroll').forEach((list) => { list.scrollTop = 0; })")
+    await page.picture(folder / "dashboard-dead-backend.png", last="#detail")
 
 
 def main() -> None:

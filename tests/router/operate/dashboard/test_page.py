@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from policies.rules import Rule
 from policies.split import Split
 from tests.router.operate.admin.test_usage import a_router_that_keeps_usage
 from tests.router.operate.dashboard.browser import PROGRAM, Page, a_browser, a_page
+from tests.router.operate.dashboard.everything import everything
 from tests.router.operate.dashboard.scene import PacedBackend, a_document, keep
 from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, Operator, an_operator
 
@@ -53,7 +55,7 @@ async def test_what_happens_is_shown_within_a_second_or_two(browser: str) -> Non
         await page.until(f"{rows('#stream')}.length === 1")
         await page.until(f"/finished/.test({rows('#stream')}[0].innerText)")
         shown = await page.text("#stream tbody")
-        assert all(word in shown for word in ("acme", "interactive", "own-0", "✓ finished", "the only candidate"))
+        assert all(word in shown for word in ("acme", "interactive", "own-0", "✓ finished", "is the only candidate."))
         assert "✓ kept" in await page.text("#classes")
         assert "100 %" in await page.text("#tenants")
         assert "✓ well" in await page.text("#backends")
@@ -384,3 +386,80 @@ async def test_no_table_is_cut_off_on_a_laptop(browser: str) -> None:
         for width in (1280, 1440, 1600, 1920):
             await page.resize(width, 900)
             assert await page.run(cut) == []
+
+
+DRAFT = "document.querySelector('#draft-text')"
+
+
+async def test_a_draft_is_compared_applied_and_rolled_back(browser: str, tmp_path: Path) -> None:
+    async with everything(tmp_path) as shown, a_page(browser) as page:
+        gateway = shown.router.gateway
+        before = gateway.config.version
+        await page.go(shown.page)
+        await page.until(f"{rows('#versions')}.length === 3")
+        await page.run(f"document.querySelector('[aria-label=\"edit {before}\"]').click()")
+        await page.until(f"{DRAFT}.value.includes('weight: 9') && {FOCUSED}.id === 'draft-text'")
+        await page.run(f"{DRAFT}.value = {DRAFT}.value.replace('weight: 9', 'wait: 9')")
+        await page.run("document.querySelector('#draft').requestSubmit()")
+        await page.until("/✕ draft .* has 1 mistake/.test(document.querySelector('#compared').innerText)")
+        assert "there is no 'wait' here" in await page.text("#compared")
+        assert await page.run("!document.querySelector('#compared button')")
+        await page.run(f"{DRAFT}.value = {DRAFT}.value.replace('wait: 9', 'weight: 7')")
+        await page.run("document.querySelector('#draft').requestSubmit()")
+        await page.until("/is sound/.test(document.querySelector('#compared').innerText)")
+        compared = await page.text("#compared")
+        assert "classes.interactive.weight: 9 -> 7" in compared
+        assert re.search(r"0 of \d+ would be decided differently", compared)
+        await page.run("document.querySelector('#compared button').click()")
+        # what has the focus at first changes nothing
+        await page.press("Enter")
+        await page.until("!document.querySelector('#into-effect').open")
+        assert gateway.config.version == before
+        await page.run("document.querySelector('#compared button').click()")
+        await page.run("document.querySelector('#into-effect [value=write]').click()")
+        await page.until("/✓ version .* is in effect/.test(document.querySelector('#file-done').innerText)")
+        assert gateway.config.classes["interactive"].weight == 7
+        assert "weight: 7" in shown.file.read_text()
+        await page.until(f"document.querySelector('[aria-label=\"roll back {before}\"]')")
+        await page.run(f"document.querySelector('[aria-label=\"roll back {before}\"]').click()")
+        await page.run("document.querySelector('#into-effect [value=write]').click()")
+        await page.until(f"/✓ version {before} is in effect/.test(document.querySelector('#file-done').innerText)")
+        assert gateway.config.version == before
+        assert not page.complaints
+
+
+async def test_a_draft_of_a_file_that_has_changed_is_not_applied(browser: str, tmp_path: Path) -> None:
+    async with everything(tmp_path) as shown, a_page(browser) as page:
+        await page.go(shown.page)
+        await page.until(f"{rows('#versions')}.length === 3")
+        await page.run("document.querySelector('#versions [aria-label^=compare]').click()")
+        await page.until("document.querySelector('#compared button')")
+        shown.file.write_text(shown.file.read_text().replace("weight: 9", "weight: 5"))
+        await page.run("document.querySelector('#compared button').click()")
+        await page.run("document.querySelector('#into-effect [value=write]').click()")
+        await page.until("/✕ .*compare again/.test(document.querySelector('#file-trouble').innerText)")
+        assert "weight: 5" in shown.file.read_text()
+        # the browser itself notes an answer of 409
+        assert [complaint for complaint in page.complaints if "409" not in complaint] == []
+
+
+async def test_a_viewer_does_not_see_the_file_nor_does_a_router_without_one_show_it(browser: str) -> None:
+    async with a_dashboard(browser) as (_, page):
+        await page.until(SHOWN)
+        await page.until("!document.querySelector('#budgeted').hidden")
+        assert await page.run("document.querySelector('#filed').hidden")
+
+
+async def test_every_button_is_in_sight_on_a_phone(browser: str, tmp_path: Path) -> None:
+    hidden = """[...document.querySelectorAll("button")].filter((one) => {
+        const { left, right, width } = one.getBoundingClientRect();
+        return width && (left < 0 || right > innerWidth);
+    }).map((one) => one.ariaLabel ?? one.innerText)"""
+    async with everything(tmp_path) as shown, a_page(browser, width=390, height=844) as page:
+        await page.go(shown.page)
+        await shown.open_all(page)
+        assert await page.run(hidden) == []
+        labels = await page.run(
+            "[...document.querySelectorAll('#keys tbody tr')[0].cells].map((one) => one.dataset.label)"
+        )
+        assert labels == ["key", "team", "issued", "valid until", "last used here", "limits", "change"]

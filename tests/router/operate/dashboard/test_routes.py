@@ -74,7 +74,7 @@ async def test_a_snapshot_has_classes_tenants_backends_and_decisions() -> None:
     assert {backend.name: backend.state for backend in shown.backends} == {"own-0": "well"}
     assert [decision.outcome for decision in shown.decisions] == ["finished", "finished"]
     assert shown.decisions[1].cached_tokens == 192
-    assert shown.decisions[1].why == "the only candidate"
+    assert shown.decisions[1].why == f"{shown.decisions[1].chosen} is the only candidate."
 
 
 async def test_a_snapshot_has_kept_prefixes_and_those_with_problems_first() -> None:
@@ -133,7 +133,10 @@ async def test_a_dead_backend_and_a_drained_one_look_different() -> None:
         }
         await operator.ask()
         (decision,) = (await operator.snapshot()).decisions
-        assert (decision.chosen, decision.why) == ("own-0", "the only candidate; 2 dropped by healthy")
+        assert (decision.chosen, decision.why) == (
+            "own-0",
+            "own-0 is the only candidate. Left out: 2 backends not well.",
+        )
 
 
 async def test_the_reason_why_a_backend_gets_no_requests_is_shown() -> None:

@@ -40,7 +40,7 @@ async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
     assert "✓ well" in backend
     assert " 2.5 " in backend
     assert lines[-1].split()[1:3] == ["acme", "interactive"]
-    assert lines[-1].endswith("the only candidate")
+    assert lines[-1].endswith("is the only candidate.")
 
 
 async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
