@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from policies.errors import ExpectedError
+from router.start.arguments import SlaFile
 from router.start.commands.batch import app as batch_app
+from router.start.commands.config_app import app as config_app
+from router.start.commands.keys_app import app as keys_app
 
 if TYPE_CHECKING:
     from policies.sla.config import Config
@@ -28,8 +31,9 @@ app = typer.Typer(
 )
 
 app.add_typer(batch_app, name="batch", short_help="Batches of requests: submit, list, cancel, results.")
+app.add_typer(keys_app, name="keys", short_help="API keys of tenants: list, issue, rotate, limit, revoke.")
+app.add_typer(config_app, name="config", short_help="Change a running router's SLA file; roll it back.")
 
-SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
 Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that also decides, without effect; differences are counted."),
@@ -596,102 +600,6 @@ def audit(
         raise typer.Exit(1)
 
 
-keys = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="List, issue, rotate, limit and revoke API keys at a router's admin port.\n\nReads an admin key from "
-    "POINTSMAN_ADMIN_KEY.",
-)
-app.add_typer(keys, name="keys", short_help="API keys of tenants: list, issue, rotate, limit, revoke.")
-
-AdminAt = Annotated[str, typer.Option("--admin", metavar="HOST:PORT", help="The router's address for operators.")]
-KeyTenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id.")]
-KeyLimits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="NAME=VALUE",
-        help="A limit by its name in FILE: requests_per_minute=60, budget_per_day='5 USD', budgets.trial='50 USD'.",
-    ),
-]
-USUAL_ADMIN = "127.0.0.1:8082"
-
-
-@keys.command("list", short_help="The keys of TENANT.")
-def list_keys(
-    tenant: KeyTenant,
-    admin: AdminAt = USUAL_ADMIN,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Print the keys of TENANT, without the keys themselves, which are not stored."""
-    from router.start.commands.keys import KeysDesk
-
-    KeysDesk(admin, tenant).list(as_json=json)
-
-
-@keys.command("issue", short_help="A new key, printed once.")
-def issue_key(
-    tenant: KeyTenant,
-    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
-    expires: Annotated[str | None, typer.Option(help="How long it is valid: 90d (default: for ever).")] = None,
-    team: Annotated[str | None, typer.Option(help="A team of the tenant.")] = None,
-    limit: KeyLimits = None,
-    admin: AdminAt = USUAL_ADMIN,
-) -> None:
-    """Print a new key of TENANT, alone on stdout. It is shown only now.
-
-    \b
-    Example:
-      pointsman keys issue acme --name ci --expires 90d --limit budget_per_day="5 USD"
-    """
-    from router.start.commands.keys import KeysDesk
-
-    KeysDesk(admin, tenant).issue(name, expires, team, limit or ())
-
-
-@keys.command("rotate", short_help="A new key in place of another one.")
-def rotate_key(
-    tenant: KeyTenant,
-    id: KeyId,  # noqa: A002 - it is the key's id
-    overlap: Annotated[str | None, typer.Option(help="How long the old key stays valid (default: 24h).")] = None,
-    expires: Annotated[
-        str | None, typer.Option(help="How long the new key is valid (default: as the old one).")
-    ] = None,
-    admin: AdminAt = USUAL_ADMIN,
-) -> None:
-    """Print a new key with the name, team and limits of the key ID, which stays valid for a while."""
-    from router.start.commands.keys import KeysDesk
-
-    KeysDesk(admin, tenant).rotate(id, overlap, expires)
-
-
-@keys.command("limits", short_help="Other limits for a key.")
-def limit_key(
-    tenant: KeyTenant,
-    id: KeyId,  # noqa: A002
-    limit: KeyLimits = None,
-    admin: AdminAt = USUAL_ADMIN,
-) -> None:
-    """Give the key ID these limits in place of those that it has; without --limit it has none of its own."""
-    from router.start.commands.keys import KeysDesk
-
-    KeysDesk(admin, tenant).limit(id, limit or ())
-
-
-@keys.command("revoke", short_help="Refuse a key from now on.")
-def revoke_key(
-    tenant: KeyTenant,
-    id: KeyId,  # noqa: A002
-    admin: AdminAt = USUAL_ADMIN,
-) -> None:
-    """Refuse the key ID from now on; its running requests end normally."""
-    from router.start.commands.keys import KeysDesk
-
-    KeysDesk(admin, tenant).revoke(id)
-
-
 @app.command(short_help="The dashboard in a terminal.")
 def top(
     admin: Annotated[
@@ -718,118 +626,6 @@ def top(
     from tls.settings import TlsSettings
 
     run(admin, once=once, tls=TlsSettings(cert, key, ca))
-
-
-config_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Change the SLA file of a running router: drafts, comparison, rollback.\n\n"
-    "A draft is checked and compared with the version in effect. Applied, it is written into the router's file, which "
-    "stays the source of truth; the version before is kept. Reads an admin key from POINTSMAN_ADMIN_KEY.",
-)
-app.add_typer(config_app, name="config", short_help="Change a running router's SLA file; roll it back.")
-
-Ca = Annotated[
-    str | None, typer.Option("--ca", metavar="FILE", help="CAs of a router at an https:// URL; default: the system's.")
-]
-ForRestart = Annotated[
-    bool, typer.Option("--restart", help="Write it even if parts of it take effect at the next start only.")
-]
-
-
-def _commands(admin: str, ca: str | None) -> Any:
-    from router.operate.admin_port import AdminPort
-    from router.start.commands.config import ConfigCommands
-    from tls.settings import TlsSettings
-
-    return ConfigCommands(AdminPort.from_environment(admin, TlsSettings(ca=ca)))
-
-
-@config_app.command("draft", short_help="Check a draft, and compare it with the file in effect.")
-def config_draft(file: SlaFile, admin: AdminAt = USUAL_ADMIN, ca: Ca = None) -> None:
-    """Give FILE to the router as a draft: every mistake in it, or how it differs from the version in effect, what
-    becomes of backends, and how the latest requests would have been decided. Exits with 1 for a mistake.
-
-    \b
-    Example:
-      pointsman config draft new.yaml
-    """
-    report, lines = _commands(admin, ca).draft(file)
-    print(*lines, sep="\n")  # noqa: T201
-    if report.problems:
-        raise typer.Exit(1)
-    print(f"apply it with: pointsman config apply {report.version}")  # noqa: T201
-
-
-@config_app.command("apply", short_help="Put a draft or a file into effect.")
-def config_apply(
-    draft: Annotated[str, typer.Argument(metavar="VERSION|FILE", help="A draft's version, or a file.")],
-    admin: AdminAt = USUAL_ADMIN,
-    ca: Ca = None,
-    expected: Annotated[
-        str | None,
-        typer.Option("--if", metavar="VERSION", help="Only in place of this version (default: that of the draft)."),
-    ] = None,
-    restart: ForRestart = False,
-) -> None:
-    """Write a draft into the router's file and put it into effect. The version before is kept.
-
-    Refused if the file has changed since the draft came.
-
-    \b
-    Examples:
-      pointsman config apply 6cf845ae205b
-      pointsman config apply new.yaml --if b73f7c03ca64
-    """
-    commands = _commands(admin, ca)
-    if Path(draft).is_file():
-        report, lines = commands.draft(Path(draft))
-        print(*lines, sep="\n")  # noqa: T201
-        if report.problems:
-            raise typer.Exit(1)
-        draft = report.version
-    print(commands.apply(draft, expected=expected, for_restart=restart))  # noqa: T201
-
-
-@config_app.command("rollback", short_help="Put an earlier version back.")
-def config_rollback(
-    version: Annotated[
-        str | None, typer.Argument(metavar="[VERSION]", help="One of `history` (default: the last).")
-    ] = None,
-    admin: AdminAt = USUAL_ADMIN,
-    ca: Ca = None,
-    restart: ForRestart = False,
-) -> None:
-    """Write an earlier version into the router's file and put it into effect; again, and the newer one is back."""
-    print(_commands(admin, ca).roll_back(version, for_restart=restart))  # noqa: T201
-
-
-@config_app.command("history", short_help="Drafts, and earlier versions of the file.")
-def config_history(admin: AdminAt = USUAL_ADMIN, ca: Ca = None) -> None:
-    """List the drafts that the router has, and the earlier versions that are kept beside its file, the newest first."""
-    print(*_commands(admin, ca).history(), sep="\n")  # noqa: T201
-
-
-@config_app.command("show", short_help="The text of the router's file, a draft or an earlier version.")
-def config_show(
-    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="Default: the file now.")] = None,
-    admin: AdminAt = USUAL_ADMIN,
-    ca: Ca = None,
-) -> None:
-    """Print the text of the router's file, or of the draft or earlier version that is named."""
-    print(_commands(admin, ca).show(version), end="")  # noqa: T201
-
-
-@config_app.command("diff", short_help="How two files differ in meaning.")
-def config_diff(
-    before: Annotated[Path, typer.Argument(metavar="FILE", help="An SLA file.", show_default=False)],
-    after: Annotated[Path, typer.Argument(metavar="FILE2", help="Another one.", show_default=False)],
-) -> None:
-    """Print the differences of two SLA files, without comments, form and the order of keys. Needs no router."""
-    from router.start.commands.config import compared
-
-    print(*compared(before, after), sep="\n")  # noqa: T201
 
 
 @app.command(short_help="A chat with a router, in the terminal or a pipe.")

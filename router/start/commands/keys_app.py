@@ -1,0 +1,101 @@
+"""The command line of `pointsman keys`; `router/start/commands/keys.py` does the work."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from router.start.arguments import USUAL_ADMIN, AdminAt
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="List, issue, rotate, limit and revoke API keys at a router's admin port.\n\nReads an admin key from "
+    "POINTSMAN_ADMIN_KEY.",
+)
+
+KeyTenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id.")]
+KeyLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=VALUE",
+        help="A limit by its name in FILE: requests_per_minute=60, budget_per_day='5 USD', budgets.trial='50 USD'.",
+    ),
+]
+
+
+@app.command("list", short_help="The keys of TENANT.")
+def list_keys(
+    tenant: KeyTenant,
+    admin: AdminAt = USUAL_ADMIN,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the keys of TENANT, without the keys themselves, which are not stored."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).list(as_json=json)
+
+
+@app.command("issue", short_help="A new key, printed once.")
+def issue_key(
+    tenant: KeyTenant,
+    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    expires: Annotated[str | None, typer.Option(help="How long it is valid: 90d (default: for ever).")] = None,
+    team: Annotated[str | None, typer.Option(help="A team of the tenant.")] = None,
+    limit: KeyLimits = None,
+    admin: AdminAt = USUAL_ADMIN,
+) -> None:
+    """Print a new key of TENANT, alone on stdout. It is shown only now.
+
+    \b
+    Example:
+      pointsman keys issue acme --name ci --expires 90d --limit budget_per_day="5 USD"
+    """
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).issue(name, expires, team, limit or ())
+
+
+@app.command("rotate", short_help="A new key in place of another one.")
+def rotate_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002 - it is the key's id
+    overlap: Annotated[str | None, typer.Option(help="How long the old key stays valid (default: 24h).")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="How long the new key is valid (default: as the old one).")
+    ] = None,
+    admin: AdminAt = USUAL_ADMIN,
+) -> None:
+    """Print a new key with the name, team and limits of the key ID, which stays valid for a while."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).rotate(id, overlap, expires)
+
+
+@app.command("limits", short_help="Other limits for a key.")
+def limit_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002
+    limit: KeyLimits = None,
+    admin: AdminAt = USUAL_ADMIN,
+) -> None:
+    """Give the key ID these limits in place of those that it has; without --limit it has none of its own."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).limit(id, limit or ())
+
+
+@app.command("revoke", short_help="Refuse a key from now on.")
+def revoke_key(
+    tenant: KeyTenant,
+    id: KeyId,  # noqa: A002
+    admin: AdminAt = USUAL_ADMIN,
+) -> None:
+    """Refuse the key ID from now on; its running requests end normally."""
+    from router.start.commands.keys import KeysDesk
+
+    KeysDesk(admin, tenant).revoke(id)
