@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from policies.errors import ExpectedError
-from router.start.arguments import SlaFile
+from router.start.arguments import USUAL_ADMIN, AdminAt, SlaFile
 from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
 from router.start.commands.keys_app import app as keys_app
@@ -598,6 +598,33 @@ def audit(
     options = AuditOptions(verify, format, AuditPeriod.read(since, until), read_head(head), secret_file)
     if not run(file, options):
         raise typer.Exit(1)
+
+
+@app.command(short_help="No new requests for a backend; --undo: again.")
+def drain(
+    backends: Annotated[list[str], typer.Argument(metavar="BACKEND...", help="Backends by name, such as own-1.")],
+    admin: AdminAt = USUAL_ADMIN,
+    undo: Annotated[bool, typer.Option("--undo", help="Use them again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when their running requests have ended.")] = False,
+) -> None:
+    """Send no new requests to BACKEND; running ones end normally. This router alone, until it restarts.
+
+    Reads an admin key from POINTSMAN_ADMIN_KEY.
+
+    \b
+    Examples:
+      pointsman drain own-1 --wait
+      pointsman drain own-1 --undo
+    """
+    from router.operate.admin_port import AdminPort
+    from router.start.commands import drain as commands
+
+    if undo and wait:
+        raise typer.BadParameter("--wait needs a drain: leave out --undo")
+    port = AdminPort.from_environment(admin)
+    commands.drain(port, backends, draining=not undo)
+    if wait:
+        commands.wait(port, backends)
 
 
 @app.command(short_help="The dashboard in a terminal.")
