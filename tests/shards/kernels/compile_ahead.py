@@ -173,8 +173,14 @@ ROWS: dict[str, Callable[[Gpu], object]] = {
     "copy": copy,
     "experts, few": partial(mix, tokens=4),
     "experts, many": partial(mix, tokens=2048),
-    "experts, few, fp8": partial(mix, tokens=4, stored=torch.float8_e4m3fn),
     "experts, many, fp8": partial(mix, tokens=2048, stored=torch.float8_e4m3fn),
+    "rows 8 fp8 by row": partial(multiply, rows=8, stored=torch.float8_e4m3fn, group=WIDTH),
+    "rows 2048 int4 with zeros": partial(multiply, rows=2048, stored=torch.uint8, group=128, has_zeros=True),
+}
+
+# Compiled with --all alone.
+MORE_ROWS: dict[str, Callable[[Gpu], object]] = {
+    "experts, few, fp8": partial(mix, tokens=4, stored=torch.float8_e4m3fn),
     "experts, many, int4": partial(mix, tokens=2048, stored=torch.uint8),
     **{
         f"rows {rows} {name}": partial(multiply, rows=rows, stored=stored, group=group, has_zeros=has_zeros)
@@ -219,6 +225,7 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
     """Every launch by name, in the usual shapes; with `everything` in all that the chip has."""
     wholly = everything or chip.name in ("sm_90", "gfx942")
     work: dict[str, Callable[[Gpu], object]] = dict(ROWS) if wholly else {}
+    work |= MORE_ROWS if everything else {}
     for name, shape in SHAPES.items():
         stores = wholly and (not name or shape.stored is not None)
         if (everything or name in USUAL[chip.name]) and (chip.has_e4m3 or shape.stored != torch.float8_e4m3fn):
