@@ -21,6 +21,7 @@ from policies.learning.sample import ObservationSample
 from policies.learning.slow import SlowTime
 from policies.learning.turnover import FadingSum, Turnover
 from policies.nouns import BackendView, Fetch, Link, Request
+from policies.rules import BACKGROUND_RANK
 from policies.timeouts import (
     USUAL_PATIENCE_S,
     Overdue,
@@ -266,7 +267,8 @@ class Member:
         self.flights.begin(flight)
         if readiness is not None:
             self.adapters.begin(request.model)
-        self.fresh.add(flight.new_tokens, self.turnover.at)
+        if request.rank < BACKGROUND_RANK:
+            self.fresh.add(flight.new_tokens, self.turnover.at)
         if fetch is not None:
             self.fetches_until = now + fetch.seconds
         if self.server.trial is None and self.server.health.is_on_trial:
@@ -480,6 +482,8 @@ class Member:
         return min(1.0, max(0.0, 1.0 - (now - busy_since) / self.model.snapshot().work_s(waiting)))
 
     def _learn_ttft(self, flight: Flight) -> None:
+        if self._was_paused(flight):
+            return
         ttft_s = flight.ttft_s
         if flight.accepted_at is not None:
             self.first_byte.observe(flight.accepted_at - flight.sent_at)
@@ -549,6 +553,8 @@ class Member:
 
     def _learn_end(self, flight: Flight, is_whole: bool, company: tuple[float, float], now: float) -> None:
         """Learn from `flight`, which ended at `now`, whole or cancelled, and decoded in this `company`."""
+        if self._was_paused(flight):
+            return
         if not is_whole and not flight.answered and not flight.is_silent:
             self._learn_wait(flight, now)
         self._learn_decode(flight, company)
@@ -562,6 +568,11 @@ class Member:
         if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
             return
         self.model.observe_decode(*company, (flight.last_at - flight.first_at) / steps)
+
+    def _was_paused(self, flight: Flight) -> bool:
+        """May it have waited for others, to which it yields? Its times do not tell what those will take."""
+        is_yielding = flight.request.rank >= BACKGROUND_RANK
+        return is_yielding and self.flights.others_than(0)[0] < len(self.flights)
 
     def _was_crowded(self, flight: Flight) -> bool:
         """Was it sent among so many that an unreported queue may have delayed it?

@@ -18,6 +18,7 @@ from policies.filters import under_limit
 from policies.learning.cost import TYPICAL, Latency, Work, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
+from policies.rules import BACKGROUND_RANK
 from router.fleet.cluster.flights import Elsewhere, Flight, Front, Traffic
 from router.fleet.cluster.member import Member, _of_equals
 from tests.policies.builders import a_request
@@ -502,3 +503,22 @@ def test_of_equal_prompts_in_front_as_much_counts_alike_as_the_prompt_itself_has
     ahead = _of_equals(Work(1000.0, 8000.0), 4, tokens)
     assert (ahead.alike.tokens, ahead.beyond.tokens) == (alike, beyond)
     assert (ahead.alike.pairs, ahead.beyond.pairs) == (8 * alike, 8 * beyond)
+
+
+def test_the_times_of_a_request_that_yields_to_others_teach_nothing() -> None:
+    server = Serial(a_member())
+    for _ in range(30):
+        server.ask(1000)
+    before = server.member.view(server.now, {}).latency
+    server.send(1000)
+    for _ in range(30):
+        # it is paused while the others' prompts are computed
+        flight, at = server.send(1000, rank=BACKGROUND_RANK)
+        server.answer(flight, at + 50.0)
+    assert server.member.view(server.now, {}).latency == before
+
+
+def test_what_a_request_that_yields_computes_is_not_fresh() -> None:
+    server = Serial(a_member())
+    server.send(1000, rank=BACKGROUND_RANK)
+    assert server.member.view(server.now, {}).fresh_tokens == 0.0
