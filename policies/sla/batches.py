@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from policies.nouns import ServiceClass
 from policies.quantities import quoted, read_bytes, read_count, read_seconds, read_share
 from policies.shapes import TEXT, Key, Scalar, Table
-from policies.sla.config import BatchSettings
+from policies.sla.config import BatchSettings, S3Settings
 from policies.sla.fields import Field
+from policies.sla.secrets import Outside
 
 LEAST_KEPT_S = 3600.0
+BUCKET = "s3://"
+
+_PLACE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?", re.ASCII)
+"""Names of buckets as Amazon allows them: User Guide, "General purpose bucket naming rules"."""
+
+_SECRET = Scalar(str, {"type": "string", "minLength": 1})
+
+S3 = Table(
+    {
+        "endpoint": Key(TEXT, "URL of the service; default Amazon's own"),
+        "region": Key(TEXT, "the region; default AWS_REGION, or us-east-1"),
+        "access_key": Key(_SECRET, "${env:NAME} or ${file:path}; default AWS_ACCESS_KEY_ID, or the machine's role"),
+        "secret_key": Key(_SECRET, "${env:NAME} or ${file:path}; default AWS_SECRET_ACCESS_KEY, or the machine's role"),
+        "scratch": Key(TEXT, "a folder of this machine for temporary files; default below the system's"),
+    }
+)
 
 BATCHES = Table(
     {
         "store": Key(
             Scalar(str, {"type": "string", "minLength": 1}),
-            "a folder for files, jobs and results; routers that share it share the jobs",
+            "a folder or s3://bucket/prefix for files, jobs and results; routers that share it share the jobs",
             required=True,
         ),
+        "s3": Key(S3, "how the bucket is reached"),
         "class": Key(TEXT, "the class that lines count in, the last one; a job expires after its deadline, or 24h"),
         "keep": Key(read_seconds, "how long files and ended jobs are kept, 1h at least; default 30d"),
         "max_file": Key(read_bytes, "the largest file; default 200MiB"),
@@ -31,13 +53,13 @@ BATCHES = Table(
 )
 
 
-def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass]) -> BatchSettings | None:
+def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass], outside: Outside) -> BatchSettings | None:
     """Where batches are kept; None without the section."""
     if field is None:
         return None
     section = field.section(BATCHES)
     given, last = section.get("store"), list(classes)[-1]
-    store = None if given is None else given.read(_folder)
+    store, s3 = None if given is None else given.read(_place), _read_s3(section.get("s3"), outside)
     if (named := section.get("class")) is not None:
         name = named.one_of(classes, what="class")
         if name not in {None, last}:
@@ -48,6 +70,9 @@ def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass]) ->
         section.entries["keep"].complain("must be 1h at least, so that results can be fetched")
     if store is None:
         return None
+    is_bucket = store.startswith(BUCKET)
+    if s3 is not None and not is_bucket:
+        section.entries["s3"].complain("is for a store s3://bucket/prefix, and this one is a folder")
     return BatchSettings(
         store,
         last,
@@ -59,10 +84,45 @@ def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass]) ->
         max_storage_bytes=section.read("max_storage", usual.max_storage_bytes),
         slowdown=section.read("slowdown", usual.slowdown),
         concurrent=section.read("concurrent", usual.concurrent),
+        s3=(s3 or S3Settings(_usual_scratch())) if is_bucket else None,
     )
 
 
-def _folder(text: str) -> str:
-    if "://" in text:
-        raise ValueError(f"must be a folder, not {quoted(text.split('://', maxsplit=1)[0])}://...")
+def _read_s3(field: Field | None, outside: Outside) -> S3Settings | None:
+    """How the bucket is reached; None without the section."""
+    if field is None:
+        return None
+    section = field.section(S3)
+    endpoint, access, secret = (section.get(name) for name in ("endpoint", "access_key", "secret_key"))
+    if (access is None) != (secret is None):
+        field.complain("needs access_key and secret_key, or none of both")
+    return S3Settings(
+        section.read("scratch", _usual_scratch()),
+        endpoint=None if endpoint is None else endpoint.read(_url),
+        region=section.read_any("region"),
+        access_key=None if access is None else access.read(outside.secret),
+        secret_key=None if secret is None else secret.read(outside.secret),
+    )
+
+
+def _usual_scratch() -> str:
+    return str(Path(tempfile.gettempdir()) / "pointsman-batches")
+
+
+def _place(text: str) -> str:
+    if "://" not in text:
+        return text
+    if not text.startswith(BUCKET):
+        raise ValueError(
+            f"must be a folder or s3://bucket/prefix, not {quoted(text.split('://', maxsplit=1)[0])}://..."
+        )
+    if not _PLACE.fullmatch(text):
+        raise ValueError("must be s3://bucket/prefix, with a bucket of 3 to 63 small letters, digits, dots and hyphens")
+    return text.rstrip("/")
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be a URL such as https://s3.example.com")
     return text

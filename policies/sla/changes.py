@@ -97,7 +97,9 @@ def _audit_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, .
 
 
 def _batch_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    places = tuple(None if config.batches is None else config.batches.store for config in (before, after))
+    places = tuple(
+        None if config.batches is None else (config.batches.store, config.batches.s3) for config in (before, after)
+    )
     if places[0] != places[1]:
         yield ("batches", "store"), "cannot change while the router runs (restart to keep batches elsewhere)"
 

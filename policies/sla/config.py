@@ -137,8 +137,21 @@ class UsageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How a bucket is reached: the `endpoint`, None for Amazon's own, the `region`, and credentials; None: those of the
+    environment. `scratch` is a folder of this machine for temporary files."""
+
+    scratch: str
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Where batches are kept, and their limits: `store` is a folder. Their lines count in `service_class`.
+    """Where batches are kept, and their limits: `store` is a folder, or with `s3` a bucket, `s3://bucket/prefix`. Their
+    lines count in `service_class`.
 
     A job that is `window_s` old expires. Files and ended jobs are kept for `keep_s`. A file has at most
     `max_file_bytes` and `max_lines`; a tenant has at most `max_jobs` that have not ended and `max_storage_bytes`.
@@ -156,6 +169,7 @@ class BatchSettings:
     max_storage_bytes: int = 10 * 2**30
     concurrent: int = 256
     slowdown: float = 0.05
+    s3: S3Settings | None = None
 
 
 @dataclass(frozen=True, slots=True)

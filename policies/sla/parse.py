@@ -153,7 +153,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         identity=identity,
         audit=read_audit(top.get("audit"), outside=outside),
         aliases=read_aliases(top.get("aliases"), pools=pools),
-        batches=read_batches(top.get("batches"), classes=classes),
+        batches=read_batches(top.get("batches"), classes=classes, outside=outside),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

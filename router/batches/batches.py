@@ -20,8 +20,8 @@ from router.batches.store.base import BatchStoreFailed, JobClaim
 from router.batches.stored_file import StoredFile
 from router.supervise import supervise
 
-LOOK_S = 1.0
-"""Time between two looks for jobs that no router runs."""
+AGAIN_S = 1.0
+"""A job that stopped at a failure rests for so long."""
 
 SWEEP_S = 600.0
 """Time between two looks for what is too old."""
@@ -126,7 +126,7 @@ class Batches:
             self.room.follow()
             self.means.observer.room(jobs=len(self._running), inside=self.room.inside, windows=self.room.windows)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(self.shelf.store.look_s):
                     await self._asked.wait()
             self._asked.clear()
 
@@ -157,10 +157,10 @@ class Batches:
                 _log.info("batch %s goes on at the next router", job.id)
             except BatchStoreFailed as error:
                 _log.warning("batch %s goes on later: %s", job.id, error)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(AGAIN_S)
             except Exception:  # noqa: BLE001 - whatever it was, other jobs go on
                 _log.exception("batch %s stopped by an unplanned exception, and goes on later", job.id)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(AGAIN_S)
             finally:
                 del self._tasks[job.id]
                 self._asked.set()

@@ -41,9 +41,6 @@ from router.call.identify import identity_again
 from router.call.pipeline import serve
 from router.protocols.dialects import DIALECTS
 
-SAVE_S = 1.0
-"""Time between two reports of a job's progress to other routers."""
-
 READ_AHEAD = 64
 """Places that are read from the order at a time."""
 
@@ -264,11 +261,13 @@ class JobRun:
                 saved = now
                 await asyncio.to_thread(means.shelf.save_job, now, is_durable=False)
             left_s = self._job.expires_at - means.unix_time()
-            await asyncio.sleep(max(0.0, min(SAVE_S, left_s)))
+            await asyncio.sleep(max(0.0, min(means.shelf.store.look_s, left_s)))
 
     async def _end(self) -> None:
         """Write the results, then the job's last state."""
         means, now = self._means, self._means.unix_time()
+        # one that was lost is ended by its next owner, whose log would be dropped here
+        await asyncio.to_thread(self._claim.renew)
         job = self.job
         if job.status != "finalizing":
             job = self._job = finalizing(job, now, means.rng)

@@ -26,7 +26,9 @@ from router.batches.pace import Pace
 from router.batches.room import LineRoom
 from router.batches.running import BatchMeans
 from router.batches.shelf import BatchShelf
+from router.batches.store.base import BatchStore
 from router.batches.store.directory import DirectoryStore
+from router.batches.store.s3 import S3BatchStore
 from router.call.admission import Admission
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
@@ -272,7 +274,7 @@ def _batches(base: _Base, gateway: Gateway) -> Batches | None:
     room = LineRoom(lambda: gateway, most=lambda: settings().concurrent, slowdown=lambda: settings().slowdown)
     means = BatchMeans(
         gateway=lambda: gateway,
-        shelf=BatchShelf(DirectoryStore(Path(base.config.batches.store))),
+        shelf=BatchShelf(_batch_store(base.config.batches, base.clock)),
         settings=settings,
         room=room,
         observer=base.telemetry.batches,
@@ -282,6 +284,13 @@ def _batches(base: _Base, gateway: Gateway) -> Batches | None:
         pace=Pace(),
     )
     return Batches(means)
+
+
+def _batch_store(settings: BatchSettings, clock: Callable[[], float]) -> BatchStore:
+    """Raises ConfigError."""
+    if settings.s3 is None:
+        return DirectoryStore(Path(settings.store))
+    return S3BatchStore(settings.store, settings.s3, clock=clock)
 
 
 def _cluster(base: _Base, parts: Parts) -> Cluster:

@@ -54,7 +54,7 @@ class AnswerFile(Protocol):
 
 
 class JobClaim(Protocol):
-    """The right to run one job, while this process lives."""
+    """The right to run one job, while this process lives and renews it in time."""
 
     @property
     def is_held(self) -> bool:
@@ -62,7 +62,7 @@ class JobClaim(Protocol):
         ...
 
     def renew(self) -> None:
-        """Show that its owner lives."""
+        """Show that its owner lives. Raises BatchStoreFailed if another router may have it by now."""
         ...
 
     def close(self) -> None:
@@ -72,6 +72,9 @@ class JobClaim(Protocol):
 
 class BatchStore(Protocol):
     """Keeps what batches need beyond the life of a router."""
+
+    look_s: float
+    """Seconds between two looks of a router: for jobs that no router runs, and for news of those that it runs."""
 
     def open(self) -> None:
         """Be ready; called once, first. Raises ConfigError."""

@@ -26,6 +26,8 @@ _CUT_BYTES = 1 << 16
 class DirectoryStore:
     """See BatchStore."""
 
+    look_s = 1.0
+
     def __init__(self, folder: Path) -> None:
         self._folder, self._drafts, self._locks = folder, folder / _DRAFTS, folder / _LOCKS
 

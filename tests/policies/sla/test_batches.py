@@ -6,7 +6,7 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.changes import fixed_changes
-from policies.sla.config import BatchSettings
+from policies.sla.config import BatchSettings, S3Settings
 from policies.sla.parse import parse
 
 
@@ -33,11 +33,36 @@ def test_limits_are_read() -> None:
     assert parse(text).batches == expected
 
 
+def test_a_bucket_has_an_endpoint_and_credentials() -> None:
+    text = """
+    batches:
+      store: s3://bucket/some/prefix/
+      s3: {endpoint: "https://s3.example.com", region: r, scratch: /s, access_key: "${env:A}", secret_key: "${env:K}"}
+    """
+    settings = parse(text, environment={"A": "access", "K": "secret"}).batches
+    assert settings is not None
+    assert settings.store == "s3://bucket/some/prefix"
+    assert settings.s3 == S3Settings("/s", "https://s3.example.com", "r", "access", "secret")
+
+
+def test_a_bucket_alone_is_amazons_with_the_credentials_of_the_environment() -> None:
+    settings = parse("batches: {store: 's3://bucket'}").batches
+    assert settings is not None
+    assert settings.s3 is not None
+    assert (settings.s3.endpoint, settings.s3.access_key) == (None, None)
+    assert settings.s3.scratch.endswith("pointsman-batches")
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("batches: {}", "store"),
-        ("batches: {store: 'ftp://host/b'}", "must be a folder, not 'ftp'://..."),
+        ("batches: {store: 'ftp://host/b'}", "must be a folder or s3://bucket/prefix, not 'ftp'://..."),
+        ("batches: {store: 's3://B'}", "with a bucket of 3 to 63 small letters"),
+        ("batches: {store: b, s3: {region: x}}", "is for a store s3://bucket/prefix, and this one is a folder"),
+        ("batches: {store: 's3://bucket', s3: {endpoint: minio}}", "must be a URL such as https://s3.example.com"),
+        ("batches: {store: 's3://bucket', s3: {secret_key: abc}}", "a secret must not stand in the file"),
+        ("batches: {store: 's3://bucket', s3: {secret_key: '${env:K}'}}", "needs access_key and secret_key"),
         ("batches: {store: b, keep: 5m}", "must be 1h at least, so that results can be fetched"),
         ("batches: {store: b, max_line: 5}", "there is no 'max_line' here (did you mean 'max_lines'?)"),
         ("batches: {store: b, class: nihgt}\nclasses: {chat: {}, night: {}}", "there is no class 'nihgt'"),
@@ -47,7 +72,7 @@ def test_limits_are_read() -> None:
 )
 def test_a_mistake_is_named(text: str, wrong: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse(text, environment={"K": "key"})
     assert any(wrong in line for line in caught.value.problems), caught.value.problems
 
 

@@ -22,7 +22,9 @@ OTHER_KEY = "other-key"
 
 def a_batch_config(folder: Path, **settings: Any) -> Config:
     config = a_config(a_tenant(), a_tenant("other", OTHER_KEY))
-    return replace(config, batches=BatchSettings(str(folder / "batches"), "batch", **settings))
+    return replace(
+        config, batches=BatchSettings(**{"store": str(folder / "batches"), "service_class": "batch", **settings})
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,160 @@
+"""The right to run jobs, as leases in a bucket.
+
+A lease is an object that its owner writes again and again, each time on condition that it is still the one that the
+owner wrote before (If-Match). Another router may take it once it has not seen it change for LEASE_S of its own clock,
+so that clocks need not agree.
+
+Source: Amazon S3 User Guide, "How to prevent object overwrites with conditional writes".
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from policies.errors import ConfigError
+from router.batches.store.base import BatchStoreFailed
+from router.batches.store.s3_bucket import failing
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as Bucket
+
+LEASE_S = 30.0
+"""A lease that was not renewed for so long is lost."""
+
+_FREE = b"free"
+_FOLDER = "claims"
+
+
+class _Seen(NamedTuple):
+    """A lease that another router has, as it was first seen."""
+
+    e_tag: str | None
+    at: float
+
+
+class S3Claims:
+    """All leases, as one router sees them. `clock` is monotonic, in seconds."""
+
+    def __init__(self, bucket: Bucket, *, clock: Callable[[], float]) -> None:
+        self._bucket, self._clock = bucket, clock
+        self._seen: dict[str, _Seen] = {}
+
+    def __repr__(self) -> str:
+        return f"<S3Claims, {len(self._seen)} of other routers>"
+
+    def require_conditions(self) -> None:
+        """Raise ConfigError if the service refuses us, or ignores conditions; BatchStoreFailed if it is away."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        key = f"{_FOLDER}/probe-{uuid.uuid4().hex}"
+        try:
+            with failing():
+                self._bucket.put(key, _FREE, mode="create")
+        except FileNotFoundError as error:
+            raise ConfigError("there is no such bucket as in batches.store", hint="make the bucket first") from error
+        except BatchStoreFailed as error:
+            if isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError):
+                hint = "check access_key and secret_key of batches.s3, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                raise ConfigError(f"batches.store refuses this router: {error.message}", hint=hint) from error
+            raise
+        try:
+            is_ignored = self._put(key, _FREE, "create") is not None
+        finally:
+            with failing():
+                self._bucket.delete(key)
+        if is_ignored:
+            hint = "choose a service with If-None-Match and If-Match for PUT, or keep batches in a folder"
+            raise ConfigError("the service of batches.store ignores conditions of writes", hint=hint)
+
+    def claim(self, job: str) -> S3Claim | None:
+        """See BatchStore."""
+        key, now = f"{_FOLDER}/{job}", self._clock()
+        mode: Any = "create"
+        with failing():
+            try:
+                found = self._bucket.get(key)
+            except FileNotFoundError:
+                found = None
+        if found is not None:
+            e_tag = found.meta["e_tag"]
+            with failing(FileNotFoundError):
+                is_free = bytes(found.bytes()) == _FREE
+            if not is_free and not self._is_over(job, e_tag, now):
+                return None
+            mode = {"e_tag": e_tag}
+        self._seen.pop(job, None)
+        claim = S3Claim(self._put, key, self._clock)
+        return claim if claim.take(mode) else None
+
+    def sweep(self, before: float) -> None:
+        """Drop leases that were not renewed since this Unix time."""
+        with failing(FileNotFoundError):
+            for page in self._bucket.list(_FOLDER):
+                for each in page:
+                    if each["last_modified"].timestamp() < before:
+                        self._bucket.delete(each["path"])
+        self._seen.clear()
+
+    def _is_over(self, job: str, e_tag: str | None, now: float) -> bool:
+        """Whether the lease of `job` has not changed for long enough."""
+        seen = self._seen.get(job)
+        if seen is None or seen.e_tag != e_tag:
+            self._seen[job] = _Seen(e_tag, now)
+            return False
+        return now - seen.at >= LEASE_S
+
+    def _put(self, key: str, data: bytes, mode: Any) -> str | None:
+        """Write `data` on the condition `mode`; the new version, None if the condition does not hold."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with failing(FileNotFoundError):
+            try:
+                return self._bucket.put(key, data, mode=mode)["e_tag"]
+            except (AlreadyExistsError, PreconditionError):
+                return None
+
+
+class S3Claim:
+    """See JobClaim. It is held from `take` on."""
+
+    def __init__(self, put: Callable[[str, bytes, Any], str | None], key: str, clock: Callable[[], float]) -> None:
+        self._put, self._key, self._clock = put, key, clock
+        self._e_tag: str | None = None
+        self._renewed_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<S3Claim {self._key}{'' if self.is_held else ', lost'}>"
+
+    @property
+    def is_held(self) -> bool:
+        """See JobClaim."""
+        return self._e_tag is not None and self._clock() - self._renewed_at < LEASE_S
+
+    def take(self, mode: Any) -> bool:
+        """Write the lease on the condition `mode`; whether that holds."""
+        # the others' time begins later, when they see it
+        now = self._clock()
+        self._e_tag = self._put(self._key, uuid.uuid4().hex.encode(), mode)
+        self._renewed_at = now
+        return self._e_tag is not None
+
+    def renew(self) -> None:
+        """See JobClaim. Raises BatchStoreFailed once it is lost."""
+        try:
+            is_ours = self._e_tag is not None and self.take({"e_tag": self._e_tag})
+        except BatchStoreFailed:
+            if self.is_held:
+                # the service may be back before it is lost
+                return
+            raise
+        if not is_ours:
+            raise BatchStoreFailed(f"another router has taken {self._key}: this one was too late to renew its claim")
+
+    def close(self) -> None:
+        """See JobClaim."""
+        if not self.is_held:
+            return
+        mode, self._e_tag = {"e_tag": self._e_tag}, None
+        self._put(self._key, _FREE, mode)

@@ -1,0 +1,188 @@
+"""Batches in a bucket. The service is moto's server, over HTTP: the file takes some seconds to start it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.errors import ConfigError
+from router.batches.store.base import BatchStoreFailed
+from router.batches.store.copies import LocalCopies
+from router.batches.store.s3 import S3BatchStore
+from router.batches.store.s3_claims import LEASE_S
+from tests.router.batches.parts import a_batch_router, a_line, begun, ended, lines_in, openai_client
+from tests.router.parts import ScriptedBackend
+from tests.standins.s3 import S3Service, an_s3_service
+
+PREFIXES = itertools.count()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[S3Service]:
+    with an_s3_service() as service:
+        yield service
+
+
+@pytest.fixture
+def place() -> str:
+    return f"s3://batches/of/{next(PREFIXES)}"
+
+
+def a_store(service: S3Service, place: str, folder: Path, clock: Clock | None = None) -> S3BatchStore:
+    store = S3BatchStore(place, service.settings(str(folder / "scratch")), clock=clock or Clock())
+    store.open()
+    return store
+
+
+@pytest.fixture
+def store(service: S3Service, place: str, tmp_path: Path) -> S3BatchStore:
+    return a_store(service, place, tmp_path)
+
+
+def put(store: S3BatchStore, key: str, data: bytes) -> None:
+    draft = store.draft()
+    draft.write(data)
+    draft.commit(key)
+    draft.discard()
+
+
+def test_documents_are_written_listed_and_deleted(store: S3BatchStore) -> None:
+    assert store.read("jobs/acme/2") is None
+    for key in ("jobs/acme/2", "jobs/acme/1", "jobs/other/3"):
+        store.write(key, key.encode())
+    store.write("jobs/acme/2", b"changed")
+    assert (store.read("jobs/acme/2"), store.names("jobs/acme")) == (b"changed", ["1", "2"])
+    assert (store.names("jobs"), store.names("none"), store.sizes("jobs/acme")) == (["acme", "other"], [], 18)
+    store.delete("jobs/acme/1")
+    store.delete("jobs/acme/1")
+    assert store.names("jobs/acme") == ["2"]
+
+
+def test_a_content_is_there_once_it_is_committed_and_read_from_a_copy(store: S3BatchStore) -> None:
+    whole = bytes(range(256)) * 30_000
+    put(store, "contents/a", whole)
+    store.link("contents/a", "inputs/a")
+    store.delete("contents/a")
+    assert store.local("inputs/a").read_bytes() == whole
+    assert store.local("inputs/a") == store.local("inputs/a")
+    dropped = store.draft()
+    dropped.write(b"x")
+    dropped.discard()
+    assert list(store.scratch().iterdir()) == []
+    for call in (lambda: store.local("contents/a"), lambda: store.link("contents/a", "b")):
+        with pytest.raises(FileNotFoundError):
+            call()
+
+
+def test_a_log_has_all_pieces_of_all_owners_until_it_is_deleted(store: S3BatchStore) -> None:
+    first = store.log("logs/job")
+    pieces = [json.dumps([number, "x" * 100_000]).encode() + b"\n" for number in range(9)]
+    for piece in pieces[:6]:
+        first.append(piece)
+    second = store.log("logs/job")
+    for piece in pieces[6:]:
+        second.append(piece)
+        first.append(piece)
+    assert set(store.logged("logs/job")) == set(pieces)
+    assert list(store.logged("logs/job"))[:6] == pieces[:6]
+    store.delete("logs/job")
+    assert list(store.logged("logs/job")) == []
+
+
+def test_one_owner_has_a_job_until_it_lets_go_or_is_late(service: S3Service, place: str, tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (a_store(service, place, tmp_path / name, clock) for name in "ab")
+    claim = one.claim("job")
+    assert claim is not None
+    assert other.claim("job") is None
+    clock.now += LEASE_S - 1
+    claim.renew()
+    assert other.claim("job") is None
+    clock.now += LEASE_S - 1
+    assert other.claim("job") is None
+    clock.now += 2
+    taken = other.claim("job")
+    assert taken is not None
+    assert not claim.is_held
+    with pytest.raises(BatchStoreFailed, match="another router"):
+        claim.renew()
+    claim.close()
+    assert one.claim("job") is None
+    taken.close()
+    assert one.claim("job") is not None
+
+
+def test_old_claims_and_temporary_files_are_swept(store: S3BatchStore) -> None:
+    claim = store.claim("job")
+    assert claim is not None
+    draft = store.draft()
+    store.sweep(0.0)
+    assert (store.names("claims"), len(list(store.scratch().iterdir()))) == (["job"], 1)
+    store.sweep(1e12)
+    assert (store.names("claims"), list(store.scratch().iterdir())) == ([], [])
+    draft.discard()
+
+
+def test_a_bucket_that_is_missing_stops_the_start(service: S3Service, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such bucket"):
+        a_store(service, "s3://no-bucket/a", tmp_path)
+
+
+def test_while_the_service_is_away_each_call_fails_and_afterwards_goes_on(place: str, tmp_path: Path) -> None:
+    with an_s3_service() as own:
+        store = a_store(own, place, tmp_path)
+        claim, log = store.claim("job"), store.log("logs/job")
+        assert claim is not None
+        own.stop()
+        again = a_store(own, place, tmp_path)
+        for call in (
+            lambda: again.read("a"),
+            lambda: again.names("a"),
+            lambda: again.write("a", b""),
+            lambda: log.append(b"{}\n"),
+            lambda: again.claim("job"),
+        ):
+            with pytest.raises(BatchStoreFailed, match="the store of batches failed"):
+                call()
+        # it is not lost yet
+        claim.renew()
+        assert claim.is_held
+        own.start()
+        again.write("a", b"1")
+        log.append(b"{}\n")
+        assert list(again.logged("logs/job")) == [b"{}\n"]
+
+
+async def test_a_batch_runs_in_a_bucket(service: S3Service, place: str, tmp_path: Path) -> None:
+    settings = {"s3": service.settings(str(tmp_path / "scratch"))}
+    async with (
+        a_batch_router(tmp_path, ScriptedBackend(), store=place, **settings) as router,
+        openai_client(router) as client,
+    ):
+        batch = await ended(client, await begun(client, [a_line(number) for number in range(20)]))
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == 20
+        assert len(await lines_in(client, batch.output_file_id)) == 20
+
+
+def test_copies_are_bounded(tmp_path: Path) -> None:
+    copies = LocalCopies(tmp_path, store="s", most_bytes=25)
+    paths = [copies.get(str(number), lambda: [b"x" * 10]) for number in range(4)]
+    assert paths[3].exists()
+    assert sum(path.exists() for path in paths) == 2
+
+
+def test_settings_do_not_show_secrets(service: S3Service) -> None:
+    assert "a-secret-key" not in repr(replace(service.settings("s"), region=None))
