@@ -575,10 +575,11 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - an exception of the network must cost its own batch only
             self._fail_all(step, error)
             return None
+        # the next plan comes after this step, and may share its blocks
+        stores = self._runs_ahead and flight.may_stay
         for piece in step.pieces:
             self._scheduler.advance(piece)
-            if self._runs_ahead and flight.may_stay:
-                # the next plan comes after this step, and may share its blocks
+            if stores:
                 self._scheduler.store(piece.sequence)
         return _Due(step, flight, started_s)
 
@@ -591,7 +592,7 @@ class Engine:
             return []
         drawn: list[Drawn] = []
         for piece in due.step.pieces:
-            own = list(islice(samples, piece.logits))
+            own = [next(samples)] if piece.draws and not piece.draft else list(islice(samples, piece.logits))
             if piece.sequence.arrival not in self._writers:
                 continue
             if not piece.draws:
@@ -619,24 +620,31 @@ class Engine:
     def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
         """Append drawn tokens up to the first that differs from the draft, and finish the sequence after its last."""
         sequence, taken = piece.sequence, list[Sample]()
+        if not piece.draft and samples[0] is not None:
+            # nearly every row of every step
+            token_id, logprobs = samples[0]
+            self._goes_on(sequence, token_id)
+            return Drawn(sequence.request.key, sequence.choice, (token_id,), () if logprobs is None else (logprobs,))
         for sampled, drafted in zip_longest(samples, piece.draft):
             if sampled is None:
                 self._fail(sequence, self._writers[sequence.arrival].objection)
                 break
             if taken:
                 self._scheduler.accept(sequence)
-            self._scheduler.store(sequence)
             taken.append(sampled)
             if not self._goes_on(sequence, sampled.token_id) or sampled.token_id != drafted:
                 break
-        logprobs = tuple(sampled.logprobs for sampled in taken if sampled.logprobs is not None)
+        of_all = tuple(sampled.logprobs for sampled in taken if sampled.logprobs is not None)
         tokens = tuple(sampled.token_id for sampled in taken)
-        return Drawn(sequence.request.key, sequence.choice, tokens, logprobs) if taken else None
+        return Drawn(sequence.request.key, sequence.choice, tokens, of_all) if taken else None
 
     def _goes_on(self, sequence: Sequence, token_id: int) -> bool:
         """Append a drawn token; False if it was the last, and the sequence has finished."""
-        self._scheduler.take(sequence, token_id)
         end = self._writers[sequence.arrival].note(token_id)
+        if end is not None:
+            # a block with the last token is not cached
+            self._scheduler.store(sequence)
+        self._scheduler.take(sequence, token_id)
         if end is None:
             self._scheduler.store(sequence)
         else:

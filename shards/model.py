@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from tokenizers import Tokenizer
 from torch import Tensor, dtype
 
+from shards.compiled import LEAST_WIDTH
 from shards.exec.batch import Batch
 from shards.exec.moves import KvMove
 from shards.exec.network import Network
@@ -144,7 +145,7 @@ class Model:
         from shards.gpu.support import require_gpu_support
         from shards.network.config_file import read_config
         from shards.network.decoder import Decoder
-        from shards.network.loading import gpu_dtype, load_weights
+        from shards.network.loading import gpu_dtype, has_room, load_weights
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
@@ -155,7 +156,11 @@ class Model:
         if on.type == "cuda":
             require_gpu_support(config)
         chosen = cast("DtypeChoice", gpu_dtype(path, dtype) if on.type == "cuda" else dtype)
-        weights = load_weights(path, config, dtype=chosen, is_for_gpu=on.type == "cuda", on_progress=on_progress)
+        is_for_gpu = on.type == "cuda"
+        is_packed = not is_for_gpu and config.hidden_size >= LEAST_WIDTH and has_room(path)
+        weights = load_weights(
+            path, config, dtype=chosen, is_for_gpu=is_for_gpu, is_packed=is_packed, on_progress=on_progress
+        )
         computed = weights.embedding.dtype
         stored = kv_dtype_of(kv_dtype, computed=computed)
         network: Network

@@ -157,8 +157,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Tokens that one choice of one request drew in one step; `logprobs` is empty or one per token."""
 
     key: Hashable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shards.blender import Blender
-from shards.exec.piece import Piece
+from shards.exec.piece import Piece, tokens_of
 from shards.exec.request import Request
 from shards.exec.sequence import Sequence
 from shards.kv.keys import BLOCK_TOKENS
@@ -86,7 +86,11 @@ class Scheduler:
         if self.pool.peers.is_open:
             landed = [sequence for sequence in landed if not self._awaits_peer(sequence)]
         if self.blender is not None:
-            landed = [sequence for sequence in landed if self._blend(self.blender, sequence)]
+            landed = [
+                sequence
+                for sequence in landed
+                if sequence.request.documents is None or self._blend(self.blender, sequence)
+            ]
         drafts = self._drafts(landed)
         work = [
             sequence.work(self._rank(sequence, now_s), drafted_tokens=drafts.get(sequence.arrival, 0))
@@ -96,7 +100,7 @@ class Scheduler:
         planned = [self._pieces(running[arrival], tokens) for arrival, tokens in plan.items()]
         served = [pieces for pieces in planned if self._grow(pieces[-1])]
         self._look_ahead(pieces[-1] for pieces in served)
-        shape = shape_of(work, {pieces[0].sequence.arrival: sum(piece.tokens for piece in pieces) for pieces in served})
+        shape = shape_of(work, {pieces[0].sequence.arrival: tokens_of(pieces) for pieces in served})
         is_short = len(landed) < len(ready) or len(served) < len(planned)
         return Step(tuple(piece for pieces in served for piece in pieces), shape, is_short=is_short)
 
@@ -190,6 +194,13 @@ class Scheduler:
     def predictions(self, now_s: float) -> dict[Hashable, float]:
         """Predicted seconds until the first token, by request key, for runnable requests that have not drawn yet."""
         running, waiting = self.roster.running, self.roster.waiting
+        pending = [
+            self._pending(sequence, now_s)
+            for sequence in (*running.values(), *waiting.values())
+            if not sequence.has_drawn
+        ]
+        if not pending:
+            return {}
         decoding = [sequence for sequence in running.values() if sequence.is_decoding]
         meanwhile = Decoding(
             rows=len(decoding),
@@ -197,11 +208,6 @@ class Scheduler:
             # as if all of it were on the device: a copy takes a step or two, much less than the lifetime
             steps_left=tuple(sequence.claim()._replace(is_steady=True).steps_left for sequence in decoding),
         )
-        pending = [
-            self._pending(sequence, now_s)
-            for sequence in (*running.values(), *waiting.values())
-            if not sequence.has_drawn
-        ]
         return predict_ttft_s(
             (request for request in pending if request is not None),
             meanwhile,
@@ -341,6 +347,9 @@ class Scheduler:
 
     def _pieces(self, sequence: Sequence, tokens: int) -> list[Piece]:
         """The pieces of the next `tokens` tokens of `sequence`: several where it skips some."""
+        if sequence.drafter is None and not sequence.skips:
+            start, stop = sequence.computed_tokens, sequence.computed_tokens + tokens
+            return [Piece(sequence, start, stop, stop == sequence.known_tokens)]
         *others, (start, stop) = sequence.spans(tokens)
         pieces = [Piece(sequence, *span, draws=False) for span in others]
         if sequence.drafter is None or stop <= sequence.known_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -29,13 +30,15 @@ def default_threads(cores: int | None = None) -> int:
 
 
 def use_threads(threads: int) -> None:
-    """Make torch compute with `threads` threads, and one operator at a time. Before the first parallel operator.
+    """Make torch and numba compute with `threads` threads, one operator at a time. Before the first parallel operator.
 
     OMP_WAIT_POLICY=PASSIVE must be in the environment before torch is imported: threads that spin between operators
     take cores from other processes, and a step then takes 5 to 8 times as long on a shared machine.
     """
     import torch
 
+    if "numba" not in sys.modules:
+        os.environ["NUMBA_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)

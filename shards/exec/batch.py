@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from shards.lora.adapter import Adapter
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One sequence in a batch: its new tokens are `batch.token_ids[start : start + tokens]`.
 
     `context_tokens` counts the positions with KV after this step, including the new ones; `blocks` are the ids of the

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(NamedTuple):
     """How a token is drawn: parameters as in `SamplingParams`, and the randomness as (seed, position of the token).
 
     `temperature` 0 is greedy.

@@ -58,3 +58,8 @@ class Piece(NamedTuple):
             end = min(self.stop, start + unit, prompt_tokens) if start < prompt_tokens else start + 1
             yield Piece(sequence, start, end, self.draws and end == self.stop)
             start = end
+
+
+def tokens_of(pieces: list[Piece]) -> int:
+    """The number of tokens of some pieces, of which there is nearly always one."""
+    return pieces[0].tokens if len(pieces) == 1 else sum(piece.tokens for piece in pieces)

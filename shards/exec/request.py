@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +22,9 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 class Request:
     """The arrived part of one prompt and its progress. `open_choices` of its choices have not ended.
 
+    `key` is the caller's name for it. If it `is_chunk`, it computes a chunk of another request's document, so that no
+    report has it.
+
     `computed_tokens` of the prompt have KV in the sequence that is furthest; in the first one, `cached_tokens` were
     found in the cache and `blended_tokens` were taken from chunks that had been computed before. `documents` may be
     taken from chunks; None means that all is exact. `rank`, `prefill_slice` and `is_paused` may be changed at any time.
@@ -33,6 +35,8 @@ class Request:
 
     def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
         self.submission, self.arrived_s = submission, arrived_s
+        self.key = submission.key
+        self.is_chunk = isinstance(submission.key, ChunkKey)
         self.rank = submission.rank
         self.prefill_slice = submission.prefill_slice
         self.is_paused = False
@@ -56,11 +60,6 @@ class Request:
         )
 
     @property
-    def key(self) -> Hashable:
-        """The caller's name for it."""
-        return self.submission.key
-
-    @property
     def arrived_tokens(self) -> int:
         """The number of prompt tokens that have arrived."""
         return len(self.prompt) // TOKEN_BYTES
@@ -70,11 +69,6 @@ class Request:
         """Whether it is paused, or waits for its grammar, adapter or chunks; then none of it may be computed."""
         awaits_chunks = self.documents is not None and not self.documents.is_ready
         return self.is_paused or self.awaits_grammar or self.awaits_adapter or awaits_chunks
-
-    @property
-    def is_chunk(self) -> bool:
-        """Whether it computes a chunk of another request's document, so that no report has it."""
-        return isinstance(self.key, ChunkKey)
 
     @property
     def is_whole(self) -> bool:

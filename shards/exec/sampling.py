@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import GREEDY, Drawing
 from shards.grammar.guide import Guide
 from shards.nouns import SamplingParams, TokenLogprobs
 
@@ -29,8 +29,7 @@ _UNIFORM_STEP = 2.0**-24
 """Resolution of the random number: the finest that float32 has over all of [0, 1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One drawn token, with logprobs if they were asked for."""
 
     token_id: int
@@ -41,7 +40,8 @@ class Sampler:
     """How one sequence draws: its parameters, its seed, and the tokens that it has seen and drawn so far.
 
     The n-th token depends only on (seed, n) and the row's own logits. A `guide`, set before the first draw, limits the
-    tokens that may be drawn. The first `drawn` tokens of the answer were drawn elsewhere.
+    tokens that may be drawn. The first `drawn` tokens of the answer were drawn elsewhere. It `needs_host` for a draw
+    that devices do not support.
     """
 
     def __init__(
@@ -61,6 +61,17 @@ class Sampler:
         self._seed_bytes = seed.to_bytes(8, "little")
         self.stop_token_ids = stop_token_ids
         self._vocabulary = vocabulary
+        top_k = params.top_k if params.top_k < vocabulary else 0
+        self._how = GREEDY[:4] if self.is_greedy else (params.temperature, top_k, params.top_p, params.min_p)
+        # constant, so that each answer has one randomness
+        self.needs_host = bool(
+            self.repeats
+            or self.counts_output
+            or self.bias
+            or params.min_new_tokens
+            or params.top_logprobs is not None
+            or params.grammar is not None
+        )
 
     def __repr__(self) -> str:
         return f"Sampler({self.drawn} drawn, temperature {self.params.temperature})"
@@ -74,19 +85,6 @@ class Sampler:
     def adjusts(self) -> bool:
         """Whether the raw logits are changed before a token is drawn."""
         return self.repeats or self.counts_output or bool(self.bias) or self.guide is not None or bool(self.forbidden)
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether it needs a draw that devices do not support. Constant, so that each answer has one randomness."""
-        params = self.params
-        return bool(
-            self.repeats
-            or self.counts_output
-            or self.bias
-            or params.min_new_tokens
-            or params.top_logprobs is not None
-            or params.grammar is not None
-        )
 
     def allowed(self, guide: Guide) -> npt.NDArray[np.bool_]:
         """The tokens that may be drawn now under `guide` [vocabulary].
@@ -114,18 +112,7 @@ class Sampler:
 
     def drawing(self, unseen: int) -> Drawing:
         """The parameters with which a device draws the token behind `unseen` ones, which are not recorded yet."""
-        position = self.drawn + unseen
-        if self.is_greedy:
-            return Drawing(seed=self.seed, position=position)
-        params = self.params
-        return Drawing(
-            temperature=params.temperature,
-            top_k=params.top_k if params.top_k < self._vocabulary else 0,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=self.seed,
-            position=position,
-        )
+        return Drawing(*self._how, self.seed, self.drawn + unseen)
 
     def uniform(self) -> float:
         """The random number in [0, 1) for the next token."""

@@ -231,11 +231,11 @@ class Sequence:
         return list(self.skips.computed(start, tokens)) if self.skips else [(start, start + tokens)]
 
     def work(self, rank: int, *, drafted_tokens: int = 0) -> Work:
-        """Its description for the scheduler, with the effective `rank` and the length of its draft."""
-        ready = self.ready_tokens
+        """Its description for the scheduler, if it has ready tokens; `rank` is the effective one."""
         if self.is_decoding:
             done = self.computed_tokens
-            return Work(self.arrival, rank, self.arrival, done, ready, 0, True, drafted_tokens=drafted_tokens)
+            return Work(self.arrival, rank, self.arrival, done, 1, 0, True, drafted_tokens=drafted_tokens)
+        ready = self.ready_tokens
         block, domain = self.computed_tokens // BLOCK_TOKENS, self.table.domain
         next_block = None
         may_share = self.table.is_chained and not self.skips

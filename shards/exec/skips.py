@@ -49,6 +49,9 @@ class Skips:
 
     def tokens_from(self, position: int) -> int:
         """The number of skipped positions at or behind `position`."""
+        # asked for every row of every step, and nearly always without a span
+        if not self._spans:
+            return 0
         return sum(stop - max(start, position) for start, stop in self._spans if stop > position)
 
     def behind(self, position: int) -> int:

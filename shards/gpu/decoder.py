@@ -134,22 +134,30 @@ class GpuDecoder:
     def _attend(self, index: int, queries: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
         """[tokens, heads, head_dim]: decoding rows and prefilling rows in separate kernels, never one for both."""
         kv, scales = cache.layer(index)
-        window, parts, start = self.config.windows[index], [], 0
+        window, start = self.config.windows[index], 0
         scale, sinks = self.config.attention_scale, self.weights.layers[index].sinks
+        out = queries.new_empty(queries.shape)
         if inputs.decodes is not None:
             decodes, start = inputs.decodes, len(inputs.decodes.context_tokens)
             tables, contexts, plan = decodes.tables, decodes.context_tokens, decodes.plans[window]
-            rows = queries[:start]
-            parts.append(
-                paged_decode(
-                    rows, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales, scale=scale, sinks=sinks
-                )
+            paged_decode(
+                queries[:start],
+                kv,
+                tables=tables,
+                context_tokens=contexts,
+                plan=plan,
+                scales=scales,
+                scale=scale,
+                sinks=sinks,
+                out=out[:start],
             )
         for prefills in inputs.prefills:
             stop = start + sum(prefills.new_tokens)
-            parts.append(self._prefill(queries[start:stop], kv, prefills, window=window, scales=scales, sinks=sinks))
+            self._prefill(
+                queries[start:stop], kv, prefills, window=window, scales=scales, sinks=sinks, out=out[start:stop]
+            )
             start = stop
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out
 
     def _prefill(
         self,
@@ -160,10 +168,11 @@ class GpuDecoder:
         window: int | None,
         scales: Tensor | None,
         sinks: Tensor | None,
-    ) -> Tensor:
+        out: Tensor,
+    ) -> None:
         scale = self.config.attention_scale
         if self.dense is None or not prefills.is_dense or window is not None:
-            return paged_prefill(
+            paged_prefill(
                 queries,
                 kv,
                 tables=prefills.tables,
@@ -172,8 +181,10 @@ class GpuDecoder:
                 scales=scales,
                 scale=scale,
                 sinks=sinks,
+                out=out,
             )
-        return gather_prefill(
+            return
+        gather_prefill(
             queries,
             kv,
             tables=prefills.tables,
@@ -184,6 +195,7 @@ class GpuDecoder:
             scale=scale,
             sinks=sinks,
             dense=self.dense,
+            out=out,
         )
 
     def _head_norm(self, layer: GpuLayer) -> HeadNorm | None:

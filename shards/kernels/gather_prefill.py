@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from shards.kernels.gather_pages import gather_pages
-from shards.kernels.launch import Gpu, gpu_of
+from shards.kernels.launch import Gpu, gpu_of, require
 from shards.kernels.paged import require_sinks
 from shards.kernels.paged_prefill import PrefillPlan, require_prefill
 
@@ -30,6 +30,7 @@ def gather_prefill(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
     dense: Dense = "flash",
+    out: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
     """The result of `paged_prefill_reference` without a window, rounded once per part. Raises ValueError for other
@@ -37,12 +38,14 @@ def gather_prefill(
 
     new_tokens and context_tokens are the plan's, on the host. The old context and the causal chunk are two calls to
     `dense`, float32 only on the CPU. Neither needs a mask, which would have a byte for each pair of positions.
+    The result is written to `out` if that is given: contiguous memory of the same shape.
     """
     gpu = gpu or gpu_of(query.device)
     require_prefill(query, kv, tables, plan)
     require_sinks(sinks, query.shape[1])
     factor = query.shape[2] ** -0.5 if scale is None else scale
-    out = query.new_empty(query.shape)
+    out = query.new_empty(query.shape) if out is None else out
+    require(out.shape == query.shape and out.is_contiguous(), "out is not contiguous, or not like query")
     start = 0
     for sequence, (new, context) in enumerate(zip(new_tokens, context_tokens, strict=True)):
         rows = slice(start, start := start + new)

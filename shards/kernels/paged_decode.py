@@ -290,18 +290,21 @@ def paged_decode(
     scales: torch.Tensor | None = None,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
     """The result of `paged_decode_reference` with the plan's window. Raises ValueError for other shapes.
 
     `plan_decode` has filled `plan` from the same context_tokens. A sequence's [heads, dim] in query is contiguous.
+    The result is written to `out` if that is given: contiguous memory of the same shape.
     """
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
     _require_matching(query, kv, tables, context_tokens, plan)
     require_sinks(sinks, query.shape[1])
     (sequences, heads, dim), kv_heads = query.shape, kv.shape[2]
-    out = query.new_empty(sequences, heads, dim)
+    out = query.new_empty(query.shape) if out is None else out
+    require(out.shape == query.shape and out.is_contiguous(), "out is not contiguous, or not like query")
     # two pages in flight while one is processed, and as many concurrent programs as the remaining memory allows
     page = page_bytes(kv, kv.element_size())
     buffers = gpu.chip.fits(page, most=2)

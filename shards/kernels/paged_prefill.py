@@ -264,18 +264,21 @@ def paged_prefill(
     scales: torch.Tensor | None = None,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
     """The result of `paged_prefill_reference`. Raises ValueError for other shapes.
 
     A token's [heads, dim] in query is contiguous.
+    The result is written to `out` if that is given: contiguous memory of the same shape.
     """
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
     require_prefill(query, kv, tables, plan)
     require_sinks(sinks, query.shape[1])
-    (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
-    out = query.new_empty(tokens, heads, dim)
+    dim, kv_heads = query.shape[2], kv.shape[2]
+    out = query.new_empty(query.shape) if out is None else out
+    require(out.shape == query.shape and out.is_contiguous(), "out is not contiguous, or not like query")
     tile = plan.tile
     constants = constants_of(kv, group=tile.group, rows=tile.rows, window=window, is_quantised=scales is not None)
     arguments = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shards.network.layers import Linear, normalize, normalize_heads_in_place
+from shards.network.layers import Linear, is_compiled, normalize, normalize_heads_in_place
 from shards.network.rope import Rotation, rotate_in_place
 
 
@@ -32,18 +32,31 @@ class HeadProjection:
     def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Queries [tokens, heads, head_dim], and keys and values [tokens, 2 * kv_heads, head_dim]."""
         heads = self.query_key_value(hidden).view(len(hidden), -1, self.head_dim)
-        queries_keys = heads[:, : self.heads + self.kv_heads]
-        if self.is_wide:
-            self._normalize_wide(heads)
-        elif self.query_key_norm is not None:
-            normalize_heads_in_place(queries_keys, self.query_key_norm, self.eps)
-        rotate_in_place(queries_keys, rotation)
+        self._normalize_and_rotate(heads, rotation)
         queries, keys_values = torch.split(heads, [self.heads, 2 * self.kv_heads], 1)
         return queries if rotation.query_scale is None else queries * rotation.query_scale, keys_values
 
     def output(self, mixed: Tensor) -> Tensor:
         """The product with the output matrix, [tokens, hidden]."""
         return self.linear_out(mixed.flatten(1))
+
+    def _normalize_and_rotate(self, heads: Tensor, rotation: Rotation) -> None:
+        """In place, the queries and keys among `heads` [tokens, heads + 2 * kv_heads, head_dim]."""
+        count, weight = self.heads + self.kv_heads, self.query_key_norm
+        if self.is_wide:
+            self._normalize_wide(heads)
+            weight = None
+        if is_compiled(heads, weight):
+            from shards.compiled.floats import bits
+            from shards.compiled.rows import normalise_and_turn
+
+            no_weight = heads.new_empty(0, self.head_dim) if weight is None else weight
+            cos, signed_sin = rotation.cos.squeeze(1), rotation.signed_sin.squeeze(1)
+            normalise_and_turn(bits(heads), count, bits(no_weight), self.eps, bits(cos), bits(signed_sin))
+            return
+        if weight is not None:
+            normalize_heads_in_place(heads[:, :count], weight, self.eps)
+        rotate_in_place(heads[:, :count], rotation)
 
     def _normalize_wide(self, heads: Tensor) -> None:
         assert self.query_key_norm is not None, "a wide norm has weights"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shards.compiled import LEAST_WIDTH, MOST_ROWS
 from shards.network.rope import Rotation
 
 
@@ -95,8 +96,17 @@ def normalize(hidden: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
     `hidden` itself without a weight. A float32 weight is multiplied in float32, and the product rounded once.
     """
-    if weight is None or weight.dtype == hidden.dtype:
-        return hidden if weight is None else functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
+    if weight is None:
+        return hidden
+    if is_compiled(hidden, weight):
+        from shards.compiled.floats import bits
+        from shards.compiled.rows import normalise
+
+        out = torch.empty_like(hidden)
+        normalise(bits(hidden), bits(weight), eps, bits(out))
+        return out
+    if weight.dtype == hidden.dtype:
+        return functional.rms_norm(hidden, weight.shape[-1:], weight, eps)
     return functional.rms_norm(hidden.float(), weight.shape[-1:], weight, eps).to(hidden.dtype)
 
 
@@ -110,3 +120,15 @@ def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
         torch.mul(normalized, weight, out=heads)
     else:
         heads.copy_(normalized.mul_(weight))
+
+
+def is_compiled(rows: Tensor, weight: Tensor | None) -> bool:
+    """Whether `shards.compiled.rows` takes these `rows` and a norm's `weight`: few, wide and of its types."""
+    return (
+        len(rows) <= MOST_ROWS
+        and rows[0].numel() >= LEAST_WIDTH
+        and rows.is_cpu
+        and rows.is_contiguous()
+        and rows.dtype in (torch.bfloat16, torch.float32)
+        and (weight is None or weight.dtype == rows.dtype)
+    )

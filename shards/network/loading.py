@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ OnProgress = Callable[[int, int], None]
 _FEWER_BITS = ("F8_E4M3", "I8", "I32")
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MEMORY_LIMIT, _MOST_SHARE = Path("/sys/fs/cgroup/memory.max"), 0.6
 _EMBEDDING = "model.embed_tokens.weight"
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -41,6 +43,7 @@ def load_weights(
     *,
     dtype: DtypeChoice = "auto",
     is_for_gpu: bool = False,
+    is_packed: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Weights:
     """The weights of the checkpoint in `folder`.
@@ -49,6 +52,7 @@ def load_weights(
     matrices as they are read, including the head; the embedding stays as with `auto`, activations are float32.
     Matrices of a quantised checkpoint stay as they are stored if they are for a GPU, and become what a CPU multiplies
     fastest otherwise (`cpu_linear`); float16 becomes bfloat16 there, in which torch multiplies four bits.
+    If `is_packed`, large matrices in bfloat16 or int8 are kept packed and plain, for a CPU with room (`has_room`).
     `on_progress` gets the bytes of the files read so far and the total. Raises BrokenCheckpoint or
     UnsupportedCheckpoint with the tensor's name.
     """
@@ -56,7 +60,8 @@ def load_weights(
         family = family_of(config.architecture)
         files = _Files(safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
         files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING), is_quantised=files.format is not None)
-        weights = Builder(config, family, files, _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu)).weights()
+        form = _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu, is_packed=is_packed)
+        weights = Builder(config, family, files, form).weights()
         files.refuse_leftovers(config)
         return weights
 
@@ -73,6 +78,23 @@ def gpu_dtype(folder: Path, choice: str) -> str:
         return "float16" if files.stored_dtype(_EMBEDDING) == torch.float16 else "bfloat16"
 
 
+def has_room(folder: Path, *, memory_bytes: int | None = None) -> bool:
+    """Whether twice the size of the files in `folder` is at most 60 % of this machine's, or its container's, memory.
+
+    Raises BrokenCheckpoint.
+    """
+    if memory_bytes is None:
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        with suppress(OSError, ValueError):
+            # there is no cgroup, or its limit is "max"
+            memory_bytes = min(memory_bytes, int(_MEMORY_LIMIT.read_text()))
+    try:
+        sizes = [path.stat().st_size for path in safetensors_of(folder)]
+    except OSError as error:
+        raise BrokenCheckpoint(f"{error.filename} cannot be read: {error}", hint="is the download complete?") from error
+    return 2 * sum(sizes) <= _MOST_SHARE * memory_bytes
+
+
 def random_weights(
     config: NetworkConfig, seed: int, *, dtype: torch.dtype = torch.float32, is_int8: bool = False
 ) -> Weights:
@@ -85,9 +107,13 @@ def random_weights(
     return Builder(config, family_of(config.architecture), source, form).weights()
 
 
-def _form_of(choice: DtypeChoice, activations: torch.dtype, *, is_for_gpu: bool) -> Form:
+def _form_of(choice: DtypeChoice, activations: torch.dtype, *, is_for_gpu: bool, is_packed: bool = False) -> Form:
     if choice == "int8":
-        return Form(partial(int8_linear, dtype=activations), is_wide=True)
+        return Form(partial(int8_linear, dtype=activations, keeps_plain=is_packed), is_wide=True)
+    if is_packed:
+        from shards.network.packed import packed_linear
+
+        return Form(partial(packed_linear, dtype=activations))
     return Form(partial(stored_linear if is_for_gpu else cpu_linear, dtype=activations))
 
 

@@ -72,8 +72,11 @@ def cpu_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -
     return DenseLinear(matrix.dequantised(dtype), bias)
 
 
-def int8_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -> Linear:
-    """The layer of `parts`, stacked by rows, in int8; only parts with one scale a row are not rounded again."""
+def int8_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype, *, keeps_plain: bool = False) -> Linear:
+    """The layer of `parts`, stacked by rows, in int8; only parts with one scale a row are not rounded again.
+
+    `keeps_plain` as in `Int8Linear`.
+    """
 
     def widened() -> Iterable[Tensor]:
         # one by one, so that only one is in memory
@@ -83,8 +86,8 @@ def int8_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) 
     if isinstance(held, list | tuple) and held and all(isinstance(part, QuantisedMatrix) for part in held):
         matrix = stacked(held, dtype)
         if isinstance(matrix, QuantisedMatrix) and _fits_int8(matrix):
-            return _int8(matrix, bias)
-    return Int8Linear.quantise(widened(), bias)
+            return _int8(matrix, bias, keeps_plain=keeps_plain)
+    return Int8Linear.quantise(widened(), bias, keeps_plain=keeps_plain)
 
 
 def _fits_int8(matrix: QuantisedMatrix) -> bool:
@@ -92,5 +95,6 @@ def _fits_int8(matrix: QuantisedMatrix) -> bool:
     return matrix.numbers.dtype == torch.int8 and is_plain
 
 
-def _int8(matrix: QuantisedMatrix, bias: Tensor | None) -> Int8Linear:
-    return Int8Linear(matrix.numbers, matrix.scales.float().flatten(), None if bias is None else bias.float())
+def _int8(matrix: QuantisedMatrix, bias: Tensor | None, *, keeps_plain: bool = False) -> Int8Linear:
+    scales, added = matrix.scales.float().flatten(), None if bias is None else bias.float()
+    return Int8Linear(matrix.numbers, scales, added, keeps_plain=keeps_plain)

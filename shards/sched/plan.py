@@ -187,6 +187,8 @@ class _Chunks:
         room_s = self._left_s if self._left_s > 0 else self._limits.step_s / 2 - self._granted_s
         drafts: dict[Hashable, int] = {}
         for sequence in decoding:
+            if not sequence.drafted_tokens:
+                continue
             token_s = self._cost.marginal_s(StepShape(1, 0.0, sequence.computed_tokens + 1))
             tokens = sequence.drafted_tokens
             while tokens and tokens * token_s > room_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def answer(pair: Checkpoint, prompts: list[list[int]], new: int, *, drawing: Dra
         for row, prompt in enumerate(prompts):
             computed = len(prompt) + step - 1 if step else 0
             known = prompt if not step else (None if ahead else [drawn[row][-1] or 0])
-            at = replace(drawing, seed=drawing.seed + row, position=len(prompt) + step)
+            at = drawing._replace(seed=drawing.seed + row, position=len(prompt) + step)
             spans.append(Span(row, known, computed, [2 * row, 2 * row + 1], at))
         due.append(steps.submit(step_of_spans(spans)))
         if len(due) > ahead:

@@ -116,6 +116,17 @@ def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., A
         decode(torch.ones(3, 4, 32, device=device).half(), cache)
 
 
+def test_the_result_goes_where_it_is_wanted(device: torch.device, a_cache: Callable[..., Any]) -> None:
+    cache = a_cache([3, 70], kv_heads=2, dim=32, stored=torch.float16)
+    query, room = torch.randn(2, 4, 32, device=device).half(), torch.zeros(5, 4, 32, device=device).half()
+    decode(query, cache, out=room[1:3])
+    assert torch.equal(room[1:3], decode(query, cache))
+    assert not room[0].any()
+    assert not room[3:].any()
+    with pytest.raises(ValueError, match="out is not contiguous, or not like query"):
+        decode(query, cache, out=room[::2][:2])
+
+
 def test_a_plan_without_room_is_refused_before_anything_is_launched(device: torch.device) -> None:
     plan = DecodePlan.with_room(2, 3, heads=2, dim=16, device=device)
     contexts = torch.tensor([1024, 1025], dtype=torch.int32, device=device)

@@ -134,6 +134,17 @@ def test_the_longest_tiles_come_first(device: torch.device) -> None:
     assert plan.first_queries.tolist() == [0, 100, 170]
 
 
+def test_the_result_goes_where_it_is_wanted(way: Way, device: torch.device, a_cache: Callable[..., Any]) -> None:
+    cache = a_cache([70], kv_heads=2, dim=32, stored=torch.float16)
+    plan = plan_prefill([2], [70], tile=Tile(64, 8, group=2), device=device)
+    query, room = torch.randn(2, 4, 32, device=device).half(), torch.zeros(5, 4, 32, device=device).half()
+    way(query, cache, plan, out=room[1:3])
+    assert torch.equal(room[1:3], way(query, cache, plan))
+    assert not room[0].any()
+    with pytest.raises(ValueError, match="out is not contiguous, or not like query"):
+        way(query, cache, plan, out=room[:3])
+
+
 def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., Any]) -> None:
     cache = a_cache([3], kv_heads=2, dim=32, stored=torch.float16)
     plan = plan_prefill([2], [3], tile=Tile(64, 8, group=2), device=device)

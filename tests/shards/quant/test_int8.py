@@ -63,6 +63,11 @@ def test_both_ways_to_multiply_give_the_same_bits(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(packed(hidden), unpacked(hidden))
 
 
+def test_a_matrix_that_is_kept_twice_gives_the_same_bits() -> None:
+    matrix, hidden = random(*LARGE), random(1, LARGE[1], seed=1)
+    assert torch.equal(Int8Linear.quantise([matrix], keeps_plain=True)(hidden), Int8Linear.quantise([matrix])(hidden))
+
+
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 def test_extremes_neither_wrap_nor_saturate(shape: tuple[int, int]) -> None:
     signs = random(*shape).sign()

@@ -1,0 +1,138 @@
+"""Launches, bytes and operations of a step on a GPU, counted from the code that makes the step; no GPU is used.
+
+The decoder of a GPU runs on memory of the CPU with as many layers as the real model and small matrices. Kernels are
+counted and not run; torch's operators are counted if they would launch something, views and allocations are not. Bytes
+and operations are those of the real model's shape. The prediction: memory and matrix units as fast as `--tb-s` and
+`--tflops` say, and `--gap-us` between two launches of a graph, or `--eager-us` for each launch of a step without one.
+
+    python benchmarks/step_counts.py
+    python benchmarks/step_counts.py --rows 256 --context 1536 --prefill 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shards.exec.batch import Batch, Row
+from shards.exec.drawing import Drawing
+from shards.gpu.decoder import GpuDecoder
+from shards.gpu.network import GpuNetwork
+from shards.gpu.step import StepOptions
+from shards.gpu.weights import random_on
+from shards.kernels.launch import Gpu, Launch
+from shards.network.config import NetworkConfig, Rope
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
+"""Llama-3.1-8B, in bfloat16."""
+
+NO_LAUNCH = {
+    *("view", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "t", "transpose", "unsqueeze", "squeeze"),
+    *("expand", "permute", "alias", "detach", "as_strided", "unbind", "_reshape_alias", "lift_fresh"),
+    *("flatten", "to", "mT", "narrow", "detach_", "resolve_conj", "resolve_neg"),
+    *("empty", "new_empty", "empty_like", "empty_strided", "is_pinned", "_local_scalar_dense"),
+}
+
+
+class Counting(TorchDispatchMode):
+    """Counts torch's operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._overloadpacket.__name__
+        if name not in NO_LAUNCH:
+            self.launches[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def a_network(rows: int) -> GpuNetwork:
+    """Llama-3.1-8B with small matrices and a small vocabulary."""
+    config = NetworkConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=64,
+        windows=(None,) * LAYERS,
+        heads=4,
+        kv_heads=1,
+        head_dim=16,
+        max_positions=8192,
+        rope=Rope(),
+        rms_norm_eps=1e-5,
+    )
+    decoder = GpuDecoder(config, random_on(torch.device("cpu"), config, dtype=torch.bfloat16))
+    network = GpuNetwork(decoder, options=StepOptions(rows=max(1024, rows), graph_rows=512))
+    network.allocate(rows * 40)
+    return network
+
+
+def a_batch(rows: int, context: int, prefill: int) -> Batch:
+    """`rows` sequences with one new token behind `context`, and one chunk of `prefill` tokens."""
+    blocks = tuple(range(-(-max(context, prefill) // 64)))
+    sizes = [(1, context)] * rows + ([(prefill, prefill)] if prefill else [])
+    starts = np.cumsum([0, *(tokens for tokens, _ in sizes)])
+    listed = tuple(Row(int(start), *size, blocks) for start, size in zip(starts, sizes, strict=False))
+    positions = np.concatenate([np.arange(seen - tokens, seen) for tokens, seen in sizes])
+    wanted = torch.tensor([row.start + row.tokens - 1 for row in listed])
+    at = torch.from_numpy(positions)
+    return Batch(torch.zeros(len(at), dtype=torch.int64), at, at.clone(), listed, wanted)
+
+
+def counted(network: GpuNetwork, batch: Batch) -> Counter[str]:
+    """The launches of the step that computes `batch`, with sampling."""
+    kernels: Counter[str] = Counter()
+
+    def start(_: Gpu, launch: Launch) -> None:
+        kernels[f"triton {launch.kernel.__name__}"] += 1
+
+    drawings = [Drawing(0.7, 0, 0.9, 0.0, 1, 0)] * len(batch.logit_rows)
+    with mock.patch.object(Gpu, "start", start), Counting() as counting:
+        network.collect(network.submit(batch, drawings))
+    return kernels + counting.launches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1536, help="mean context of a decoding row")
+    parser.add_argument("--prefill", type=int, default=300, help="prompt tokens of the mixed step")
+    parser.add_argument("--tb-s", type=float, default=4.8, help="memory bandwidth; 4.8 is an H200's")
+    parser.add_argument("--tflops", type=float, default=989.0, help="bfloat16 operations; 989 are an H200's")
+    parser.add_argument("--gap-us", type=float, default=1.5)
+    parser.add_argument("--eager-us", type=float, default=6.0)
+    asked = parser.parse_args()
+    network = a_network(asked.rows)
+    per_layer = HIDDEN * (HEADS + 2 * KV_HEADS) * DIM + HEADS * DIM * HIDDEN + 3 * HIDDEN * INNER
+    weights = LAYERS * per_layer + HIDDEN * VOCABULARY
+    kv_bytes = 2 * 2 * LAYERS * KV_HEADS * DIM
+    for title, prefill, launch_us in (("decode", 0, asked.gap_us), ("mixed", asked.prefill, asked.eager_us)):
+        launches = counted(network, a_batch(asked.rows, asked.context, prefill))
+        tokens = asked.rows + prefill
+        read = 2 * weights + kv_bytes * (asked.rows * asked.context + prefill)
+        products = 2 * LAYERS * per_layer * tokens + 2 * HIDDEN * VOCABULARY * (asked.rows + bool(prefill))
+        scores = 4 * LAYERS * HEADS * DIM * (asked.rows * asked.context + prefill * prefill // 2)
+        floor_ms = max(read / asked.tb_s / 1e9, (products + scores) / asked.tflops / 1e9)
+        total = sum(launches.values())
+        predicted_ms = floor_ms + total * launch_us / 1e3
+        print(f"{title}: {asked.rows} rows at {asked.context}, {prefill} prompt tokens")
+        print(f"  {total} launches, {read / 1e9:.1f} GB, {(products + scores) / 1e12:.2f} T operations")
+        print(
+            f"  floor {floor_ms:.2f} ms, predicted {predicted_ms:.2f} ms, {floor_ms / predicted_ms:.0%} of the roofline"
+        )
+        print("  " + ", ".join(f"{count} {name}" for name, count in launches.most_common()))
+
+
+if __name__ == "__main__":
+    main()
