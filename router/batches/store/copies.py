@@ -24,7 +24,7 @@ class LocalCopies:
         return f"<LocalCopies {self.folder}>"
 
     def get(self, key: str, load: Callable[[], Iterable[bytes]]) -> Path:
-        """The copy of the content `key`; made of what `load` returns if there is none."""
+        """The copy of the content `key`; made of the pieces that `load` returns if there is none."""
         path = self._at(key)
         with suppress(FileNotFoundError):
             os.utime(path)

@@ -175,6 +175,6 @@ class S3Draft:
     def discard(self) -> None:
         """See ContentDraft."""
         with suppress(OSError):
-            # what it could not write is not missed
+            # bytes that it could not write are not missed
             self._file.close()
         self._path.unlink(missing_ok=True)

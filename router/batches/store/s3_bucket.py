@@ -1,4 +1,4 @@
-"""A bucket of an S3-compatible service, and what its failures are called here."""
+"""A bucket of an S3-compatible service, and the names of its failures here."""
 
 from __future__ import annotations
 
