@@ -266,7 +266,7 @@ class JobRun:
     async def _end(self) -> None:
         """Write the results, then the job's last state."""
         means, now = self._means, self._means.unix_time()
-        # one that was lost is ended by its next owner, whose log would be dropped here
+        # if the claim was lost, the next owner ends the job; ending it here would drop the log of that owner
         await asyncio.to_thread(self._claim.renew)
         job = self.job
         if job.status != "finalizing":

@@ -21,13 +21,13 @@ _TRIES, _REST_S = 4, 0.25
 class S3Log:
     """See AnswerFile. There are `begun` objects already.
 
-    An object whose last writing failed is never written again: the failed one may still be on its way, and would undo
+    After a failed write, an object is never written again: the failed request may still be on its way, and would undo
     the later one. So a piece can be there twice, which readers of answers do not mind.
     """
 
     def __init__(self, bucket: Bucket, key: str, *, begun: int, sleep: Callable[[float], object] = time.sleep) -> None:
         self._bucket, self._key, self._sleep = bucket, key, sleep
-        # another owner, whose claim was lost, may write at the same time
+        # an owner that has lost its claim may write at the same time
         self._owner = uuid.uuid4().hex[:12]
         self._number, self._data = begun, b""
 
