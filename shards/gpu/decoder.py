@@ -17,6 +17,7 @@ from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode
 from shards.kernels.paged_prefill import PrefillPlan, paged_prefill
 from shards.network.config import NetworkConfig, Rope
+from shards.network.group import ALONE, Group
 from shards.network.rope import attention_factors, inverse_frequencies
 
 
@@ -64,11 +65,14 @@ class Inputs:
 class GpuDecoder:
     """A network of a family that `shards.gpu.support` names. The cache holds all state between steps.
 
-    `dense` is the attention for long chunks; None uses the paged kernel for all.
+    `dense` is the attention for long chunks; None uses the paged kernel for all. `config` and `weights` are those of
+    this process's part if there is a `group`.
     """
 
-    def __init__(self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None) -> None:
-        self.config, self.weights, self.dense = config, weights, dense
+    def __init__(
+        self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None, group: Group = ALONE
+    ) -> None:
+        self.config, self.weights, self.dense, self.group = config, weights, dense, group
         self.device = weights.embedding.device
         ropes = [config.rope_of(layer) for layer in range(config.layers)]
         tables = {rope: rotation_table(rope, config, self.device) for rope in set(ropes)}
@@ -97,11 +101,13 @@ class GpuDecoder:
             if index == last and inputs.wanted is not None:
                 # past the last attention no token needs another, so only the wanted ones continue
                 mixed, stream = mixed.index_select(0, inputs.wanted), stream.index_select(0, inputs.wanted)
-            hidden = _after(layer.output(mixed), layer.attention_after_norm, epsilon)
+            hidden = _after(self.group.sum(layer.output(mixed)), layer.attention_after_norm, epsilon)
             normal, residual = _joined(hidden, layer.mlp_norm, epsilon, stream)
-            hidden = _after(layer.mlp(normal), layer.mlp_after_norm, epsilon)
+            hidden = _after(self.group.sum(layer.mlp(normal)), layer.mlp_after_norm, epsilon)
         normal, _ = rms_norm(hidden, self.weights.norm, epsilon=epsilon, residual=residual)
-        return torch.mm(normal, self.weights.head.mT, out=out)
+        if self.group.size == 1:
+            return torch.mm(normal, self.weights.head.mT, out=out)
+        return self.group.logits(torch.mm(normal, self.weights.head.mT), self.config.vocab_size, out=out)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         hidden, scale = functional.embedding(token_ids, self.weights.embedding), self.config.embedding_scale
@@ -113,7 +119,7 @@ class GpuDecoder:
         config, layer = self.config, self.weights.layers[index]
         projected = layer.query_key_value(normal)
         if config.wide_norm:
-            projected = _normalised(projected, layer, config)
+            projected = _normalised(projected, layer, config, self.group)
         split = torch.split(
             projected.view(len(normal), -1, config.head_dim), [config.heads, config.kv_heads, config.kv_heads], dim=1
         )
@@ -216,11 +222,22 @@ def _after(hidden: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return hidden if weight is None else rms_norm(hidden, weight, epsilon=epsilon)[0]
 
 
-def _normalised(projected: Tensor, layer: GpuLayer, config: NetworkConfig) -> Tensor:
-    """`projected` with all queries of a token normalised together, and all its keys."""
+def _normalised(projected: Tensor, layer: GpuLayer, config: NetworkConfig, group: Group) -> Tensor:
+    """`projected` with all queries of a token normalised together, and all its keys: those of all parts."""
     query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
     queries, keys, values = torch.split(projected, [query, key_value, key_value], dim=1)
-    sides = [_after(queries, layer.query_norm, config.rms_norm_eps), _after(keys, layer.key_norm, config.rms_norm_eps)]
+    eps = config.rms_norm_eps
+    if group.size == 1:
+        sides = [_after(queries, layer.query_norm, eps), _after(keys, layer.key_norm, eps)]
+    else:
+        squares = torch.stack([side.float().square().mean(1) for side in (queries, keys)], 1)
+        factors = torch.rsqrt(group.sum(squares) / group.size + eps)
+        assert layer.query_norm is not None, "a wide norm has weights"
+        assert layer.key_norm is not None, "a wide norm has weights"
+        sides = [
+            (side.float() * factors[:, index, None] * weight).to(side.dtype)
+            for index, (side, weight) in enumerate(((queries, layer.query_norm), (keys, layer.key_norm)))
+        ]
     return torch.cat((*sides, values), dim=1)
 
 

@@ -79,6 +79,7 @@ class GpuMlp:
 class GpuMixture:
     """A mixture of experts; all of them in one tensor: gate_up [experts, 2 * inner, hidden] and down [experts, hidden,
     inner], or quantised with the rows of all experts, and biases [experts, out] or none. `shared` computes all tokens.
+    They are the experts of number `first` on; what other experts would add, other processes add.
 
     Nothing is copied to the host, so a graph can contain it.
     """
@@ -90,32 +91,39 @@ class GpuMixture:
     down_bias: Tensor | None = None
     activation: str = "silu"
     shared: GpuMlp | None = None
+    first: int = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """From [tokens, hidden] to the same shape. The sum over a token's experts is float32, in their order."""
         weights, chosen = self.router(hidden)
         experts = self.router.experts.count
+        own = experts if isinstance(self.gate_up, QuantisedMatrix) else len(self.gate_up)
         rows, count = SortedRows.of(chosen, experts), chosen.numel()
+        bounds = rows.bounds if own == experts else rows.bounds[self.first : self.first + own + 1]
         opened = multiply_by_expert(
             hidden,
             self.gate_up,
-            experts=experts,
+            experts=own,
             pairs=count,
-            bounds=rows.bounds,
+            bounds=bounds,
             sources=rows.tokens,
             bias=self.gate_up_bias,
         )
         each = multiply_by_expert(
             gate(opened, self.activation),
             self.down,
-            experts=experts,
+            experts=own,
             pairs=count,
-            bounds=rows.bounds,
+            bounds=bounds,
             targets=rows.places,
             bias=self.down_bias,
             shares=weights.flatten(),
         )
-        mixed = each.view(*chosen.shape, -1).sum(1, dtype=torch.float32)
+        each = each.view(*chosen.shape, -1)
+        if own != experts:
+            is_elsewhere = (chosen < self.first) | (chosen >= self.first + own)
+            each = each.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+        mixed = each.sum(1, dtype=torch.float32)
         return (mixed if self.shared is None else mixed + self.shared(hidden)).to(hidden.dtype)
 
     def tensors(self) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.network.config import NetworkConfig
+from shards.network.group import ALONE, Group
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +53,13 @@ class GpuNetwork:
         *,
         kv_dtype: torch.dtype | None = None,
         options: StepOptions | None = None,
+        group: Group = ALONE,
     ) -> GpuNetwork:
         """The network of `weights`, with the fastest attention that runs on their device."""
         embedding = weights.embedding
         dense = dense_attention(embedding.device, embedding.dtype, config.head_dim, config.heads // config.kv_heads)
-        return cls(GpuDecoder(config, weights, dense=dense), kv_dtype=kv_dtype, options=options)
+        decoder = GpuDecoder(config, weights, dense=dense, group=group)
+        return cls(decoder, kv_dtype=kv_dtype, options=options)
 
     @property
     def vocabulary(self) -> int:
@@ -152,7 +155,11 @@ class GpuNetwork:
 
     def deviations(self, move: KvMove) -> list[float]:
         """How far the target's KV is from that of `move`, token by token; waits for the device."""
-        return self._blending.deviations(move)
+        found, group = self._blending.deviations(move), self.decoder.group
+        if group.size == 1:
+            return found
+        summed = group.sum(torch.tensor(found, device=self.decoder.device)) / group.size
+        return [float(value) for value in summed.cpu()]
 
     @property
     def _blending(self) -> Blending:

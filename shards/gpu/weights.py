@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -151,6 +151,7 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
             down_bias,
             config.activation,
             None if mixed.shared is None else gated(mixed.shared),
+            mixed.first,
         )
 
     def move_layer(layer: LayerWeights) -> GpuLayer:
@@ -176,8 +177,17 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         embedding=embedding,
         layers=tuple(move_layer(layer) for layer in weights.layers),
         norm=last_norm,
-        head=embedding if config.tied_head else move(_dense(weights.head, dtype).weight),
+        head=_moved_head(weights, embedding, dtype, move),
     )
+
+
+def _moved_head(weights: Weights, embedding: Tensor, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """The head; of a tied one, the rows of the moved `embedding` that it has."""
+    head, source = _dense(weights.head, dtype).weight, weights.embedding
+    if head.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+        return move(head)
+    start = (head.data_ptr() - source.data_ptr()) // (source.stride(0) * source.element_size())
+    return embedding[start : start + len(head)]
 
 
 def random_on(device: torch.device, config: NetworkConfig, *, dtype: torch.dtype, seed: int = 0) -> GpuWeights:

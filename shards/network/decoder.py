@@ -11,15 +11,16 @@ from shards.exec.moves import KvMove
 from shards.kv.cache import KvCache, extents_of
 from shards.network.attention import PagedAttention
 from shards.network.config import NetworkConfig
+from shards.network.group import ALONE, Group
 from shards.network.layers import Weights, normalize
 from shards.network.rope import RotaryEmbedding, rotate_in_place, squared_distances
 
 
 class Decoder:
-    """A network of any family. The cache holds all state between steps."""
+    """A network of any family, or this process's part of one. The cache holds all state between steps."""
 
-    def __init__(self, config: NetworkConfig, weights: Weights) -> None:
-        self.config, self.weights = config, weights
+    def __init__(self, config: NetworkConfig, weights: Weights, group: Group = ALONE) -> None:
+        self.config, self.weights, self._group = config, weights, group
         self._ropes = [config.rope_of(layer) for layer in range(config.layers)]
         self._rotary = {rope: RotaryEmbedding(rope, config.rotary_dim) for rope in set(self._ropes)}
 
@@ -52,11 +53,11 @@ class Decoder:
             if index == last:
                 # past the last attention no token needs another, so only the wanted ones continue
                 hidden, mixed = hidden[batch.logit_rows], mixed[batch.logit_rows]
-            hidden += normalize(layer.attention.output(mixed), layer.attention_after_norm, eps)
-            inner = layer.mlp(normalize(hidden, layer.mlp_norm, eps))
+            hidden += normalize(self._group.sum(layer.attention.output(mixed)), layer.attention_after_norm, eps)
+            inner = self._group.sum(layer.mlp(normalize(hidden, layer.mlp_norm, eps)))
             hidden += normalize(inner, layer.mlp_after_norm, eps)
         hidden = normalize(hidden, self.weights.norm, eps)
-        return self.weights.head(hidden).float()
+        return self._group.logits(self.weights.head(hidden).float(), config.vocab_size)
 
     @torch.inference_mode()
     def blend(self, move: KvMove, cache: KvCache) -> None:
@@ -72,7 +73,7 @@ class Decoder:
         for layer in range(self.config.layers):
             computed = self._read(layer, move.target, move.into, move.tokens, cache)
             total += squared_distances(self._moved(layer, move, cache), computed)
-        return [float(value) for value in total]
+        return [float(value) for value in self._group.sum(total) / self._group.size]
 
     def _moved(self, layer: int, move: KvMove, cache: KvCache) -> Tensor:
         """Keys and values of `move` as `_read` returns them, keys at their new positions."""

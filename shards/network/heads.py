@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shards.network.group import ALONE, Group
 from shards.network.layers import Linear, is_compiled, normalize, normalize_heads_in_place
 from shards.network.rope import Rotation, rotate_in_place
 
@@ -17,7 +18,7 @@ class HeadProjection:
 
     `query_key_value` goes from hidden to (heads + 2 * kv_heads) * head_dim, `linear_out` from heads * head_dim back.
     `query_key_norm` [heads + kv_heads, head_dim]: the norm weights of the queries and of the keys, once per head. If
-    `is_wide`, all queries of a token are normalised together, and all its keys.
+    `is_wide`, all queries of a token are normalised together, and all its keys: those of all processes in `group`.
     """
 
     query_key_value: Linear
@@ -28,6 +29,7 @@ class HeadProjection:
     eps: float
     query_key_norm: Tensor | None = None
     is_wide: bool = False
+    group: Group = ALONE
 
     def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Queries [tokens, heads, head_dim], and keys and values [tokens, 2 * kv_heads, head_dim]."""
@@ -61,7 +63,11 @@ class HeadProjection:
     def _normalize_wide(self, heads: Tensor) -> None:
         assert self.query_key_norm is not None, "a wide norm has weights"
         for start, stop in ((0, self.heads), (self.heads, self.heads + self.kv_heads)):
-            flat = heads[:, start:stop].flatten(1)
-            heads[:, start:stop] = normalize(flat, self.query_key_norm[start:stop].flatten(), self.eps).view(
-                len(heads), -1, self.head_dim
-            )
+            flat, weight = heads[:, start:stop].flatten(1), self.query_key_norm[start:stop].flatten()
+            normal = normalize(flat, weight, self.eps) if self.group.size == 1 else self._joint(flat, weight)
+            heads[:, start:stop] = normal.view(len(heads), -1, self.head_dim)
+
+    def _joint(self, flat: Tensor, weight: Tensor) -> Tensor:
+        """`flat` [tokens, numbers] normalised together with the numbers of all processes, which have equally many."""
+        squares = self.group.sum(flat.float().square().mean(-1, keepdim=True)) / self.group.size
+        return (flat.float() * torch.rsqrt(squares + self.eps)).mul_(weight).to(flat.dtype)

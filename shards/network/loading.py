@@ -45,6 +45,7 @@ def load_weights(
     is_for_gpu: bool = False,
     is_packed: bool = False,
     on_progress: OnProgress | None = None,
+    builder_of: Callable[[Builder], Builder] = lambda builder: builder,
 ) -> Weights:
     """The weights of the checkpoint in `folder`.
 
@@ -53,15 +54,15 @@ def load_weights(
     Matrices of a quantised checkpoint stay as they are stored if they are for a GPU, and become what a CPU multiplies
     fastest otherwise (`cpu_linear`); float16 becomes bfloat16 there, in which torch multiplies four bits.
     If `is_packed`, large matrices in bfloat16 or int8 are kept packed and plain, for a CPU with room (`has_room`).
-    `on_progress` gets the bytes of the files read so far and the total. Raises BrokenCheckpoint or
-    UnsupportedCheckpoint with the tensor's name.
+    `on_progress` gets the bytes of the files read so far and the total. `builder_of` may replace the builder by one of
+    a part. Raises BrokenCheckpoint or UnsupportedCheckpoint with the tensor's name.
     """
     with ExitStack() as stack:
         family = family_of(config.architecture)
         files = _Files(safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
         files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING), is_quantised=files.format is not None)
         form = _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu, is_packed=is_packed)
-        weights = Builder(config, family, files, form).weights()
+        weights = builder_of(Builder(config, family, files, form)).weights()
         files.refuse_leftovers(config)
         return weights
 

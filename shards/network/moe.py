@@ -57,21 +57,25 @@ class ExpertRouter:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """The weighted sum of the chosen `experts`, plus the `shared` one that computes all tokens."""
+    """The weighted sum of the chosen experts, plus the `shared` one that computes all tokens.
+
+    `experts` are those of number `first` on; what other experts would add, other processes add.
+    """
 
     router: ExpertRouter
     experts: tuple[Mlp, ...]
     shared: Mlp | None = None
+    first: int = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """From [tokens, hidden] to the same shape. Each expert computes all of its tokens at once; sums are float32."""
         weights, chosen = self.router(hidden)
         order = chosen.flatten().argsort(stable=True)
         rows, shares = order // chosen.shape[1], weights.flatten()[order].unsqueeze(-1)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        counts = torch.bincount(chosen.flatten(), minlength=self.router.experts.count).tolist()
         out = torch.zeros(hidden.shape) if self.shared is None else self.shared(hidden).float()
-        start = 0
-        for expert, count in zip(self.experts, counts, strict=True):
+        start, stop = sum(counts[: self.first]), self.first + len(self.experts)
+        for expert, count in zip(self.experts, counts[self.first : stop], strict=True):
             if count:
                 own = rows.narrow(0, start, count)
                 out.index_add_(0, own, expert(hidden[own]) * shares.narrow(0, start, count))

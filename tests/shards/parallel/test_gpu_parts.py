@@ -1,0 +1,89 @@
+"""The GPU's decoder in parts, on interpreted kernels: two processes of gloo give what one gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from shards.exec.drawing import Drawing
+from shards.network.config_file import read_config
+from shards.network.group import ALONE, Group
+from shards.network.loading import load_weights
+from shards.parallel.cut import PartBuilder
+from shards.parallel.part import Part
+from tests.shards.parallel.processes import in_processes
+from tests.shards.tiny_checkpoints import a_batch, save_checkpoint, some_tokens
+
+if TYPE_CHECKING:
+    from shards.gpu.network import GpuNetwork
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+KINDS = ["llama", "llama, tied head", "olmo2", "gpt-oss", "glm4 moe", "qwen3 moe", "gemma3"]
+"""Between them: biases, a tied head, norms over all heads, sinks and windows, experts, and norms on both sides."""
+
+
+def network(folder: Path, group: Group) -> GpuNetwork:
+    from shards.gpu.decoder import GpuDecoder
+    from shards.gpu.network import GpuNetwork
+    from shards.gpu.step import StepOptions
+    from shards.gpu.weights import moved
+
+    config = read_config(folder)
+    part = config if group.size == 1 else Part(group.rank, group.size).config(config)
+    build = (lambda builder: builder) if group.size == 1 else partial(PartBuilder.of, group=group)
+    weights = moved(
+        load_weights(folder, config, builder_of=build), part, device=torch.device("cpu"), dtype=torch.float32
+    )
+    made = GpuNetwork(GpuDecoder(part, weights, group=group), options=StepOptions(rows=4))
+    made.allocate(8)
+    return made
+
+
+def run(group: Group, folders: dict[str, Path]) -> dict[str, tuple[Any, list[int | None]]]:
+    """For each checkpoint: logits of a chunk, and tokens of two steps, the second submitted before the first is known."""
+    found = {}
+    for kind, folder in folders.items():
+        made, prompt = network(folder, group), some_tokens(9)
+        logits = made.forward(a_batch((prompt[:7], 0, (3,)))).numpy()
+        batch = a_batch((prompt[7:8], 7, (3,)), (prompt[:3], 0, (5,)), wanted=[0, 3])
+        warm = [Drawing(temperature=1.5, seed=5, position=8), Drawing()]
+        first = made.submit(batch, warm)
+        following = a_batch(([0], 8, (3,)), ([0], 3, (5,)))
+        ahead = type(following)(
+            following.token_ids,
+            following.positions,
+            following.slots,
+            following.rows,
+            following.logit_rows,
+            ahead=((0, 0), (1, 1)),
+        )
+        second = made.submit(ahead, warm)
+        found[kind] = (logits, made.collect(first) + made.collect(second))
+    return found
+
+
+def test_two_parts_give_the_logits_and_tokens_of_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folders = {kind: tmp_path / str(number) for number, kind in enumerate(KINDS)}
+    for kind, folder in folders.items():
+        save_checkpoint(folder, kind)
+    (alone,) = in_processes(1, _run_alone, folders)
+    first, second = in_processes(2, run, folders)
+    for kind in KINDS:
+        expected, tokens = alone[kind]
+        assert expected.std() > 0.5
+        for part in (first, second):
+            torch.testing.assert_close(torch.from_numpy(part[kind][0]), torch.from_numpy(expected), atol=1e-3, rtol=0)
+            assert part[kind][1] == tokens
+        # equal bits: what a process draws must be what the others draw
+        assert (first[kind][0] == second[kind][0]).all()
+
+
+def _run_alone(_: Group, folders: dict[str, Path]) -> Any:
+    return run(ALONE, folders)
