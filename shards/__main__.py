@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from shards.bundled import NAME, weights
+from shards.lifeline import end_with_stdin
 from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
 from tls.certificates import Certificates
@@ -54,12 +54,13 @@ def exit_on_error(*, before: str = "") -> Iterator[None]:
     """Exit with status 2 and a message for every failure that is not a bug."""
     from shards.exec.network import DeviceLost
     from shards.loop import EngineError
+    from shards.parallel.link import LinkBroken
     from shards.warmup import BrokenModel
     from shards.wire.otel import CannotExport
 
     try:
         yield
-    except (ValueError, OSError, BrokenModel, CannotExport, DeviceLost, EngineError) as error:
+    except (ValueError, OSError, BrokenModel, CannotExport, DeviceLost, EngineError, LinkBroken) as error:
         print(f"{before}{error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
 
@@ -80,8 +81,22 @@ def secret_in(path: Path) -> bytes:
     return secret
 
 
-def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device: str, *, supervised: bool) -> Model:
-    """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails."""
+def load_model(
+    source: str,
+    name: str | None,
+    dtype: str,
+    kv_dtype: str,
+    device: str,
+    *,
+    supervised: bool,
+    at_end: Callable[[Callable[[], None]], object],
+    size: int = 1,
+    threads: int = 1,
+) -> Model:
+    """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails.
+
+    `at_end` takes what ends the other processes of `size`; each computes with `threads` threads.
+    """
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
 
@@ -92,8 +107,31 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device:
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
     with exit_on_error(before=f"cannot load {path}: "), short:
-        return Model.load(
-            path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, device=device, on_progress=on_progress
+        load = partial(Model.load, path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype)
+        if size == 1:
+            return load(device=device, on_progress=on_progress)
+        from shards.gpu.device import choose_device
+        from shards.network.config_file import read_config
+        from shards.parallel.part import Part
+        from shards.parallel.processes import Processes, leading
+
+        Part(0, size).require(read_config(path))
+        on = choose_device(device).type
+        others = Processes(str(path), size=size, dtype=dtype, kv_dtype=kv_dtype, device=on, threads=threads)
+        at_end(others.close)
+        part = load(device=on, on_progress=on_progress, group=others.group)
+        others.await_loaded()
+        return leading(part, others)
+
+
+def refuse_apart(size: int, kv_dir: str | None, kv_listen: str | None) -> None:
+    """Raise ValueError for options that need all KV of a block in one process, if there are several."""
+    given = {"--kv-dir": kv_dir, "--kv-listen": kv_listen}
+    refused = next((name for name, value in given.items() if value is not None), None)
+    if size > 1 and refused is not None:
+        raise ValueError(
+            f"{refused} needs the whole KV of a block in one process, and --tensor-parallel {size} divides it: "
+            "leave one of them out"
         )
 
 
@@ -109,7 +147,7 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, g
 
 
 def host_kv_bytes(model: Model, options: EngineOptions) -> int:
-    """Total host memory for KV; on a CPU it includes the pool."""
+    """Total host memory for KV in this process; on a CPU it includes the pool."""
     from shards.exec.hosting import host_slots
 
     is_on_host = getattr(model.network, "room_bytes", None) is None
@@ -165,20 +203,9 @@ def _certificates(settings: TlsSettings, *, is_server: bool, what: str) -> Certi
         raise ValueError(str(error)) from error
 
 
-def end_with_stdin() -> None:
-    """End this process when standard input closes, which means that its supervisor is gone."""
-
-    def wait() -> None:
-        # not sys.stdin: a waiting thread holds its lock, and that aborts an interpreter that ends for another reason
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True, name="end-with-stdin").start()
-
-
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def shard(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="A directory in Hugging Face format, or `bundled`.")] = "bundled",
     listen: Annotated[
         str, typer.Option(help="host:port to serve gRPC on; port 0 picks a free one.")
@@ -194,7 +221,15 @@ def shard(
     device: Annotated[
         Device, typer.Option(help="auto is a GPU if there is one; CUDA_VISIBLE_DEVICES chooses among several.")
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: from the usable cores.", min=1)] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Processes that compute each step together, with a GPU each, or on CPUs.", min=1
+        ),
+    ] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of each process; default: from the usable cores.", min=1)
+    ] = None,
     kv_memory: Annotated[
         float | None,
         typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, or the free memory of a GPU.", min=0.001),
@@ -298,7 +333,20 @@ def shard(
     own = TlsSettings(tls_cert, tls_key, tls_client_ca, frozenset(tls_pin or ()), tls_min_version)
     with exit_on_error():
         port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
-    loaded = load_model(model, served_name, dtype, kv_dtype, device, supervised=supervised)
+    with exit_on_error():
+        refuse_apart(tensor_parallel, kv_dir, kv_listen)
+    threads = threads or max(1, default_threads() // tensor_parallel)
+    loaded = load_model(
+        model,
+        served_name,
+        dtype,
+        kv_dtype,
+        device,
+        supervised=supervised,
+        at_end=context.call_on_close,
+        size=tensor_parallel,
+        threads=threads,
+    )
 
     from shards.announce import Announcement, Announcer, reachable_address
     from shards.collector import spare_what_stays
@@ -309,7 +357,7 @@ def shard(
 
     with exit_on_error():
         traces = traces_of(name)
-    use_threads(threads or default_threads())
+    use_threads(threads)
     with exit_on_error():
         kv_address = None if kv_listen is None else host_and_port(kv_listen)
         kv_secret = b"" if kv_secret_file is None else secret_in(Path(kv_secret_file))
@@ -336,7 +384,7 @@ def shard(
     )
     with exit_on_error():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))
-        refuse_beyond(usable_bytes(), host_kv_bytes(loaded, options))
+        refuse_beyond(usable_bytes(), tensor_parallel * host_kv_bytes(loaded, options))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
         announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
         warm_up(engine)

@@ -13,7 +13,14 @@ from shards.blender import Blender
 from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.moves import BlendingNetwork
-from shards.exec.network import AdaptableNetwork, DeviceLost, DrawingNetwork, FallibleNetwork, Network
+from shards.exec.network import (
+    AdaptableNetwork,
+    DeviceLost,
+    DrawingNetwork,
+    FallibleNetwork,
+    Network,
+    WatchedNetwork,
+)
 from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
@@ -138,6 +145,9 @@ class Engine:
         self._step_s = 0.0
         self._predicted_s = float("-inf")
         self._is_settled = True
+        self._lost = ""
+        if isinstance(network, WatchedNetwork):
+            network.watch(self._lose)
 
     def __repr__(self) -> str:
         return f"Engine({self.model.name}: {self._scheduler!r}, {self._steps} steps)"
@@ -156,7 +166,7 @@ class Engine:
     def has_work(self) -> bool:
         """Would a step compute or report anything? False stays False until a call or a deadline."""
         pool = self._pool
-        if not self._is_settled or self._finished or pool.prefix.has_events:
+        if not self._is_settled or self._lost or self._finished or pool.prefix.has_events:
             return True
         if pool.lending.is_busy or pool.peers.has_offers:
             return True
@@ -346,6 +356,8 @@ class Engine:
 
         Raises DeviceLost, or CopyFailed, if no later step could succeed; then the engine must not be used any more.
         """
+        if self._lost:
+            raise DeviceLost(self._lost)
         now_s = self._clock()
         self._end_late(now_s)
         for key, outcome in self._grammars.answers():
@@ -385,6 +397,11 @@ class Engine:
     def kv_group(self) -> str | None:
         """The fingerprint of the KV in hex digits: shards with the same one exchange KV; None if this one does not."""
         return None if self._server is None else self._server.fingerprint.hex()
+
+    def _lose(self, reason: str) -> None:
+        """Have the next step raise DeviceLost; from any thread."""
+        self._lost = reason
+        self.wake()
 
     def _lend(self, exchange: KvExchange | None) -> PeerServer | None:
         """The port at which other shards fetch blocks."""

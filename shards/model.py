@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +17,7 @@ from shards.exec.network import Network
 from shards.kv.cache import KvCache, bytes_per_block
 from shards.kv.host_memory import HostMemory
 from shards.kv.quantised import kv_dtype_of, make_cache
+from shards.network.group import ALONE, Group
 
 if TYPE_CHECKING:
     from shards.lora.checkpoint import AdapterFormat
@@ -131,6 +133,7 @@ class Model:
         kv_dtype: str = "auto",
         device: str = "cpu",
         on_progress: OnProgress | None = None,
+        group: Group = ALONE,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
@@ -138,8 +141,8 @@ class Model:
         bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. Matrices that the
         checkpoint has in fewer bits stay so, except as `cpu_linear` says. `kv_dtype` is auto (the type that attention
         computes in), int8 or fp8 (e4m3). `device` is cpu, cuda, or auto, which is cuda if there is a GPU and Triton.
-        `on_progress` gets the bytes read so far and the total. Raises CheckpointError, or ValueError for another
-        dtype or device, or a GPU without e4m3 for KV in fp8.
+        `on_progress` gets the bytes read so far and the total. In a `group` the network is this process's part. Raises
+        CheckpointError, or ValueError for another dtype or device, or a GPU without e4m3 for KV in fp8.
         """
         from shards.gpu.device import choose_device
         from shards.gpu.support import require_gpu_support
@@ -157,10 +160,26 @@ class Model:
             require_gpu_support(config)
         chosen = cast("DtypeChoice", gpu_dtype(path, dtype) if on.type == "cuda" else dtype)
         is_for_gpu = on.type == "cuda"
-        is_packed = not is_for_gpu and config.hidden_size >= LEAST_WIDTH and has_room(path)
-        weights = load_weights(
-            path, config, dtype=chosen, is_for_gpu=is_for_gpu, is_packed=is_packed, on_progress=on_progress
+        is_packed = not is_for_gpu and group.size == 1 and config.hidden_size >= LEAST_WIDTH and has_room(path)
+        load = partial(
+            load_weights,
+            path,
+            config,
+            dtype=chosen,
+            is_for_gpu=is_for_gpu,
+            is_packed=is_packed,
+            on_progress=on_progress,
         )
+        if group.size > 1:
+            from shards.parallel.cut import PartBuilder
+            from shards.parallel.part import Part
+
+            part = Part(group.rank, group.size)
+            part.require(config)
+            weights = load(builder_of=partial(PartBuilder.of, group=group))
+            config = part.config(config)
+        else:
+            weights = load()
         computed = weights.embedding.dtype
         stored = kv_dtype_of(kv_dtype, computed=computed)
         network: Network
@@ -171,9 +190,10 @@ class Model:
             from shards.kernels.launch import gpu_of
 
             require_kv_type(stored, gpu_of(on))
-            network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=computed), kv_dtype=stored)
+            on_gpu = moved(weights, config, device=on, dtype=computed)
+            network = GpuNetwork.of(config, on_gpu, kv_dtype=stored, group=group)
         else:
-            network = PagedNetwork(Decoder(config, weights), kv_dtype=stored, computed=computed)
+            network = PagedNetwork(Decoder(config, weights, group), kv_dtype=stored, computed=computed)
         return cls(
             name=name or path.resolve().name,
             network=network,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -62,6 +62,15 @@ class CapturingNetwork(Protocol):
     @property
     def uncaptured_steps(self) -> int:
         """Steps that were computed without a captured one since a capture failed; 0 if none has failed."""
+        ...
+
+
+@runtime_checkable
+class WatchedNetwork(Protocol):
+    """A network that can be lost between two steps, as one of several processes can end."""
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` with the reason, from any thread, once no later step could succeed."""
         ...
 
 

@@ -40,6 +40,11 @@ class Collectives:
         return f"Collectives({self.rank} of {self.size})"
 
     @classmethod
+    def on(cls, device: str, store: Store, rank: int, size: int) -> Collectives:
+        """Between processes that compute on `device`: cpu or cuda."""
+        return (cls.nccl if device == "cuda" else cls.gloo)(store, rank, size)
+
+    @classmethod
     def gloo(
         cls, store: Store, rank: int, size: int, *, draws_everywhere: bool = False, waits_s: float = WAITS_S
     ) -> Collectives:
@@ -66,8 +71,9 @@ class Collectives:
         """All logits [rows, vocabulary]; `part` where no token is drawn."""
         part = part.contiguous()
         if self._draws_everywhere:
-            parts = part.new_empty((self.size, *part.shape))
-            self._group._allgather_base(parts, part).wait()
+            stacked = part.new_empty((self.size * len(part), part.shape[1]))
+            self._group._allgather_base(stacked, part).wait()
+            parts = stacked.view(self.size, *part.shape)
         else:
             options = dist.GatherOptions()
             options.rootRank = 0

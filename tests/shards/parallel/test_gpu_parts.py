@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-KINDS = ["llama", "llama, tied head", "olmo2", "gpt-oss", "glm4 moe", "qwen3 moe", "gemma3"]
-"""Between them: biases, a tied head, norms over all heads, sinks and windows, experts, and norms on both sides."""
+KINDS = ["olmo2", "gpt-oss"]
+"""Between them: norms over all heads, biases, sinks, windows and experts."""
 
 
 def network(folder: Path, group: Group) -> GpuNetwork:
@@ -45,15 +45,15 @@ def network(folder: Path, group: Group) -> GpuNetwork:
 
 
 def run(group: Group, folders: dict[str, Path]) -> dict[str, tuple[Any, list[int | None]]]:
-    """For each checkpoint: logits of a chunk, and tokens of two steps, the second submitted before the first is known."""
+    """For each checkpoint: logits of a chunk, and tokens of two steps, the second submitted at once."""
     found = {}
     for kind, folder in folders.items():
-        made, prompt = network(folder, group), some_tokens(9)
-        logits = made.forward(a_batch((prompt[:7], 0, (3,)))).numpy()
-        batch = a_batch((prompt[7:8], 7, (3,)), (prompt[:3], 0, (5,)), wanted=[0, 3])
-        warm = [Drawing(temperature=1.5, seed=5, position=8), Drawing()]
+        made, prompt = network(folder, group), some_tokens(5)
+        logits = made.forward(a_batch((prompt[:3], 0, (3,)))).numpy()
+        batch = a_batch((prompt[3:4], 3, (3,)), (prompt[:2], 0, (5,)), wanted=[0, 2])
+        warm = [Drawing(temperature=1.5, seed=5, position=4), Drawing()]
         first = made.submit(batch, warm)
-        following = a_batch(([0], 8, (3,)), ([0], 3, (5,)))
+        following = a_batch(([0], 4, (3,)), ([0], 2, (5,)))
         ahead = type(following)(
             following.token_ids,
             following.positions,

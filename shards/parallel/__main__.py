@@ -1,0 +1,46 @@
+"""A process of a shard, but not the first: `python -m shards.parallel JOB`, started by `shards.parallel.processes`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import cast
+
+import msgspec
+
+from shards.lifeline import end_with_stdin
+from shards.parallel.job import Job
+from shards.parallel.link import Link
+from shards.threads import use_threads
+
+
+def main(job: Job) -> None:
+    """Load the part of `job`, and obey until the first process ends the link."""
+    from shards.model import Model
+    from shards.parallel.collectives import WAITS_S, Collectives, join
+    from shards.parallel.follower import Follower
+    from shards.parallel.leader import PartNetwork
+    from shards.parallel.orders import Answer
+
+    use_threads(job.threads)
+    link = Link(socket.socket(fileno=job.link), waits_s=WAITS_S)
+    store = join(job.port, job.size)
+    link.send(msgspec.msgpack.encode(Answer()))
+    group = Collectives.on(job.device, store, job.rank, job.size)
+    try:
+        model = Model.load(job.folder, dtype=job.dtype, kv_dtype=job.kv_dtype, device=job.device, group=group)
+    except (ValueError, OSError, MemoryError) as error:
+        link.send(msgspec.msgpack.encode(Answer(error=f"part {job.rank} cannot be loaded: {error}")))
+        return
+    link.send(msgspec.msgpack.encode(Answer()))
+    Follower(cast("PartNetwork", model.network), link).run()
+
+
+if __name__ == "__main__":
+    end_with_stdin()
+    asked = msgspec.json.decode(sys.argv[1], type=Job)
+    try:
+        main(asked)
+    except Exception as error:  # noqa: BLE001 - the supervisor: any exception ends this process, and so the shard
+        print(f"part {asked.rank} of {asked.size} failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)

@@ -1,0 +1,29 @@
+"""What a process of a shard is started for. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Part `rank` of `size` of the model at `path`, loaded like that of the first process, which waits at `port`.
+
+    Orders come through the socket with the descriptor `link`.
+    """
+
+    path: str
+    dtype: str
+    kv_dtype: str
+    device: str
+    threads: int
+    rank: int
+    size: int
+    port: int
+    link: int
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint."""
+        return Path(self.path)
