@@ -271,7 +271,7 @@ def shard(
         RunAhead, typer.Option(help="Submit each step before the previous one is collected; auto is on on a GPU.")
     ] = "auto",
     speculate: Annotated[
-        Speculate, typer.Option(help="Speculative decoding by prompt lookup; auto is on on a CPU.")
+        Speculate, typer.Option(help="Speculative decoding by prompt lookup; auto is on where it pays.")
     ] = "auto",
     blend: Annotated[
         Blend, typer.Option(help="Reuse of documents at any position, for requests that permit it; off forbids it.")

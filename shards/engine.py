@@ -59,6 +59,7 @@ from shards.nouns import (
     Submission,
 )
 from shards.options import EngineOptions
+from shards.sched.drafts import FEW_ROWS_ON_DEVICE, ON_HOST, DraftBounds
 from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
 from shards.shortage import gib, memory_for
@@ -68,6 +69,9 @@ __all__ = ["Engine", "EngineOptions"]
 _SEEDS = 2**64
 
 _PREDICTIONS_EVERY_S = 0.1
+
+_HOST_SHARE = 0.1
+"""The weight of a step in the average of what the host does beside a device: about the last ten count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Engine:
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
         self._adapters = self._open_adapters(network)
-        self._speculates = self.options.speculates(is_possible=not isinstance(network, DrawingNetwork))
+        self._speculates = self.options.speculates
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
@@ -134,7 +138,7 @@ class Engine:
             shapes_answers=self.shapes_answers,
         )
         self._blender = self._make_blender(network)
-        self._scheduler = Scheduler(self._pool, self.options, blender=self._blender)
+        self._scheduler = Scheduler(self._pool, self.options, blender=self._blender, drafting=_bounds_of(network))
         self._roster = self._scheduler.roster
         self._runner = Runner(network, deterministic=self.options.deterministic)
         self._writers: dict[int, Writer] = {}
@@ -145,6 +149,7 @@ class Engine:
         self._step_s = 0.0
         self._predicted_s = float("-inf")
         self._is_settled = True
+        self._waited_s = 0.0
         self._lost = ""
         if isinstance(network, WatchedNetwork):
             network.watch(self._lose)
@@ -366,12 +371,16 @@ class Engine:
             self._adapt_requests(self._adapters, now_s)
         step = self._scheduler.next_step(now_s)
         before, self._due = self._due, self._submit(step) if step.pieces else None
+        self._waited_s = 0.0
         drawn = [] if before is None else self._collect(before)
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
         is_awaited = self._grammars.is_awaited or (self._adapters is not None and self._adapters.is_awaited)
         self._is_settled = not (step.pieces or before or step.is_short or is_awaited)
+        if step.pieces and self._runs_ahead:
+            host_s = self._clock() - now_s - self._waited_s
+            self._scheduler.overhead_s += _HOST_SHARE * (host_s - self._scheduler.overhead_s)
         return self._report(drawn)
 
     def check(self) -> None:
@@ -602,11 +611,13 @@ class Engine:
 
     def _collect(self, due: _Due) -> list[Drawn]:
         """Wait for a step's tokens. Tokens of sequences that have ended meanwhile are dropped."""
+        waits_from_s = self._clock()
         try:
             samples = iter(self._runner.collect(due.flight))
         except Exception as error:  # noqa: BLE001 - as in `_submit`
             self._fail_all(due.step, error)
             return []
+        self._waited_s += self._clock() - waits_from_s
         drawn: list[Drawn] = []
         for piece in due.step.pieces:
             own = [next(samples)] if piece.draws and not piece.draft else list(islice(samples, piece.logits))
@@ -690,3 +701,10 @@ class Engine:
         self._predicted_s = now_s
         predictions = self._scheduler.predictions(now_s)
         return {key: seconds for key, seconds in predictions.items() if not isinstance(key, ChunkKey)}
+
+
+def _bounds_of(network: Network) -> DraftBounds:
+    """The bounds of drafts for `network`."""
+    if not isinstance(network, DrawingNetwork):
+        return ON_HOST
+    return DraftBounds(FEW_ROWS_ON_DEVICE, network.most_rows)

@@ -43,8 +43,9 @@ class EngineOptions:
 
     `speculate`: for an answer that repeats its prompt or itself, the next tokens are guessed (prompt lookup) and
     verified in the same step as the certain token, if that is expected to give more tokens per second; auto or off.
-    auto is on if tokens are drawn on the host and the engine is not deterministic. Tokens are drawn as without it, from
-    logits that differ by rounding only. Penalties depend on earlier tokens, so requests with penalties are excluded.
+    auto is on unless the engine is deterministic. On a device no step is submitted ahead of one with guesses, which
+    counts as its cost. Tokens are drawn as without it, from logits that differ by rounding only. Penalties depend on
+    earlier tokens, so requests with penalties are excluded.
 
     `blend`: requests that permit it take the KV of documents from wherever they stood before; auto or off. auto is on
     if the network can move KV and the engine is not deterministic.
@@ -108,11 +109,12 @@ class EngineOptions:
             )
         return is_possible and not self.deterministic and self.run_ahead != "off"
 
-    def speculates(self, *, is_possible: bool) -> bool:
-        """Whether guesses are verified. Raises ValueError if invalid. `is_possible`: tokens are drawn on the host."""
+    @property
+    def speculates(self) -> bool:
+        """Whether guesses are verified. Raises ValueError if invalid."""
         if self.speculate not in SPECULATE:
             raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
-        return is_possible and not self.deterministic and self.speculate != "off"
+        return not self.deterministic and self.speculate != "off"
 
     def blends(self, *, is_possible: bool) -> bool:
         """Whether KV of chunks is blended. Raises ValueError if invalid. `is_possible`: the network can move KV."""

@@ -19,7 +19,7 @@ from shards.options import EngineOptions
 from shards.roster import Roster
 from shards.sched.admit import Victim, Waiting, admit
 from shards.sched.cost import CostModel, StepShape, prefill_shape
-from shards.sched.drafts import draft_lengths
+from shards.sched.drafts import ON_HOST, DraftBounds, draft_lengths
 from shards.sched.forecast import Decoding, Pending, predict_ttft_s
 from shards.sched.plan import plan_step, shape_of
 from shards.sched.ranks import effective_rank
@@ -58,8 +58,11 @@ class Scheduler:
         *,
         cost: CostModel | None = None,
         blender: Blender | None = None,
+        drafting: DraftBounds = ON_HOST,
     ) -> None:
-        self.pool, self.options, self.blender = pool, options, blender
+        self.pool, self.options, self.blender, self._drafting = pool, options, blender, drafting
+        self.overhead_s = 0.0
+        """What a step with drafts takes longer, as no other is submitted ahead of its end."""
         self.roster = Roster()
         self.cost = cost or CostModel()
         self._moved: dict[Hashable, Request] = {}
@@ -328,7 +331,14 @@ class Scheduler:
         if not prospects or any(not sequence.is_decoding for sequence in landed) or not self._may_hurry:
             return {}
         decoding = [sequence.computed_tokens + 1 for sequence in landed if sequence.is_decoding]
-        return draft_lengths(prospects, rows=len(decoding), context_tokens=sum(decoding), cost=self.cost)
+        return draft_lengths(
+            prospects,
+            rows=len(decoding),
+            context_tokens=sum(decoding),
+            cost=self.cost,
+            bounds=self._drafting,
+            overhead_s=self.overhead_s,
+        )
 
     @property
     def _may_hurry(self) -> bool:
@@ -355,7 +365,7 @@ class Scheduler:
         if sequence.drafter is None or stop <= sequence.known_tokens:
             # logits are needed after the last known token
             return [*pieces, Piece(sequence, start, stop, draws=stop == sequence.known_tokens)]
-        draft = sequence.drafter.draft(stop - sequence.known_tokens)
+        draft = sequence.draft(stop - sequence.known_tokens)
         return [*pieces, Piece(sequence, start, stop, draws=True, draft=draft)]
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:

@@ -36,8 +36,8 @@ class Flight:
 
     @property
     def may_stay(self) -> bool:
-        """Whether the next plan may be submitted before this one is collected."""
-        return self.ticket is not None
+        """Whether the next plan may be submitted before this one is collected: not if it depends on drafts."""
+        return self.ticket is not None and not any(piece.draft for piece in self.pieces)
 
 
 class Runner:
@@ -68,8 +68,12 @@ class Runner:
                     request = piece.sequence.request
                     sampler.begin(request.token_ids(0, request.submission.prompt_tokens))
             return Flight(pieces, _ahead(drawing, samplers), logits=self._compute(pieces))
-        drawings = [sampler.drawing(piece.sequence.unseen) for piece, sampler in zip(drawing, samplers, strict=True)]
-        ticket = self._device.submit(lay_out(pieces, places=self._places), drawings)
+        drawings = [
+            sampler.drawing(piece.sequence.unseen + tokens)
+            for piece, sampler in zip(drawing, samplers, strict=True)
+            for tokens in range(piece.logits)
+        ]
+        ticket = self._device.submit(lay_out(pieces, places=self._places, drafts_apart=True), drawings)
         self._places = {piece.sequence.arrival: place for place, piece in enumerate(drawing)}
         return Flight(pieces, samplers, ticket=ticket)
 
@@ -94,7 +98,7 @@ class Runner:
 
     def _compute(self, pieces: Listed[Piece]) -> Tensor:
         if not self._deterministic:
-            return self._network.forward(lay_out(pieces, places=self._places))
+            return self._network.forward(lay_out(pieces, places=self._places, drafts_apart=self._device is not None))
         logits = [self._network.forward(lay_out([part], is_exact=True)) for piece in pieces for part in piece.cut()]
         return torch.cat([row for row in logits if len(row)]) if any(map(len, logits)) else logits[-1]
 
@@ -128,17 +132,33 @@ def _ahead(pieces: Listed[Piece], samplers: tuple[Sampler, ...]) -> tuple[Sample
     )
 
 
-def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_exact: bool = False) -> Batch:
-    """The batch that computes `pieces`, in their order. `places` are those of the tokens that only the device knows."""
+def lay_out(
+    pieces: Listed[Piece],
+    *,
+    places: Mapping[int, int] = _NOWHERE,
+    is_exact: bool = False,
+    drafts_apart: bool = False,
+) -> Batch:
+    """The batch that computes `pieces`, in their order. `places` are those of the tokens that only the device knows.
+
+    With `drafts_apart` the certain token and each drafted one are rows of their own: a GPU has graphs for such rows,
+    and each finds the keys of all tokens before it, because they are written first.
+    """
     if all(piece.stop == piece.start + 1 and not piece.draft for piece in pieces):
         return _lay_out_single(pieces, places, is_exact=is_exact)
-    token_ids = [_token_ids(piece) for piece in pieces]
+    token_ids: list[Tokens] = []
     rows: list[Row] = []
     logit_rows: list[int] = []
     ahead: list[tuple[int, int]] = []
     start = 0
     for piece in pieces:
-        rows.append(Row(start, piece.tokens, piece.stop, piece.blocks, piece.sequence.request.adapter))
+        known, blocks, adapter = _token_ids(piece), piece.blocks, piece.sequence.request.adapter
+        if drafts_apart and piece.draft:
+            token_ids += [[token_id] for token_id in known]
+            rows += [Row(start + at, 1, piece.start + at + 1, blocks, adapter) for at in range(piece.tokens)]
+        else:
+            token_ids.append(known)
+            rows.append(Row(start, piece.tokens, piece.stop, blocks, adapter))
         if piece.is_unseen:
             ahead.append((start, places[piece.sequence.arrival]))
         start += piece.tokens

@@ -153,9 +153,15 @@ class Sequence:
         drafter = self.drafter
         if drafter is None or not drafter.has_guess or not self.is_decoding:
             return None
-        left_tokens = self.request.submission.max_new_tokens - len(self.output) - 1
+        left_tokens = self.request.submission.max_new_tokens - len(self.output) - self.unseen - 1
         most = min(MOST_DRAFTED, left_tokens, BLOCK_TOKENS - 1 - self.computed_tokens % BLOCK_TOKENS)
-        return Prospect(self.arrival, self.computed_tokens, drafter.chance, drafter.later.share, most)
+        # the first guess is then for the token that only the device knows, and the others depend on it
+        first = drafter.chance * drafter.later.share**self.unseen
+        return Prospect(self.arrival, self.computed_tokens, first, drafter.later.share, most)
+
+    def draft(self, tokens: int) -> tuple[int, ...]:
+        """The guesses of `tokens` tokens behind the known ones."""
+        return () if self.drafter is None else self.drafter.draft(self.unseen + tokens)[self.unseen :]
 
     def append(self, token_id: int) -> None:
         """Append the drawn token `token_id`, which is now known."""

@@ -21,6 +21,10 @@ LEAST_SHARE = 0.66
 time. The model cannot separate rows from the rest of a step while their number stays the same. Observed at 8 rows:
 0.66 with the bundled model, 0.4 with the shape of Qwen3-0.6B in int8."""
 
+FEW_ROWS_ON_DEVICE = 128
+"""The same on a GPU, which computes some 300 bfloat16 rows in the time in which it reads the weights (H100: 989 TFLOP/s
+by 3.35 TB/s); half of that, because attention and the head do not follow that rule. Not measured."""
+
 
 class Prospect(NamedTuple):
     """A decoding sequence with a guess: the next token is right with probability `first`, and each later one, behind a
@@ -34,7 +38,27 @@ class Prospect(NamedTuple):
     most: int
 
 
-def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: int, cost: CostModel) -> dict[int, int]:
+class DraftBounds(NamedTuple):
+    """Up to `few_rows` rows a guessed token may be nearly free. A step draws at most `most_drawn` tokens, if there is a
+    bound.
+    """
+
+    few_rows: int = FEW_ROWS
+    most_drawn: int | None = None
+
+
+ON_HOST = DraftBounds()
+
+
+def draft_lengths(
+    prospects: Iterable[Prospect],
+    *,
+    rows: int,
+    context_tokens: int,
+    cost: CostModel,
+    bounds: DraftBounds = ON_HOST,
+    overhead_s: float = 0.0,
+) -> dict[int, int]:
     """The number of guessed tokens to verify for each sequence, by its id; a sequence without an entry verifies none.
 
     The numbers maximise the expected tokens per second of a step that only decodes `rows` sequences with
@@ -42,9 +66,13 @@ def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: i
     computes with many others, costs much less. If there are many rows, `LEAST_SHARE` is a lower bound. The n-th guess
     is worth the probability that all guesses up to it are right. The best guesses of all sequences are taken first, as
     long as their tokens per second exceed those of the step with all guesses before; that maximises the quotient.
+
+    `overhead_s`: what a step with guesses takes beside that, because the next one cannot be submitted ahead of its end.
     """
-    tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, context_tokens))
-    least_s = LEAST_SHARE * max(0.0, 1.0 - FEW_ROWS / rows) * seconds / rows
+    plain_s = cost.predict_s(StepShape(rows, 0.0, context_tokens))
+    tokens, seconds = float(rows), plain_s + overhead_s
+    left = None if bounds.most_drawn is None else bounds.most_drawn - rows
+    least_s = LEAST_SHARE * max(0.0, 1.0 - bounds.few_rows / rows) * plain_s / rows
     lengths: dict[int, int] = {}
     open_ends = [
         (
@@ -57,7 +85,7 @@ def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: i
         if prospect.most > 0
     ]
     heapify(open_ends)
-    while open_ends:
+    while open_ends and (left is None or sum(lengths.values()) < left):
         rate, id_, chance, prospect = heappop(open_ends)
         if -rate * seconds <= tokens:
             break
@@ -65,7 +93,7 @@ def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: i
         lengths[id_] = lengths.get(id_, 0) + 1
         if lengths[id_] < prospect.most:
             heappush(open_ends, (rate * prospect.later, id_, chance * prospect.later, prospect))
-    return lengths
+    return lengths if tokens * plain_s > rows * seconds or not overhead_s else {}
 
 
 _NEXT_TO_NOTHING_S = 1e-12

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.exec.fake import FakeNetwork
+from shards.exec.fake_device import FakeDevice
 
 _LIKES_IT = 8.0
 
@@ -18,8 +19,22 @@ class CopyingNetwork(FakeNetwork):
         self._likes = likes
 
     def _logits(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        logits = super()._logits(tokens)
-        before = np.flatnonzero(tokens[:-1] == tokens[-1])
-        if len(before) and int(tokens.sum()) % 8 < self._likes:
-            logits[tokens[before[-1] + 1]] += _LIKES_IT
-        return logits
+        return _with_a_copy(super()._logits(tokens), tokens, self._likes)
+
+
+class CopyingDevice(FakeDevice):
+    """The same on a device."""
+
+    def __init__(self, *, likes: int = 6, vocabulary: int = 256) -> None:
+        super().__init__(vocabulary=vocabulary)
+        self._likes = likes
+
+    def _logits(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return _with_a_copy(super()._logits(tokens), tokens, self._likes)
+
+
+def _with_a_copy(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], likes: int) -> npt.NDArray[np.float32]:
+    before = np.flatnonzero(tokens[:-1] == tokens[-1])
+    if len(before) and int(tokens.sum()) % 8 < likes:
+        logits[tokens[before[-1] + 1]] += _LIKES_IT
+    return logits

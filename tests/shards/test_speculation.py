@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from shards.exec.batch import Batch
-from shards.exec.fake_device import FakeDevice
 from shards.kv.keys import BLOCK_TOKENS
 from shards.nouns import FinishReason
-from tests.shards.copying import CopyingNetwork
+from tests.shards.copying import CopyingDevice, CopyingNetwork
 from tests.shards.driver import Driver, some_tokens
 
 SETTINGS = [
@@ -37,8 +36,12 @@ def a_document(tokens: int, seed: int = 0) -> list[int]:
     return text[:tokens]
 
 
-def a_driver(likes: int = 6, **options: object) -> Driver:
-    return Driver(CopyingNetwork(likes=likes), **options)
+KINDS = [CopyingNetwork, CopyingDevice]
+"""Networks with tokens that are drawn on the host, and on a device, one step ahead of the host."""
+
+
+def a_driver(likes: int = 6, kind: type[CopyingNetwork | CopyingDevice] = CopyingNetwork, **options: object) -> Driver:
+    return Driver(kind(likes=likes), **options)
 
 
 def drafts(driver: Driver) -> tuple[int, int]:
@@ -47,8 +50,9 @@ def drafts(driver: Driver) -> tuple[int, int]:
     return driver.load.drafted_tokens, driver.load.accepted_tokens
 
 
-def test_an_answer_that_repeats_takes_fewer_steps_and_is_the_same():
-    fast, slow = a_driver(likes=8), a_driver(likes=8, speculate="off")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_repeats_takes_fewer_steps_and_is_the_same(kind):
+    fast, slow = a_driver(likes=8, kind=kind), a_driver(likes=8, kind=kind, speculate="off")
     for driver in (fast, slow):
         driver.ask("a", a_document(300), new=120)
         driver.run()
@@ -72,9 +76,10 @@ def test_a_sequence_with_many_wrong_drafts_drafts_less():
     assert 0 < many_right < many
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_every_sampling_setting_draws_what_it_draws_without(sampling):
-    fast, slow = a_driver(), a_driver(speculate="off")
+def test_every_sampling_setting_draws_what_it_draws_without(sampling, kind):
+    fast, slow = a_driver(kind=kind), a_driver(kind=kind, speculate="off")
     for driver in (fast, slow):
         for key in range(3):
             driver.ask(key, a_document(300 + key, seed=key), new=60, **sampling)
@@ -88,7 +93,8 @@ def test_every_sampling_setting_draws_what_it_draws_without(sampling):
         for logprobs in draw.logprobs or [None] * len(draw.token_ids)
     ]
     looks_back = {"repetition_penalty", "presence_penalty"} & sampling.keys()
-    assert (fast.network.calls == slow.network.calls) == bool(looks_back)
+    if kind is CopyingNetwork:
+        assert (fast.network.calls == slow.network.calls) == bool(looks_back)
     assert (drafts(fast) == (0, 0)) == bool(looks_back)
 
 
@@ -166,10 +172,11 @@ def test_a_draft_takes_no_block():
     assert crossed > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
-def test_in_a_tight_pool_no_running_sequence_lacks_a_block(seed):
+def test_in_a_tight_pool_no_running_sequence_lacks_a_block(seed, kind):
     rng = random.Random(seed)
-    driver = a_driver(likes=rng.choice([5, 7, 8]), kv_blocks=rng.choice([10, 14, 24]), max_running=6)
+    driver = a_driver(likes=rng.choice([5, 7, 8]), kind=kind, kv_blocks=rng.choice([10, 14, 24]), max_running=6)
     asked: dict[int, tuple[list[int], int]] = {}
     for key in range(14):
         asked[key] = (a_document(rng.randint(1, 300), seed=rng.randint(0, 3)), rng.randint(1, 150))
@@ -196,11 +203,12 @@ def test_a_sequence_does_not_hurry_if_it_could_take_the_last_block_from_another(
     assert drafts(driver)[1] > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("host_bytes", [0, 64 * BLOCK_TOKENS * 8])
 @pytest.mark.parametrize("seed", range(6))
-def test_preempted_cancelled_and_late_answers_are_the_same_as_far_as_they_go(seed, host_bytes):
+def test_preempted_cancelled_and_late_answers_are_the_same_as_far_as_they_go(seed, host_bytes, kind):
     rng = random.Random(seed)
-    driver = a_driver(likes=7, kv_blocks=16, max_running=3, host_bytes=host_bytes, preempt_cooldown_s=0.0)
+    driver = a_driver(likes=7, kind=kind, kv_blocks=16, max_running=3, host_bytes=host_bytes, preempt_cooldown_s=0.0)
     asked: dict[int, tuple[list[int], int]] = {}
     for key in range(12):
         asked[key] = (a_document(rng.randint(10, 200), seed=key), rng.randint(1, 120))
@@ -265,12 +273,42 @@ def test_deterministic_engines_and_configured_ones_compute_one_token_at_a_time(o
 
 
 @pytest.mark.parametrize("run_ahead", ["on", "off"])
-def test_networks_that_draw_for_themselves_are_not_speculated(run_ahead):
-    driver = Driver(FakeDevice(), run_ahead=run_ahead)
-    driver.ask("a", a_document(300), new=40)
+def test_a_device_gets_drafts_and_runs_ahead_where_there_are_none(run_ahead):
+    driver = a_driver(likes=8, kind=CopyingDevice, run_ahead=run_ahead)
+    driver.ask("a", a_document(300), new=120)
     driver.run()
-    assert driver.drawn["a", 0] == driver.network.answer(a_document(300), 40)
-    assert drafts(driver) == (0, 0)
+    assert driver.drawn["a", 0] == driver.network.answer(a_document(300), 120)
+    assert drafts(driver)[1] > 60
+    assert driver.network.most_due == (2 if run_ahead == "on" else 1)
+
+
+def test_a_device_is_not_made_to_wait_for_drafts_that_gain_less_than_the_wait():
+    ticking = a_driver(likes=8, kind=CopyingDevice)
+    ticking.ask("a", a_document(300), new=120)
+    while ticking.engine.has_work:
+        # as if the host took an hour beside each step
+        ticking.engine._scheduler.overhead_s = 3600.0
+        ticking.step()
+    assert ticking.drawn["a", 0] == ticking.network.answer(a_document(300), 120)
+    assert drafts(ticking) == (0, 0)
+
+
+def test_the_host_work_beside_a_step_is_measured_without_the_wait_for_the_device():
+    driver = a_driver(kind=CopyingDevice, speculate="off")
+    submit, collect = driver.network.submit, driver.network.collect
+
+    def slow_submit(*arguments):
+        driver.clock.now_s += 0.004
+        return submit(*arguments)
+
+    def slow_collect(ticket):
+        driver.clock.now_s += 0.1
+        return collect(ticket)
+
+    driver.network.submit, driver.network.collect = slow_submit, slow_collect
+    driver.ask("a", some_tokens(10), new=100)
+    driver.run()
+    assert driver.engine._scheduler.overhead_s == pytest.approx(0.004, rel=0.01)
 
 
 def test_an_unknown_way_to_speculate_is_refused():

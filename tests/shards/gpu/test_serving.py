@@ -121,3 +121,33 @@ def test_more_sequences_than_a_step_may_draw_are_refused_when_the_engine_is_made
     network.allocate(8)
     with pytest.raises(ValueError, match="a step draws 5 tokens, and there is room for 4"):
         network.submit(a_batch(*(([1], 0, (row,)) for row in range(5))), [Drawing()] * 5)
+
+
+class Drafting(CountingNetwork):
+    """Notes how many rows beside the first the steps of its one sequence have."""
+
+    drafted: int = 0
+
+    def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
+        self.drafted += len(batch.rows) - 1
+        return super().submit(batch, drawings)
+
+
+@pytest.mark.parametrize("warm", [{}, {"temperature": 0.1, "seed": 3}], ids=["greedy", "warm"])
+def test_drafts_change_no_answer(device: torch.device, warm: dict[str, Any]) -> None:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=device, dtype=torch.float32)
+    found = []
+    for speculate in ("auto", "off"):
+        network = Drafting(GpuDecoder(CONFIG, weights), options=StepOptions(rows=40))
+        driver = Driver(network, kv_blocks=8, max_running=4, speculate=speculate)
+        # what three tokens of the prompt are followed by depends on the answer, which soon repeats itself
+        driver.ask("repeats", some_tokens(2) * 4, new=20, **warm)
+        driver.run()
+        network.steps.check()
+        found.append((driver.drawn["repeats", 0], network.drafted, driver.load))
+    (fast, drafted, load), (slow, none, _) = found
+    assert fast == slow
+    assert drafted > 0
+    assert none == 0
+    assert load is not None
+    assert load.drafted_tokens == drafted

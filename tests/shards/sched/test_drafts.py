@@ -6,7 +6,7 @@ import random
 import pytest
 
 from shards.sched.cost import CostModel, StepShape
-from shards.sched.drafts import CAUTION, FEW_ROWS, LEAST_SHARE, Prospect, draft_lengths
+from shards.sched.drafts import CAUTION, FEW_ROWS, LEAST_SHARE, DraftBounds, Prospect, draft_lengths
 
 
 def a_cost(fixed_s: float = 0.02, token_s: float = 1e-3, position_s: float = 0.0) -> CostModel:
@@ -84,3 +84,28 @@ def test_no_other_lengths_give_more_tokens_per_second(seed):
     chosen = draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost)
     best = max(map(rate, itertools.product(*(range(prospect.most + 1) for prospect in prospects))))
     assert rate(tuple(chosen.get(prospect.id, 0) for prospect in prospects)) == pytest.approx(best)
+
+
+def test_a_step_draws_no_more_tokens_than_its_device_can():
+    prospects = [a_prospect(id=number, first=0.99, later=0.99) for number in range(4)]
+    bounded = draft_lengths(prospects, rows=4, context_tokens=400, cost=a_cost(), bounds=DraftBounds(128, 10))
+    assert sum(bounded.values()) == 6
+    assert sum(lengths(*prospects, rows=4).values()) > 6
+    assert draft_lengths(prospects, rows=4, context_tokens=400, cost=a_cost(), bounds=DraftBounds(128, 4)) == {}
+
+
+def test_a_device_has_more_rows_that_are_nearly_free():
+    cost, prospect = a_cost(token_s=1e-5), a_prospect(first=0.5, later=0.8)
+    on_device = draft_lengths([prospect], rows=64, context_tokens=6400, cost=cost, bounds=DraftBounds(128, 1024))
+    assert on_device.get(1, 0) > lengths(prospect, rows=64, cost=cost).get(1, 0)
+
+
+def test_what_drafts_take_beside_their_step_must_be_gained_too():
+    def with_overhead(overhead_s: float) -> dict[int, int]:
+        return draft_lengths(
+            [a_prospect(first=0.9, later=0.9)], rows=1, context_tokens=100, cost=a_cost(), overhead_s=overhead_s
+        )
+
+    assert with_overhead(0.0)
+    assert with_overhead(0.01)
+    assert with_overhead(1.0) == {}
