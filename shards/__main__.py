@@ -113,11 +113,11 @@ def load_model(
         from shards.gpu.device import choose_device
         from shards.network.config_file import read_config
         from shards.parallel.part import Part
-        from shards.parallel.processes import Processes, leading
+        from shards.parallel.processes import PartProcesses, leading
 
         Part(0, size).require(read_config(path))
         on = choose_device(device).type
-        others = Processes(str(path), size=size, dtype=dtype, kv_dtype=kv_dtype, device=on, threads=threads)
+        others = PartProcesses(str(path), size=size, dtype=dtype, kv_dtype=kv_dtype, device=on, threads=threads)
         at_end(others.close)
         part = load(device=on, on_progress=on_progress, group=others.group)
         others.await_loaded()
@@ -224,7 +224,7 @@ def shard(
     tensor_parallel: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Processes that compute each step together, with a GPU each, or on CPUs.", min=1
+            metavar="N", help="PartProcesses that compute each step together, with a GPU each, or on CPUs.", min=1
         ),
     ] = 1,
     threads: Annotated[

@@ -9,12 +9,12 @@ from typing import cast
 import msgspec
 
 from shards.lifeline import end_with_stdin
-from shards.parallel.job import Job
-from shards.parallel.link import Link
+from shards.parallel.job import PartJob
+from shards.parallel.link import PartLink
 from shards.threads import use_threads
 
 
-def main(job: Job) -> None:
+def main(job: PartJob) -> None:
     """Load the part of `job`, and obey until the first process ends the link."""
     from shards.model import Model
     from shards.parallel.collectives import WAITS_S, Collectives, join
@@ -23,7 +23,7 @@ def main(job: Job) -> None:
     from shards.parallel.orders import Answer
 
     use_threads(job.threads)
-    link = Link(socket.socket(fileno=job.link), waits_s=WAITS_S)
+    link = PartLink(socket.socket(fileno=job.link), waits_s=WAITS_S)
     store = join(job.port, job.size)
     link.send(msgspec.msgpack.encode(Answer()))
     group = Collectives.on(job.device, store, job.rank, job.size)
@@ -38,7 +38,7 @@ def main(job: Job) -> None:
 
 if __name__ == "__main__":
     end_with_stdin()
-    asked = msgspec.json.decode(sys.argv[1], type=Job)
+    asked = msgspec.json.decode(sys.argv[1], type=PartJob)
     try:
         main(asked)
     except Exception as error:  # noqa: BLE001 - the supervisor: any exception ends this process, and so the shard

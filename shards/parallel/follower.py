@@ -10,10 +10,11 @@ import msgspec
 from shards.exec.network import DrawingNetwork
 from shards.kv.copier import InlineCopier
 from shards.parallel.leader import PartNetwork
-from shards.parallel.link import Link
+from shards.parallel.link import PartLink
 from shards.parallel.orders import (
     Allocate,
     Answer,
+    AskRoom,
     BatchReader,
     Compute,
     Copy,
@@ -21,7 +22,6 @@ from shards.parallel.orders import (
     Move,
     Orders,
     Prepare,
-    Room,
 )
 
 _MOST_DUE = 2
@@ -31,7 +31,7 @@ _MOST_DUE = 2
 class Follower:
     """Makes the calls of the first process on `part`, in their order."""
 
-    def __init__(self, part: PartNetwork, link: Link) -> None:
+    def __init__(self, part: PartNetwork, link: PartLink) -> None:
         self._part, self._link = part, link
         self._reader = BatchReader()
         self._copier: InlineCopier | None = None
@@ -60,7 +60,7 @@ class Follower:
             return self._answer(order)
         return None
 
-    def _answer(self, order: Allocate | Room | Host | Prepare) -> Answer:
+    def _answer(self, order: Allocate | AskRoom | Host | Prepare) -> Answer:
         """Its answer; ValueError and MemoryError are the first process's to report."""
         try:
             if isinstance(order, Allocate):
@@ -76,7 +76,7 @@ class Follower:
             return Answer(error=str(error) or "there is not enough memory")
         return Answer()
 
-    def _room(self, order: Room) -> int:
+    def _room(self, order: AskRoom) -> int:
         room: int = self._part.room_bytes(  # type: ignore[attr-defined]
             batch_tokens=order.batch_tokens, rows=order.rows, shards=order.shards
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True):
+class PartJob(msgspec.Struct, frozen=True):
     """Part `rank` of `size` of the model at `path`, loaded like that of the first process, which waits at `port`.
 
     Orders come through the socket with the descriptor `link`.

@@ -13,8 +13,8 @@ from shards.exec.drawing import Drawing
 from shards.exec.moves import BlendingNetwork, KvMove
 from shards.exec.network import DrawingNetwork, FallibleNetwork, HostedNetwork, Network
 from shards.kv.copier import BlockCopy, BlockMemory, Copier, usual_copier
-from shards.parallel.orders import Allocate, BatchWriter, Copy, Host, Move, Prepare, Room
-from shards.parallel.team import Team
+from shards.parallel.followers import Followers
+from shards.parallel.orders import Allocate, AskRoom, BatchWriter, Copy, Host, Move, Prepare
 
 
 class PartNetwork(Network, HostedNetwork, BlendingNetwork, Protocol):
@@ -36,13 +36,13 @@ class LeadingNetwork:
     ends. `watch` says whom to tell once another process has ended between two calls.
     """
 
-    def __init__(self, part: PartNetwork, team: Team, watch: Callable[[Callable[[str], None]], None]) -> None:
-        self._part, self._team, self.watch = part, team, watch
+    def __init__(self, part: PartNetwork, followers: Followers, watch: Callable[[Callable[[str], None]], None]) -> None:
+        self._part, self._followers, self.watch = part, followers, watch
         self._writer = BatchWriter()
         self._is_sound = True
 
     def __repr__(self) -> str:
-        return f"LeadingNetwork({self._part!r}, {self._team!r})"
+        return f"LeadingNetwork({self._part!r}, {self._followers!r})"
 
     @property
     def vocabulary(self) -> int:
@@ -61,33 +61,33 @@ class LeadingNetwork:
 
     def allocate(self, blocks: int) -> None:
         """Allocate memory for the KV of `blocks` blocks in every process. Raises ValueError if one has too little."""
-        self._team.send(Allocate(blocks))
+        self._followers.send(Allocate(blocks))
         self._part.allocate(blocks)
-        self._team.answers()
+        self._followers.answers()
 
     def host_memory(self, slots: int) -> LeadingMemory:
         """Host memory for `slots` blocks in every process."""
-        self._team.send(Host(slots))
+        self._followers.send(Host(slots))
         memory = self._part.host_memory(slots)
-        self._team.answers()
-        return LeadingMemory(memory, self._team)
+        self._followers.answers()
+        return LeadingMemory(memory, self._followers)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary]."""
         with self._together():
-            self._team.send(self._writer.write(batch))
+            self._followers.send(self._writer.write(batch))
             return self._part.forward(batch)
 
     def blend(self, move: KvMove) -> None:
         """Copy the KV of `move`, keys rotated."""
         with self._together():
-            self._team.send(Move(move, measures=False))
+            self._followers.send(Move(move, measures=False))
             self._part.blend(move)
 
     def deviations(self, move: KvMove) -> Sequence[float]:
         """How far the target's KV is from that of `move`, token by token: the mean of all parts."""
         with self._together():
-            self._team.send(Move(move, measures=True))
+            self._followers.send(Move(move, measures=True))
             return self._part.deviations(move)
 
     def device_answers(self) -> bool:
@@ -99,7 +99,7 @@ class LeadingNetwork:
     @contextmanager
     def _together(self) -> Iterator[None]:
         try:
-            with self._team.limited():
+            with self._followers.limited():
                 yield
         except BaseException:
             self._is_sound = False
@@ -109,8 +109,8 @@ class LeadingNetwork:
 class LeadingDevice(LeadingNetwork):
     """A `LeadingNetwork` of parts that draw tokens on their devices: all the same ones, from the same logits."""
 
-    def __init__(self, part: DrawingPart, team: Team, watch: Callable[[Callable[[str], None]], None]) -> None:
-        super().__init__(part, team, watch)
+    def __init__(self, part: DrawingPart, followers: Followers, watch: Callable[[Callable[[str], None]], None]) -> None:
+        super().__init__(part, followers, watch)
         self._device = part
 
     @property
@@ -120,20 +120,20 @@ class LeadingDevice(LeadingNetwork):
 
     def room_bytes(self, *, batch_tokens: int, rows: int, shards: int = 1) -> int:
         """Bytes of memory left for KV on each device: the least of all. Raises ValueError if one has none left."""
-        self._team.send(Room(batch_tokens, rows, shards))
+        self._followers.send(AskRoom(batch_tokens, rows, shards))
         own = self._device.room_bytes(batch_tokens=batch_tokens, rows=rows, shards=shards)
-        return min(own, *self._team.answers())
+        return min(own, *self._followers.answers())
 
     def prepare(self, rows: int) -> None:
         """Compile the decoding steps of up to `rows` sequences in all processes."""
-        self._team.send(Prepare(rows))
+        self._followers.send(Prepare(rows))
         self._device.prepare(rows)
-        self._team.answers()
+        self._followers.answers()
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Hashable:
         """Start computing `batch` and drawing a token for each of its `logit_rows`."""
         with self._together():
-            self._team.send(self._writer.write(batch, drawings))
+            self._followers.send(self._writer.write(batch, drawings))
             return self._device.submit(batch, drawings)
 
     def collect(self, ticket: Hashable) -> list[int | None]:
@@ -149,8 +149,8 @@ class LeadingDevice(LeadingNetwork):
 class LeadingMemory:
     """Host memory of every process: `memory` is that of the first one."""
 
-    def __init__(self, memory: BlockMemory, team: Team) -> None:
-        self._memory, self._team = memory, team
+    def __init__(self, memory: BlockMemory, followers: Followers) -> None:
+        self._memory, self._followers = memory, followers
 
     def __repr__(self) -> str:
         return f"LeadingMemory({self._memory!r})"
@@ -162,17 +162,17 @@ class LeadingMemory:
 
     def save(self, block: int, slot: int) -> None:
         """Copy device block `block` into host slot `slot`."""
-        self._team.send(Copy([BlockCopy(block, slot, is_save=True)]))
+        self._followers.send(Copy([BlockCopy(block, slot, is_save=True)]))
         self._memory.save(block, slot)
 
     def load(self, slot: int, block: int) -> None:
         """Copy host slot `slot` into device block `block`."""
-        self._team.send(Copy([BlockCopy(block, slot, is_save=False)]))
+        self._followers.send(Copy([BlockCopy(block, slot, is_save=False)]))
         self._memory.load(slot, block)
 
     def copier(self) -> LeadingCopier:
         """A copier of these blocks."""
-        return LeadingCopier(usual_copier(self._memory), self._team)
+        return LeadingCopier(usual_copier(self._memory), self._followers)
 
 
 class LeadingCopier:
@@ -180,8 +180,8 @@ class LeadingCopier:
     steps and behind all earlier ones, and nothing needs to be awaited.
     """
 
-    def __init__(self, copier: Copier, team: Team) -> None:
-        self._copier, self._team = copier, team
+    def __init__(self, copier: Copier, followers: Followers) -> None:
+        self._copier, self._followers = copier, followers
 
     def __repr__(self) -> str:
         return f"LeadingCopier({self._copier!r})"
@@ -193,7 +193,7 @@ class LeadingCopier:
 
     def start(self, copies: Sequence[BlockCopy]) -> int:
         """Start `copies` in every process. Raises LinkBroken."""
-        self._team.send(Copy(list(copies)))
+        self._followers.send(Copy(list(copies)))
         return self._copier.start(copies)
 
     def done(self, ticket: int) -> bool:

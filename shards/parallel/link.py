@@ -15,7 +15,7 @@ class LinkBroken(Exception):
     """The other process has ended, or does not read."""
 
 
-class Link:
+class PartLink:
     """One end. `send` waits at most `waits_s` for the other end to read; `receive` waits until it writes or ends."""
 
     def __init__(self, connection: socket.socket, *, waits_s: float) -> None:
@@ -26,7 +26,7 @@ class Link:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def __repr__(self) -> str:
-        return f"Link({self._connection.fileno()})"
+        return f"PartLink({self._connection.fileno()})"
 
     def send(self, message: bytes) -> None:
         """Send `message`. Raises LinkBroken, ValueError if it is too long."""

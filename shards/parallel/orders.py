@@ -15,17 +15,17 @@ from shards.kv.copier import BlockCopy
 from shards.kv.keys import BLOCK_TOKENS
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class NetworkOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A call that every process makes, in the order in which the first one sends them."""
 
 
-class Allocate(Order, frozen=True, tag=True):
+class Allocate(NetworkOrder, frozen=True, tag=True):
     """Allocate `blocks` blocks of KV. Answered."""
 
     blocks: int
 
 
-class Room(Order, frozen=True, tag=True):
+class AskRoom(NetworkOrder, frozen=True, tag=True):
     """Say how many bytes of a GPU are left for KV. Answered."""
 
     batch_tokens: int
@@ -33,25 +33,25 @@ class Room(Order, frozen=True, tag=True):
     shards: int
 
 
-class Host(Order, frozen=True, tag=True):
+class Host(NetworkOrder, frozen=True, tag=True):
     """Allocate host memory for `slots` blocks. Answered."""
 
     slots: int
 
 
-class Prepare(Order, frozen=True, tag=True):
+class Prepare(NetworkOrder, frozen=True, tag=True):
     """Compile steps of up to `rows` rows. Answered."""
 
     rows: int
 
 
-class Copy(Order, frozen=True, tag=True):
+class Copy(NetworkOrder, frozen=True, tag=True):
     """Copy blocks between device and host."""
 
     copies: list[BlockCopy]
 
 
-class Move(Order, frozen=True, tag=True):
+class Move(NetworkOrder, frozen=True, tag=True):
     """Move KV to other positions; if it `measures`, compare only."""
 
     move: KvMove
@@ -69,7 +69,7 @@ class PartOfStep(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
 
 
-class Compute(Order, frozen=True, tag=True):
+class Compute(NetworkOrder, frozen=True, tag=True):
     """Compute a batch; with `drawings`, on a device that draws its tokens. Numbers in `bytes` are int32."""
 
     token_ids: bytes
@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-Orders = Allocate | Room | Host | Prepare | Copy | Move | Compute
+Orders = Allocate | AskRoom | Host | Prepare | Copy | Move | Compute
 
 
 class BatchWriter:

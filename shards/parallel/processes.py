@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shards.parallel.collectives import WAITS_S, Collectives, meeting_point
-from shards.parallel.job import Job
-from shards.parallel.link import Link
-from shards.parallel.team import Team
+from shards.parallel.followers import Followers
+from shards.parallel.job import PartJob
+from shards.parallel.link import PartLink
 
 if TYPE_CHECKING:
     from shards.model import Model
@@ -32,7 +32,7 @@ EXIT_STATUS = 2
 log = logging.getLogger(__name__)
 
 
-class Processes:
+class PartProcesses:
     """`size - 1` processes with the other parts of a model, and the `group` that this one forms with them.
 
     They end with this process, however that ends. If one of them ends first, or does not come back from a step, `watch`
@@ -58,20 +58,20 @@ class Processes:
         self._closed = threading.Event()
         store = meeting_point(size)
         self._running: list[subprocess.Popen[bytes]] = []
-        links: list[Link] = []
+        links: list[PartLink] = []
         for rank in range(1, size):
             own, theirs = socket.socketpair()
-            job = Job(path, dtype, kv_dtype, device, threads, rank, size, store.port, theirs.fileno())
+            job = PartJob(path, dtype, kv_dtype, device, threads, rank, size, store.port, theirs.fileno())
             environment = dict(os.environ)
             if visible:
                 environment["CUDA_VISIBLE_DEVICES"] = visible[rank]
             with theirs:
                 self._running.append(_start(job, environment))
-            links.append(Link(own, waits_s=WAITS_S))
-        self.team = Team(links)
+            links.append(PartLink(own, waits_s=WAITS_S))
+        self.followers = Followers(links)
         try:
             # each is there, or has ended: from here on no process waits for one that never came
-            self.team.answers()
+            self.followers.answers()
             self.group = Collectives.on(device, store, 0, size)
         except BaseException:
             self.close()
@@ -80,7 +80,7 @@ class Processes:
         self._watching.start()
 
     def __repr__(self) -> str:
-        return f"Processes({[process.pid for process in self._running]})"
+        return f"PartProcesses({[process.pid for process in self._running]})"
 
     @property
     def pids(self) -> list[int]:
@@ -89,7 +89,7 @@ class Processes:
 
     def await_loaded(self) -> None:
         """Wait until every process has loaded its part. Raises ValueError with its error, LinkBroken if it ended."""
-        self.team.answers()
+        self.followers.answers()
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, from any thread, once a process has ended or hangs."""
@@ -101,7 +101,7 @@ class Processes:
     def close(self) -> None:
         """End the other processes, and wait for that."""
         self._closed.set()
-        self.team.close()
+        self.followers.close()
         for process in self._running:
             try:
                 process.wait(_ENDING_S)
@@ -126,7 +126,7 @@ class Processes:
                     rank, process = ended[0][0].data
                     self._lose(f"part {rank} of this shard ended with status {process.wait()}")
                     return
-                if self.team.is_late:
+                if self.followers.is_late:
                     self._lose("the parts of this shard did not come back from a step")
                     return
 
@@ -153,7 +153,7 @@ def gpus(size: int) -> list[str]:
     return [name.strip() for name in named.split(",")] if named else [str(number) for number in range(found)]
 
 
-def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(job: PartJob, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command: Sequence[str] = (sys.executable, "-m", "shards.parallel", msgspec.json.encode(job).decode())
     return subprocess.Popen(  # noqa: S603 - this program itself, without a shell
         command,
@@ -166,7 +166,7 @@ def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     )
 
 
-def leading(model: Model, processes: Processes) -> Model:
+def leading(model: Model, processes: PartProcesses) -> Model:
     """`model`, which has the part of this process, with a network of all parts."""
     from dataclasses import replace
 
@@ -175,4 +175,4 @@ def leading(model: Model, processes: Processes) -> Model:
 
     part = model.network
     lead = LeadingDevice if isinstance(part, DrawingNetwork) else LeadingNetwork
-    return replace(model, network=lead(part, processes.team, processes.watch))  # type: ignore[arg-type]
+    return replace(model, network=lead(part, processes.followers, processes.watch))  # type: ignore[arg-type]

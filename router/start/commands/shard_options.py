@@ -11,7 +11,7 @@ from policies.sla.config import Option
 from shards.__main__ import shard
 
 _NOT_FOR_POOLS = {
-    *("model", "listen", "name", "supervised"),
+    *("context", "model", "listen", "name", "supervised"),
     *("register", "pool", "advertise", "register_key", "register_ca"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_pin", "tls_min_version"),
 }

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
@@ -123,16 +123,23 @@ def _orphaned(stopped: asyncio.Event) -> None:
 
 
 def commands(config: Config) -> Iterator[ShardCommand]:
-    """One command per local shard. The machine's cores are divided among them, one left to the router if there are
-    enough, except where a pool has the option `threads`. If there is a GPU, those that may use it divide its memory.
+    """One command per local shard. The machine's cores are divided among their processes, one left to the router if
+    there are enough, except where a pool has the option `threads`. If there is a GPU, those that may use it divide its
+    memory.
     """
-    count = sum(pool.local for pool in config.pools.values())
+    count = sum(pool.local * _processes(pool.options) for pool in config.pools.values())
     on_gpu = max(1, sum(pool.local for pool in config.pools.values() if pool.options.get("device") != "cpu"))
     threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
     for pool in config.pools.values():
         for number in range(pool.local):
             flags = ("--threads", str(threads), "--gpu-shards", str(on_gpu), *shard_flags(pool.options))
             yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
+
+
+def _processes(options: Mapping[str, object]) -> int:
+    """The processes of a shard with these options, which were checked."""
+    asked = str(options.get("tensor-parallel", 1))
+    return int(asked) if asked.isdigit() else 1
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:

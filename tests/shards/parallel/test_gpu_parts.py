@@ -67,6 +67,8 @@ def run(group: Group, folders: dict[str, Path]) -> dict[str, tuple[Any, list[int
     return found
 
 
+# the interpreter takes its time: 26 s on an idle machine
+@pytest.mark.timeout(300)
 def test_two_parts_give_the_logits_and_tokens_of_one(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

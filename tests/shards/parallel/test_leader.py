@@ -12,12 +12,12 @@ from shards.exec.fake import FakeNetwork
 from shards.exec.fake_device import FakeDevice
 from shards.exec.network import DeviceLost, DrawingNetwork, FallibleNetwork, HostedNetwork
 from shards.nouns import FinishReason
+from shards.parallel.followers import Followers
 from shards.parallel.leader import LeadingDevice, LeadingNetwork
-from shards.parallel.link import Link, LinkBroken
+from shards.parallel.link import LinkBroken, PartLink
 from shards.parallel.orders import Orders
-from shards.parallel.team import Team
 from tests.shards.driver import Driver, some_tokens
-from tests.shards.parallel.followers import Followers
+from tests.shards.parallel.on_threads import FollowersOnThreads
 
 
 def never(_: object) -> None:
@@ -25,8 +25,8 @@ def never(_: object) -> None:
 
 
 def test_an_engine_sees_the_abilities_of_its_own_part():
-    plain = LeadingNetwork(FakeNetwork(), Followers().team, never)
-    device = LeadingDevice(FakeDevice(), Followers().team, never)
+    plain = LeadingNetwork(FakeNetwork(), FollowersOnThreads().followers, never)
+    device = LeadingDevice(FakeDevice(), FollowersOnThreads().followers, never)
     assert not isinstance(plain, DrawingNetwork)
     assert isinstance(device, DrawingNetwork)
     for network in (plain, device):
@@ -40,7 +40,7 @@ def test_after_a_random_life_all_parts_hold_the_same_kv(kind, seed):
     """Fakes fail if they read KV that was never written, so a copy or a step that came too late shows itself."""
     rng = random.Random(seed)
     own, other, third, alone = (kind() for _ in range(4))
-    followers = Followers(other, third)
+    others = FollowersOnThreads(other, third)
     lead = LeadingDevice if kind is FakeDevice else LeadingNetwork
     options = {
         "kv_blocks": rng.choice([10, 16, 30]),
@@ -50,7 +50,7 @@ def test_after_a_random_life_all_parts_hold_the_same_kv(kind, seed):
         "preempt_cooldown_s": 0.0,
         "max_waiting": 1000,
     }
-    drivers = Driver(lead(own, followers.team, never), **options), Driver(alone, **options)
+    drivers = Driver(lead(own, others.followers, never), **options), Driver(alone, **options)
     for key in range(25):
         prompt = some_tokens(128, rng.randint(0, 2))[: rng.choice([0, 64, 128])] + some_tokens(rng.randint(1, 90), key)
         new, rank = rng.randint(1, 30), rng.randint(0, 3)
@@ -65,8 +65,8 @@ def test_after_a_random_life_all_parts_hold_the_same_kv(kind, seed):
             driver.clock.now_s += 0.5
     for driver in drivers:
         driver.run()
-    followers.end()
-    assert not followers.errors
+    others.end()
+    assert not others.errors
     assert drivers[0].drawn == drivers[1].drawn
     assert drivers[0].ended.keys() == set(drivers[1].ended)
     for device in (own, other, third):
@@ -87,21 +87,21 @@ class Failing(FakeNetwork):
 
 
 def test_a_call_that_fails_ends_the_engine_since_the_others_wait_for_it():
-    followers = Followers(FakeNetwork())
-    driver = Driver(LeadingNetwork(Failing(), followers.team, never))
+    others = FollowersOnThreads(FakeNetwork())
+    driver = Driver(LeadingNetwork(Failing(), others.followers, never))
     driver.ask("good", some_tokens(10), new=3)
     driver.run()
     assert driver.ended["good", 0].reason is FinishReason.LENGTH
     driver.ask("bad", [*some_tokens(10), 251], new=3)
     with pytest.raises(DeviceLost, match="connection closed by peer"):
         driver.run()
-    followers.end()
+    others.end()
 
 
 def test_a_process_that_ended_while_the_shard_was_idle_ends_it_too():
     lost: list = []
-    followers = Followers(FakeNetwork())
-    driver = Driver(LeadingNetwork(FakeNetwork(), followers.team, lost.append))
+    others = FollowersOnThreads(FakeNetwork())
+    driver = Driver(LeadingNetwork(FakeNetwork(), others.followers, lost.append))
     woken: list[str] = []
     driver.engine.wake = lambda: woken.append("now")
     driver.run()
@@ -112,7 +112,7 @@ def test_a_process_that_ended_while_the_shard_was_idle_ends_it_too():
     assert driver.engine.has_work
     with pytest.raises(DeviceLost, match="part 1 ended with status -9"):
         driver.step()
-    followers.end()
+    others.end()
 
 
 class Small(FakeNetwork):
@@ -126,35 +126,35 @@ class Small(FakeNetwork):
 
 
 def test_memory_that_another_process_lacks_is_refused_with_its_words():
-    followers = Followers(Small())
-    network = LeadingNetwork(FakeNetwork(), followers.team, never)
+    others = FollowersOnThreads(Small())
+    network = LeadingNetwork(FakeNetwork(), others.followers, never)
     with pytest.raises(ValueError, match="64 blocks do not fit into the memory of part 1"):
         network.allocate(64)
     with pytest.raises(ValueError, match="there is not enough memory"):
         network.host_memory(64)
-    followers.end()
+    others.end()
 
 
 def test_a_process_that_has_ended_breaks_its_link():
-    followers = Followers(Failing())
-    network = LeadingNetwork(FakeNetwork(), followers.team, never)
+    others = FollowersOnThreads(Failing())
+    network = LeadingNetwork(FakeNetwork(), others.followers, never)
     network.allocate(4)
     driver = Driver(network)
     driver.ask("bad", [251], new=1)
     driver.run()
-    followers._threads[0].join(10.0)
-    assert [str(error) for error in followers.errors] == ["connection closed by peer"]
+    others._threads[0].join(10.0)
+    assert [str(error) for error in others.errors] == ["connection closed by peer"]
     with pytest.raises(LinkBroken, match="another process of this shard has ended"):
         network.allocate(4)
     driver.ask("late", [1], new=1)
     with pytest.raises(DeviceLost, match="has ended"):
         driver.run()
-    followers.end()
+    others.end()
 
 
 def test_a_link_has_bounds():
     own, other = socket.socketpair()
-    link = Link(own, waits_s=0.01)
+    link = PartLink(own, waits_s=0.01)
     with pytest.raises(LinkBroken, match="does not read"):
         # the other end never reads
         link.send(bytes(1 << 26))
@@ -167,7 +167,7 @@ def test_a_link_has_bounds():
 def test_a_step_that_only_decodes_is_a_kilobyte_whatever_its_contexts():
     sizes: list[int] = []
 
-    class Counting(Team):
+    class Counting(Followers):
         def send(self, order: Orders) -> None:
             sizes.append(len(self._encode(order)))
 

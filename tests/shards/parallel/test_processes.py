@@ -1,4 +1,4 @@
-"""Processes of one shard: they answer as one process does, and end together. Each start loads torch twice: 5 s."""
+"""PartProcesses of one shard: they answer as one process does, and end together. Each start loads torch twice: 5 s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shards.engine import Engine, EngineOptions
 from shards.exec.network import DeviceLost
 from shards.model import Model
 from shards.nouns import SamplingParams, Submission
-from shards.parallel.processes import Processes, gpus, leading
+from shards.parallel.processes import PartProcesses, gpus, leading
 from tests.shards.driver import packed
 from tests.shards.tiny_checkpoints import save_checkpoint, some_tokens
 
@@ -30,9 +30,9 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def processes(checkpoint, monkeypatch) -> Iterator[Processes]:
+def processes(checkpoint, monkeypatch) -> Iterator[PartProcesses]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    others = Processes(str(checkpoint), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1)
+    others = PartProcesses(str(checkpoint), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1)
     yield others
     others.close()
 
@@ -146,7 +146,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 
 def test_a_checkpoint_that_cannot_be_loaded_is_the_error_of_the_process_that_could_not(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    others = Processes(
+    others = PartProcesses(
         str(tmp_path), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1, abort=lambda _: None
     )
     with pytest.raises(ValueError, match="part 1 cannot be loaded: architecture none is not supported"):
@@ -156,10 +156,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_the_error_of_the_process_that_cou
 
 def test_a_process_that_hangs_is_ended_at_once(checkpoint):
     statuses: list[int] = []
-    others = Processes(
+    others = PartProcesses(
         str(checkpoint), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1, abort=statuses.append
     )
-    others.team.late_at_s = 0.0
+    others.followers.late_at_s = 0.0
     lost: list[str] = []
     others.watch(lost.append)
     others._watching.join(20.0)

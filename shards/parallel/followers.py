@@ -9,26 +9,26 @@ from contextlib import contextmanager
 import msgspec
 
 from shards.parallel.collectives import WAITS_S
-from shards.parallel.link import Link, LinkBroken
+from shards.parallel.link import LinkBroken, PartLink
 from shards.parallel.orders import Answer, Orders
 
 _SLACK_S = 30.0
 
 
-class Team:
+class Followers:
     """Sends orders through `links`, one to each other process, which obeys them in that order.
 
     `late_at_s` is when the call in progress must have ended, on `clock`: None between calls.
     """
 
-    def __init__(self, links: Sequence[Link], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, links: Sequence[PartLink], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._links, self._clock = links, clock
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Answer).decode
         self.late_at_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"Team({len(self._links)} others)"
+        return f"Followers({len(self._links)} others)"
 
     def send(self, order: Orders) -> None:
         """Have all others obey `order`. Raises LinkBroken."""
@@ -64,7 +64,7 @@ class Team:
         for link in self._links:
             link.close()
 
-    def _answer(self, link: Link) -> Answer:
+    def _answer(self, link: PartLink) -> Answer:
         message = link.receive()
         if message is None:
             raise LinkBroken("another process of this shard has ended; its last lines on stderr say why")
