@@ -51,6 +51,8 @@ class PartProcesses:
         abort: Callable[[int], object] = os._exit,
     ) -> None:
         visible = gpus(size) if device == "cuda" else []
+        # NCCL, too, listens to no other machine, unless it is told to
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self._abort = abort
         self._on_lost: Callable[[str], None] = lambda _: None
         self._lost = ""

@@ -46,6 +46,7 @@ def test_after_a_random_life_all_parts_hold_the_same_kv(kind, seed):
         "kv_blocks": rng.choice([10, 16, 30]),
         "host_bytes": rng.choice([0, 20, 60]) * own.block_bytes,
         "max_running": rng.choice([2, 6]),
+        "deterministic": seed == 5,
         "ageing_s": 3.0,
         "preempt_cooldown_s": 0.0,
         "max_waiting": 1000,

@@ -36,6 +36,14 @@ def test_a_pools_threads_count_more_than_its_part_of_the_cores(threads: int | No
     assert int(line[last]) == threads or (threads is None and line.count("--threads") == 1)
 
 
+def test_the_processes_of_a_shard_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 13)
+    text = "pools: {a: {local: 2, options: {tensor-parallel: 2}}, b: {local: 2}}"
+    lines = [command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}))]
+    assert [line[line.index("--threads") + 1] for line in lines] == ["2"] * 4
+    assert [line.count("--tensor-parallel") for line in lines] == [1, 1, 0, 0]
+
+
 def test_shards_that_may_use_the_gpu_divide_it_and_those_on_the_cpu_do_not_count() -> None:
     text = "pools: {a: {local: 2}, b: {local: 1}, c: {local: 4, options: {device: cpu}}}"
     lines = [command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}))]
