@@ -124,8 +124,12 @@ def load_model(
         return leading(part, others)
 
 
-def refuse_apart(size: int, kv_dir: str | None, kv_listen: str | None) -> None:
-    """Raise ValueError for options that need all KV of a block in one process, if there are several."""
+def refuse_apart(size: int, kv_dir: str | None, kv_listen: str | None, *, has_adapters: bool) -> None:
+    """Raise ValueError for options that need a whole network, or all KV of a block, in one process, if there are
+    several.
+    """
+    if size > 1 and has_adapters:
+        raise ValueError(f"LoRA adapters are not divided: leave out --lora and --lora-dir, or --tensor-parallel {size}")
     given = {"--kv-dir": kv_dir, "--kv-listen": kv_listen}
     refused = next((name for name, value in given.items() if value is not None), None)
     if size > 1 and refused is not None:
@@ -334,7 +338,7 @@ def shard(
     with exit_on_error():
         port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
     with exit_on_error():
-        refuse_apart(tensor_parallel, kv_dir, kv_listen)
+        refuse_apart(tensor_parallel, kv_dir, kv_listen, has_adapters=bool(lora or lora_dir))
     threads = threads or max(1, default_threads() // tensor_parallel)
     loaded = load_model(
         model,

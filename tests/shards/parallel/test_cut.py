@@ -17,6 +17,7 @@ from shards.network.group import ALONE, Group
 from shards.network.loading import load_weights
 from shards.parallel.cut import PartBuilder
 from shards.parallel.part import Part
+from shards.quant.write.checkpoint import write_quantised
 from tests.shards.parallel.threads import on_all
 from tests.shards.tiny_checkpoints import KINDS, a_batch, save_checkpoint, some_tokens
 
@@ -87,6 +88,13 @@ def test_heads_that_cannot_be_divided_are_refused_with_the_sizes_that_can(tmp_pa
     with pytest.raises(UnsupportedCheckpoint, match="4 attention heads with 2 KV heads") as refused:
         Part(0, 3).require(read_config(tmp_path))
     assert "1, 2, 4" in str(refused.value)
+
+
+def test_a_checkpoint_in_fewer_bits_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "exact", "qwen3")
+    write_quantised(tmp_path / "exact", tmp_path / "int8", "int8")
+    with pytest.raises(UnsupportedCheckpoint, match="stored as QuantisedMatrix is not divided among processes"):
+        on_all(2, lambda group: logits(tmp_path / "int8", group))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])

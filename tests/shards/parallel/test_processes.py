@@ -122,6 +122,7 @@ def test_an_idle_shard_ends_with_any_of_its_processes(checkpoint, victim):
         (["--tensor-parallel", "3"], "4 attention heads with 2 KV heads cannot be divided among 3 processes"),
         (["--tensor-parallel", "2", "--kv-dir", "/tmp/none"], "--kv-dir needs the whole KV of a block in one process"),
         (["--tensor-parallel", "2", "--kv-listen", "127.0.0.1:0"], "--kv-listen needs the whole KV of a block"),
+        (["--tensor-parallel", "2", "--lora-dir", "/tmp"], "LoRA adapters are not divided: leave out --lora"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_a_sentence(checkpoint, options, sentence):
