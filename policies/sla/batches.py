@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.nouns import ServiceClass
@@ -84,7 +82,7 @@ def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass], ou
         max_storage_bytes=section.read("max_storage", usual.max_storage_bytes),
         slowdown=section.read("slowdown", usual.slowdown),
         concurrent=section.read("concurrent", usual.concurrent),
-        s3=(s3 or S3Settings(_usual_scratch())) if is_bucket else None,
+        s3=(s3 or S3Settings()) if is_bucket else None,
     )
 
 
@@ -97,16 +95,12 @@ def _read_s3(field: Field | None, outside: Outside) -> S3Settings | None:
     if (access is None) != (secret is None):
         field.complain("needs access_key and secret_key, or none of both")
     return S3Settings(
-        section.read("scratch", _usual_scratch()),
+        section.read_any("scratch"),
         endpoint=None if endpoint is None else endpoint.read(_url),
         region=section.read_any("region"),
         access_key=None if access is None else access.read(outside.secret),
         secret_key=None if secret is None else secret.read(outside.secret),
     )
-
-
-def _usual_scratch() -> str:
-    return str(Path(tempfile.gettempdir()) / "pointsman-batches")
 
 
 def _place(text: str) -> str:

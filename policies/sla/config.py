@@ -139,9 +139,9 @@ class UsageSettings:
 @dataclass(frozen=True, slots=True)
 class S3Settings:
     """How a bucket is reached: the `endpoint`, None for Amazon's own, the `region`, and credentials; None: those of the
-    environment. `scratch` is a folder of this machine for temporary files."""
+    environment. `scratch` is a folder of this machine for temporary files; None: one below the system's own."""
 
-    scratch: str
+    scratch: str | None = None
     endpoint: str | None = None
     region: str | None = None
     access_key: str | None = field(default=None, repr=False)

@@ -110,9 +110,9 @@ class Permit:
         running = admission._running
         for descriptor in claim.descriptors:
             most = descriptor.limits.concurrent
-            if most is not None and running.get(descriptor.id, 0) >= most:
+            if most is not None and (count := running.get(descriptor.id, 0)) >= most:
                 raise QuotaExceeded(
-                    f"{descriptor} has {running[descriptor.id]} requests running, which is its limit",
+                    f"{descriptor} has {count} requests running, which is its limit",
                     hint="wait for one to finish",
                     retry_after_s=_RETRY_AFTER_S,
                 )

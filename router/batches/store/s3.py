@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -39,7 +40,7 @@ class S3BatchStore:
     look_s = LOOK_S
 
     def __init__(self, place: str, settings: S3Settings, *, clock: Callable[[], float]) -> None:
-        self._place, self._scratch = place, Path(settings.scratch)
+        self._place, self._scratch = place, Path(settings.scratch or Path(tempfile.gettempdir(), "pointsman-batches"))
         self._bucket = open_bucket(place, settings)
         # tried again by the log itself, under another name
         self._once = open_bucket(place, settings, retries=0)
