@@ -51,7 +51,7 @@ def test_logits_are_those_of_peft_beside_rows_of_the_model_itself(tmp_path: Path
     network, adapter = adapted(tmp_path / "base", tmp_path / "a")
     tokens = some_tokens(140)
     batch = a_batch((tokens[:60], 0, [4]), (tokens, 0, [1, 2, 3]), (tokens[:40], 0, [5]))
-    rows = (batch.rows[0], replace(batch.rows[1], adapter=adapter), batch.rows[2])
+    rows = (batch.rows[0], batch.rows[1]._replace(adapter=adapter), batch.rows[2])
     logits = network.forward(replace(batch, rows=rows))
     with theirs.disable_adapter():
         own = logits_of(theirs, tokens)
@@ -67,7 +67,7 @@ def test_logits_of_chosen_tokens_are_the_same_for_rows_that_are_not_adjacent(tmp
     network, adapter = adapted(tmp_path / "base", tmp_path / "a")
     tokens = some_tokens(30)
     batch = a_batch((tokens, 0, [1]), (tokens[:9], 0, [2]), (tokens[:20], 0, [3]), wanted=[28, 29, 38, 50, 58])
-    rows = (replace(batch.rows[0], adapter=adapter), batch.rows[1], replace(batch.rows[2], adapter=adapter))
+    rows = (batch.rows[0]._replace(adapter=adapter), batch.rows[1], batch.rows[2]._replace(adapter=adapter))
     logits = network.forward(replace(batch, rows=rows))
     tuned = logits_of(theirs, tokens)
     torch.testing.assert_close(logits[[0, 1, 3, 4]], tuned[[28, 29, 11, 19]], atol=3e-4, rtol=0)
@@ -93,7 +93,7 @@ def test_ranks_scales_and_modules_are_those_of_the_configuration(tmp_path: Path,
     network, adapter = adapted(tmp_path / "base", tmp_path / "a")
     tokens = some_tokens(40)
     batch = a_batch((tokens, 0, [1]))
-    logits = network.forward(replace(batch, rows=(replace(batch.rows[0], adapter=adapter),)))
+    logits = network.forward(replace(batch, rows=(batch.rows[0]._replace(adapter=adapter),)))
     torch.testing.assert_close(logits, logits_of(theirs, tokens), atol=3e-4, rtol=0)
 
 
@@ -103,7 +103,7 @@ def test_an_adapter_of_rounded_weights_is_near_that_of_exact_ones(tmp_path: Path
     network, adapter = adapted(tmp_path / "base", tmp_path / "a", dtype=dtype)
     tokens = some_tokens(60)
     batch = a_batch((tokens, 0, [1]))
-    logits = network.forward(replace(batch, rows=(replace(batch.rows[0], adapter=adapter),)))
+    logits = network.forward(replace(batch, rows=(batch.rows[0]._replace(adapter=adapter),)))
     assert (logits - logits_of(theirs, tokens)).abs().mean() < mean
 
 
