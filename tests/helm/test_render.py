@@ -84,6 +84,17 @@ CHANGES: dict[str, list[str]] = {
         ROUTER + "spec.containers",
         OWN + "spec.replicas",
     ],
+    "scaled by hpa to what is needed": [
+        "+ HorizontalPodAutoscaler prod-pointsman-shard-own",
+        "+ PrometheusRule prod-pointsman",
+        ROUTER + "spec.containers",
+        OWN + "spec.replicas",
+    ],
+    "scaled by keda to what is needed": [
+        "+ ScaledObject prod-pointsman-shard-own",
+        ROUTER + "spec.containers",
+        OWN + "spec.replicas",
+    ],
     "monitored": [
         "+ ConfigMap prod-pointsman-dashboards",
         "+ PrometheusRule prod-pointsman",

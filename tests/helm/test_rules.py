@@ -112,12 +112,15 @@ def test_every_alert_says_how_bad_it_is_and_where_it_is_explained() -> None:
         assert rule["annotations"]["runbook_url"] == f"https://example.com/alerts#{rule['alert'].lower()}"
 
 
+SCALED = [name for name in VALUE_SETS if name.startswith("scaled by")]
+
+
 def metrics_in(expression: str) -> set[str]:
     names = re.findall(r"\bpointsman_(\w+)", expression)
     return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in names if not name.startswith("scaling_")}
 
 
-@pytest.mark.parametrize("name", ["monitored", "scaled by hpa", "scaled by keda"])
+@pytest.mark.parametrize("name", ["monitored", *SCALED])
 def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: str) -> None:
     rendered = render_set(name)
     rules = [
@@ -136,14 +139,21 @@ def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: s
     assert named <= seen_by_prometheus().keys()
 
 
-def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
-    hpa = render_set("scaled by hpa").get("HorizontalPodAutoscaler")["spec"]
-    recorded = {
-        r["record"]: r
-        for r in groups(VALUE_SETS["scaled by hpa"])["recorded"]
-        if r["record"].startswith("pointsman_scaling")
-    }
-    triggers = render_set("scaled by keda").get("ScaledObject")["spec"]["triggers"]
+def scaling_rules(name: str) -> dict[str, dict[str, Any]]:
+    """The recorded series that an HPA scales by, by name."""
+    return {r["record"]: r for r in groups(VALUE_SETS[name])["recorded"] if r["record"].startswith("pointsman_scaling")}
+
+
+def triggers_of(name: str) -> list[dict[str, Any]]:
+    triggers: list[dict[str, Any]] = render_set(name).get("ScaledObject")["spec"]["triggers"]
+    return triggers
+
+
+@pytest.mark.parametrize("how", ["", " to what is needed"])
+def test_hpa_and_keda_scale_by_the_same_three_measures(how: str) -> None:
+    hpa = render_set(f"scaled by hpa{how}").get("HorizontalPodAutoscaler")["spec"]
+    recorded = scaling_rules(f"scaled by hpa{how}")
+    triggers = triggers_of(f"scaled by keda{how}")
     assert [metric["external"]["metric"]["name"] for metric in hpa["metrics"]] == list(recorded)
     for metric, trigger in zip(hpa["metrics"], triggers, strict=True):
         target = metric["external"]["target"]
@@ -151,8 +161,21 @@ def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
         assert target.get("value", target.get("averageValue")) == trigger["metadata"]["threshold"]
         labels = recorded[metric["external"]["metric"]["name"]]["labels"]
         assert metric["external"]["metric"]["selector"]["matchLabels"].items() <= labels.items()
+        assert f"pointsman_scaling_{trigger['name'].replace('-', '_')}" == metric["external"]["metric"]["name"]
+
+
+def test_misses_and_waits_are_those_of_the_named_classes_and_flights_those_of_the_pool() -> None:
+    triggers = triggers_of("scaled by keda")
     assert 'service_class=~"chat|a.b"' in triggers[0]["metadata"]["query"]
     assert 'backend=~"own-[0-9]+"' in triggers[2]["metadata"]["query"]
+
+
+def test_the_number_that_is_needed_replaces_requests_in_flight() -> None:
+    before, after = triggers_of("scaled by keda"), triggers_of("scaled by keda to what is needed")
+    assert [trigger["name"] for trigger in before] == ["misses-per-second", "queue-seconds", "in-flight"]
+    assert [trigger["name"] for trigger in after] == ["misses-per-second", "queue-seconds", "backends-needed"]
+    # a shard for each that is needed
+    assert (after[2]["metricType"], after[2]["metadata"]["threshold"]) == ("AverageValue", "1")
 
 
 # -- what follows is evaluated by Prometheus' own code
@@ -287,6 +310,49 @@ STORIES = {
         well(90) | histogram("pointsman_ttft_prediction_error", ERROR, {"0.3": 50}, 90, backend="own-0"), 45
     ),
 }
+
+
+def needed(first: str, second: str = "") -> dict[str, str]:
+    """The number that is needed, as one or two routers have it."""
+    name = "pointsman_pool_backends_needed"
+    other = series(name, second, pool="own", pod="r-1") if second else {}
+    return series(name, first, pool="own", pod="r-0") | other
+
+
+SHARDS = {
+    key: value
+    for pod in ("r-0", "r-1")
+    for backend, well_or_not in (("own-0", "1x10"), ("own-1", "1x10"), ("own-2", "0x10"), ("large-0", "1x10"))
+    for key, value in series("pointsman_backend_healthy", well_or_not, backend=backend, pod=pod).items()
+}
+NEEDS = {
+    "the router's number": (SHARDS | needed("3x10"), 3),
+    "the largest of two routers": (SHARDS | needed("3x10", "4x10"), 4),
+    "one router has no number": (SHARDS | needed("NaNx10", "4x10"), 4),
+    "the shards that are there, where no router has a number": (SHARDS | needed("NaNx10", "NaNx10"), 2),
+    "the shards that are there, after a start": (SHARDS, 2),
+    "none without requests": (SHARDS | needed("0x10"), 0),
+    "none if no router is there": ({}, 0),
+    "one if requests wait for a pool that sleeps": (
+        needed("0x10") | series("pointsman_pool_waiting", "7x10", pool="own"),
+        1,
+    ),
+    "not that of another pool": (SHARDS | series("pointsman_pool_backends_needed", "9x10", pool="large"), 2),
+}
+
+
+@needs_promtool
+@pytest.mark.parametrize("case", NEEDS)
+def test_a_pool_that_follows_the_number_that_is_needed_gets(case: str, tmp_path: Path) -> None:
+    samples, shards = NEEDS[case]
+    rule = scaling_rules("scaled by hpa to what is needed")["pointsman_scaling_backends_needed"]
+    expected = [{"labels": "{}", "value": shards}]
+    test = {"expr": rule["expr"], "eval_time": "5m", "exp_samples": expected}
+    inputs = [{"series": name, "values": values} for name, values in samples.items()]
+    path = tmp_path / "needs.yaml"
+    path.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": [test]}]}))
+    done = promtool("test", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_fires_in_some_story() -> None:

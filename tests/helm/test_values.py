@@ -37,6 +37,7 @@ WRONG: dict[str, Values] = {
     "shards[0].options": {"shards": [{"name": "own", "options": {"kv_memory": 8}}]},
     "shards[0].options.dtype": {"shards": [{"name": "own", "options": {"dtype": "float16"}}]},
     "shards[0].options.kv-memory": {"shards": [{"name": "own", "options": {"kv-memory": "8"}}]},
+    "shards[0].autoscaling.needed": {"shards": [{"name": "own", "autoscaling": {"needed": "yes"}}]},
     "shards[0].autoscaling.by": {"shards": [{"name": "own", "autoscaling": {"by": "vpa"}}]},
     "shards[0].autoscaling.classes[0]": {"shards": [{"name": "own", "autoscaling": {"classes": ['a",b="c']}}]},
     "shards[0].cache.size": {"shards": [{"name": "own", "cache": {"size": "much"}}]},

@@ -77,6 +77,14 @@ VALUE_SETS: dict[str, Values] = {
         "shards": [{"name": "own", "autoscaling": {"by": "keda", "min": 2, "classes": ["chat", "a.b"]}}],
         "monitoring": {"prometheusUrl": "http://prometheus.monitoring:9090"},
     },
+    "scaled by hpa to what is needed": {
+        "shards": [{"name": "own", "autoscaling": {"by": "hpa", "needed": True}}],
+        "monitoring": RULES,
+    },
+    "scaled by keda to what is needed": {
+        "shards": [{"name": "own", "autoscaling": {"by": "keda", "min": 0, "needed": True}}],
+        "monitoring": {"prometheusUrl": "http://prometheus.monitoring:9090"},
+    },
     "monitored": {
         "sla": SLA,
         "shards": [OWN, LARGE],

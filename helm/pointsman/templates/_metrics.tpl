@@ -7,8 +7,9 @@ namespace="{{ .Release.Namespace }}",service="{{ include "pointsman.fullname" . 
 The metrics by which a pool of shards is scaled, as a JSON list of {name, type, target, query}. Takes (list $ pool).
 
 Misses and waits show that there are too few shards, but not that there are too many: without either, the pool would shrink to
-its minimum and then miss again. Requests in flight per shard keep it at the size that its load needs; those that wait for a pool that
-sleeps count too, and start it.
+its minimum and then miss again. Requests in flight per shard keep it at the size that its load needs, or with `needed` the number that the
+routers compute. Each router sees its part of the load of the pool and of each shard, so each computes the number of the whole pool. Where it is
+unknown (NaN, or no request since a start) the pool keeps its shards. Requests that wait for a pool that sleeps count too, and start it.
 A comparison drops NaN (0/0 without requests), so that the query gives 0.
 */}}
 {{- define "pointsman.scalingMetrics" -}}
@@ -22,10 +23,14 @@ A comparison drops NaN (0/0 without requests), so that the query gives 0.
 {{- $running := printf "(sum(pointsman_backend_in_flight{%s,backend=~\"%s-[0-9]+\"}) or vector(0))" $series $pool.name -}}
 {{- $waiting := printf "(sum(pointsman_pool_waiting{%s,pool=\"%s\"}) or vector(0))" $series $pool.name -}}
 {{- $flights := printf "%s + %s" $running $waiting -}}
+{{- $needed := printf "((max(pointsman_pool_backends_needed{%s,pool=\"%s\"}) >= 0) or count(count by (backend) (pointsman_backend_healthy{%s,backend=~\"%s-[0-9]+\"} == 1)) or vector(0)) + clamp_max(%s, 1)" $series $pool.name $series $pool.name $waiting -}}
 {{- list
   (dict "name" "pointsman_scaling_misses_per_second" "type" "Value" "target" $scaling.missesPerSecond "query" $misses)
   (dict "name" "pointsman_scaling_queue_seconds" "type" "Value" "target" $scaling.queueSeconds "query" $queue)
-  (dict "name" "pointsman_scaling_in_flight" "type" "AverageValue" "target" $scaling.inFlight "query" $flights)
+  (ternary
+    (dict "name" "pointsman_scaling_backends_needed" "type" "AverageValue" "target" 1 "query" $needed)
+    (dict "name" "pointsman_scaling_in_flight" "type" "AverageValue" "target" $scaling.inFlight "query" $flights)
+    $scaling.needed)
   | toJson -}}
 {{- end -}}
 

@@ -21,7 +21,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class HourNeed(msgspec.Struct, frozen=True):
-    """One hour of a pool, from `start_s` (seconds since 1970) on.
+    """One hour of a pool, or the time until now, from `start_s` (seconds since 1970) on.
 
     Of its `requests`, `unserved` reached no backend. `missed` of `with_target` missed a target or were unserved.
     `backends` answered. Loads are of the whole pool: P95 and highest, over time. `needed` None: unknown. `bound` is

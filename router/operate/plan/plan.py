@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from policies.errors import InvalidRequest
 from router.fleet.cluster.names import pool_of
@@ -64,8 +65,8 @@ def plan_of(contents: LogContents, logs: Sequence[Path] = ()) -> Plan:
     Raises InvalidRequest if no request reached a backend, or none has a target.
     """
     requests = contents.requests
-    stays = [stay for request in requests for stay in _stays(request)]
-    if not stays:
+    pools, unserved = _pools(requests)
+    if not pools:
         hint = "were the backends up at that time? see the field error of the log"
         raise InvalidRequest("no request of the log reached a backend, so there is nothing to plan", hint=hint)
     if not any(map(_has_target, requests)):
@@ -73,17 +74,46 @@ def plan_of(contents: LogContents, logs: Sequence[Path] = ()) -> Plan:
             "no request of the log has ttft_target_s or tpot_target_s, so no load is too high",
             hint="set ttft_p95 or tpot_p95 of classes.* and log again; older versions did not log targets",
         )
-    pools = sorted({pool_of(stay.visit.backend) for stay in stays})
-    unserved = _unserved_by_pool(requests, stays)
-    end_s = max(request.ended_s for request in requests)
-    around = requests[0].at_s, end_s
-    planned = [
-        _Pool(
-            pool, [stay for stay in stays if pool_of(stay.visit.backend) == pool], unserved.get(pool, ()), around
-        ).planned(logs)
-        for pool in pools
-    ]
-    return Plan(len(requests), *around, tuple(planned), tuple(_notes(contents, unserved, len(logs))))
+    planned = tuple(pool.planned(logs) for pool in pools)
+    return Plan(len(requests), *_around(requests), planned, tuple(_notes(contents, unserved, len(logs))))
+
+
+def needs_since(since_s: float, requests: Sequence[LoggedRequest]) -> Mapping[str, HourNeed | None]:
+    """Pool -> what the requests that arrived since then needed, by the capacities that all `requests` show.
+
+    None: no request arrived. Empty where `plan_of` raises. `requests` are in order of arrival.
+    """
+    if not any(map(_has_target, requests)):
+        return {}
+    pools, _ = _pools(requests)
+    return {pool.name: pool.needed_since(since_s) for pool in pools}
+
+
+def _pools(requests: Sequence[LoggedRequest]) -> tuple[Sequence[_Pool], Mapping[str, Sequence[LoggedRequest]]]:
+    """The pools with a backend that got a request, and the requests of each that reached none."""
+    stays: dict[str, list[_Stay]] = {}
+    for request in requests:
+        for stay in _stays(request):
+            stays.setdefault(pool_of(stay.visit.backend), []).append(stay)
+    if not stays:
+        return (), {}
+    unserved = _unserved_by_pool(requests, [stay for there in stays.values() for stay in there])
+    around = _around(requests)
+    return [_Pool(pool, there, unserved.get(pool, ()), around) for pool, there in sorted(stays.items())], unserved
+
+
+def _around(requests: Sequence[LoggedRequest]) -> tuple[float, float]:
+    """From the first arrival to the last end."""
+    return requests[0].at_s, max(request.ended_s for request in requests)
+
+
+class _Measured(NamedTuple):
+    """What the answers show of a backend of a pool, with the classes that missed a target at every load."""
+
+    by_tpot: Mapping[str, Sequence[Judged]]
+    by_ttft: Mapping[str, Sequence[Judged]]
+    capacities: tuple[Capacity, ...]
+    too_slow: Set[str]
 
 
 class _Pool:
@@ -106,17 +136,30 @@ class _Pool:
         self.wanted_requests = Load(spans[0] for spans in wanted)
         self.wanted_tokens = Load(spans[1] for spans in wanted)
 
-    def planned(self, logs: Sequence[Path]) -> PoolPlan:
-        """The plan of this pool."""
+    def needed_since(self, since_s: float) -> HourNeed | None:
+        """The need of the requests that arrived since then; None without any."""
+        stays = [stay for stay in self.served if stay.request.at_s >= since_s]
+        requests = [stay.request for stay in stays]
+        requests += [request for request in self.unserved if request.at_s >= since_s]
+        if not requests:
+            return None
+        backends = {stay.visit.backend for stay in stays}
+        return self._need_of(requests, (since_s, math.inf), len(backends), self._measured())
+
+    def _measured(self) -> _Measured:
         by_tpot, by_ttft = self._tpots(), self._ttfts()
         capacities = (
             capacity_of("requests", by_tpot, max(load.highest(*self.around) for load in self.running.values())),
             capacity_of("prompt_tokens", by_ttft, max(load.highest(*self.around) for load in self.computing.values())),
         )
-        too_slow = _never_met(by_tpot) | _never_met(by_ttft)
-        hours = tuple(self._hours(capacities, too_slow))
+        return _Measured(by_tpot, by_ttft, capacities, _never_met(by_tpot) | _never_met(by_ttft))
+
+    def planned(self, logs: Sequence[Path]) -> PoolPlan:
+        """The plan of this pool."""
+        measured = self._measured()
+        hours = tuple(self._hours(measured))
         peak = max(hours, key=lambda hour: (hour.needed or 0, hour.p95_requests, hour.p95_prompt_tokens))
-        reasons = _reasons(peak, capacities, {"requests": by_tpot, "prompt_tokens": by_ttft})
+        reasons = _reasons(peak, measured)
         names = " ".join(f"--decisions {shlex.quote(str(log))}" for log in logs[:1])
         return PoolPlan(
             pool=self.name,
@@ -124,7 +167,7 @@ class _Pool:
             bound=peak.bound,
             reasons=tuple(reasons),
             verify=f"pointsman simulate sla.yaml {names or '--decisions LOG'} --find-backends {self.name}",
-            capacities=capacities,
+            capacities=measured.capacities,
             peak=peak,
             hours=hours,
         )
@@ -155,7 +198,7 @@ class _Pool:
             found.setdefault(request.service_class, []).append(Judged(load, missed))
         return found
 
-    def _hours(self, capacities: Sequence[Capacity], too_slow: Set[str]) -> Iterator[HourNeed]:
+    def _hours(self, measured: _Measured) -> Iterator[HourNeed]:
         """The hours in which requests arrived, in order."""
         arrived: dict[int, list[LoggedRequest]] = {}
         backends: dict[int, set[str]] = {}
@@ -166,31 +209,27 @@ class _Pool:
         for request in self.unserved:
             arrived.setdefault(int(request.at_s // HOUR_S), []).append(request)
         for hour, requests in sorted(arrived.items()):
-            yield self._hour(hour, requests, len(backends.get(hour, ())), capacities, too_slow)
+            span = hour * HOUR_S, (hour + 1) * HOUR_S
+            yield self._need_of(requests, span, len(backends.get(hour, ())), measured)
 
-    def _hour(
-        self,
-        hour: int,
-        requests: Sequence[LoggedRequest],
-        backends: int,
-        capacities: Sequence[Capacity],
-        too_slow: Set[str],
+    def _need_of(
+        self, requests: Sequence[LoggedRequest], span: tuple[float, float], backends: int, measured: _Measured
     ) -> HourNeed:
-        start_s = hour * HOUR_S
-        between = max(start_s, self.around[0]), min(start_s + HOUR_S, self.around[1])
+        """The need of the `requests` that arrived in `span`, with the load of all that ran in it."""
+        between = max(span[0], self.around[0]), min(span[1], self.around[1])
         loads = {
             "requests": self.wanted_requests.quantile(0.95, *between),
             "prompt_tokens": self.wanted_tokens.quantile(0.95, *between),
         }
-        short = _short(requests, too_slow)
-        needed, bound, limited_by = _need(loads, capacities)
+        short = _short(requests, measured.too_slow)
+        needed, bound, limited_by = _need(loads, measured.capacities)
         if short and needed is not None and needed <= backends:
             needed, bound = backends + 1, "at_least"
         elif needed is not None and needed > backends and _sufficed(requests):
             needed, bound = backends, "or_fewer"
         targets = [request for request in requests if _has_target(request)]
         return HourNeed(
-            start_s=float(start_s),
+            start_s=float(span[0]),
             requests=len(requests),
             unserved=sum(not request.visits for request in requests),
             with_target=len(targets),
@@ -292,12 +331,11 @@ def _usual(
     ]
 
 
-def _reasons(
-    peak: HourNeed, capacities: Sequence[Capacity], judged: Mapping[str, Mapping[str, Sequence[Judged]]]
-) -> Iterator[str]:
+def _reasons(peak: HourNeed, measured: _Measured) -> Iterator[str]:
     """Why the peak hour needs that number of backends."""
+    judged = {"requests": measured.by_tpot, "prompt_tokens": measured.by_ttft}
     loads = {"requests": peak.p95_requests, "prompt_tokens": peak.p95_prompt_tokens}
-    for each in capacities:
+    for each in measured.capacities:
         target = "TPOT" if each.measure == "requests" else "TTFT"
         words = f"{loads[each.measure]:,.0f} {_WORDS[each.measure]} at P95"
         if each.amount is None:

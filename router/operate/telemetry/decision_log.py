@@ -8,7 +8,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -143,13 +143,17 @@ class DecisionLog:
 
 
 class LoggedPrompt:
-    """Passes what it gets on to `trace`, if there is one, and puts the prompt into `log` when it ends."""
+    """Passes what it gets on to `trace`, if there is one, and gives the prompt to each of `keep` when it ends.
+
+    Keys that are shared between domains are computed only `with_keys`.
+    """
 
     def __init__(
         self,
         trace: PromptTrace | None,
-        log: DecisionLog,
+        keep: Sequence[Callable[[Ended], object]],
         *,
+        with_keys: bool,
         clock: Callable[[], float],
         unix_time: Callable[[], float] = time.time,
         arrived_at: float,
@@ -157,7 +161,8 @@ class LoggedPrompt:
         config: str,
         trace_id: str | None,
     ) -> None:
-        self._trace, self._log, self._clock = trace, log, clock
+        self._trace, self._keep, self._clock = trace, keep, clock
+        self._with_keys = with_keys
         self._arrived_at, self._rule, self._config, self._trace_id = arrived_at, rule, config, trace_id
         self._arrived_unix_s = unix_time() - (clock() - arrived_at)
         self._made: list[Made] = []
@@ -179,7 +184,7 @@ class LoggedPrompt:
 
     def sent(self, placed: Placed, target: Target) -> AttemptTrace | None:
         """Keep the backend that it went to, and the keys of the prompt: its tokens are not kept."""
-        if not self._made:
+        if self._with_keys and not self._made:
             self._shared_keys = packed_shared_keys(placed.bid.prompt.token_ids, placed.bid.request.model)
         self._made.append(Made.of(placed))
         return None if self._trace is None else self._trace.sent(placed, target)
@@ -195,7 +200,9 @@ class LoggedPrompt:
         if self._trace is not None:
             self._trace.__exit__(kind, error, trace)
         if self._last is not None:
-            self._log.put(self._ended(*self._last, error))
+            ended = self._ended(*self._last, error)
+            for keep in self._keep:
+                keep(ended)
 
     def _ended(self, request: Request, last: Made, error: BaseException | None) -> Ended:
         made: Iterable[Made] = self._made

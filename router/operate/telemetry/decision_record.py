@@ -152,9 +152,10 @@ class Ended:
     shared_keys: str = ""
 
 
-def record_of(ended: Ended) -> Record:
-    """The Record of a prompt that has ended."""
+def record_of(ended: Ended, *, is_brief: bool = False) -> Record:
+    """The Record of a prompt that has ended; a brief one lacks keys, session and the views of its decisions."""
     request, last = ended.request, ended.made[-1].flight if ended.made else None
+    try_of = _brief_try_of if is_brief else _try_of
     usage: Usage | None = None
     cost: int | None = None
     if last is not None and last.charged is not None:
@@ -181,11 +182,11 @@ def record_of(ended: Ended) -> Record:
         preemptible=request.preemptible,
         stream=request.stream,
         priority=request.priority,
-        session=None if request.session is None else _hashed(request.session),
+        session=None if is_brief or request.session is None else _hashed(request.session),
         deadline_s=request.deadline_s,
         pools=request.pools,
-        keys=packed_keys(request.block_keys),
-        tries=tuple(_try_of(made, ended.arrived_at) for made in ended.made),
+        keys="" if is_brief else packed_keys(request.block_keys),
+        tries=tuple(try_of(made, ended.arrived_at) for made in ended.made),
         ttft_s=_since(ended.arrived_at, last.first_at if last else None),
         completion_tokens=None if usage is None else usage.completion_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
@@ -243,6 +244,17 @@ def _key_tokens(request: Request) -> int:
 
 def _fetch_of(fetch: Fetch) -> tuple[str, int, float]:
     return fetch.backend, fetch.tokens, round(fetch.seconds, 6)
+
+
+def _brief_try_of(made: Made, arrived_at: float) -> Try:
+    decision, flight = made.decision, made.flight
+    return Try(
+        policy=decision.policy,
+        at_s=round(made.at - arrived_at, 6),
+        backend=decision.chosen,
+        first_s=_since(arrived_at, flight.first_at if flight else None),
+        last_s=_since(arrived_at, flight.last_at if flight else None),
+    )
 
 
 def _try_of(made: Made, arrived_at: float) -> Try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 MOST_SERIES = 2048
 """Most combinations of labels of one metric; further ones are counted as OTHER."""
@@ -57,18 +59,37 @@ class Series(dict[Labels, T]):
                 self._metric.remove(*values)
 
 
+class _Computed(Collector):
+    """A gauge with the series that `compute` returns, by the value of its label."""
+
+    def __init__(self, name: str, help: str, label: str, compute: Callable[[], Mapping[str, float]]) -> None:  # noqa: A002
+        self._name, self._help, self._label, self._compute = name, help, label, compute
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Its name, without a computation."""
+        return [GaugeMetricFamily(self._name, self._help, labels=(self._label,))]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Its series, computed now."""
+        family = GaugeMetricFamily(self._name, self._help, labels=(self._label,))
+        for value, number in self._compute().items():
+            family.add_metric((value,), number)
+        return [family]
+
+
 class Metrics:
     """Makes metrics in `registry` and their children, and keeps them. Names begin with `pointsman_`."""
 
     def __init__(self, registry: CollectorRegistry, most_series: int = MOST_SERIES) -> None:
         self._registry, self._most_series = registry, most_series
         self._all: list[tuple[Metric, Series[Any]]] = []
+        self._computed: list[Metric] = []
 
     def __repr__(self) -> str:
         return f"<Metrics {len(self._all)} with {sum(len(series) for _, series in self._all)} series>"
 
     def __iter__(self) -> Iterator[Metric]:
-        return (metric for metric, _ in self._all)
+        return iter([*(metric for metric, _ in self._all), *self._computed])
 
     def counter(self, name: str, help: str, labels: Sequence[str]) -> Series[Counter]:  # noqa: A002
         """A sum that only grows; `/metrics` adds `_total` to its name."""
@@ -79,6 +100,14 @@ class Metrics:
         """A value that may rise and fall."""
         made = Gauge(f"pointsman_{name}", help, labels, registry=self._registry)
         return self._kept(made, Metric(f"pointsman_{name}", "gauge", tuple(labels), help))
+
+    def computed(self, name: str, help: str, label: str, compute: Callable[[], Mapping[str, float]]) -> None:  # noqa: A002
+        """A gauge with the series that `compute` returns when metrics are read, by the value of its only label.
+
+        `compute` is called in the thread that reads, and bounds the number of series itself.
+        """
+        self._registry.register(_Computed(f"pointsman_{name}", help, label, compute))
+        self._computed.append(Metric(f"pointsman_{name}", "gauge", (label,), help))
 
     def histogram(self, name: str, help: str, labels: Sequence[str], buckets: Sequence[float]) -> Series[Histogram]:  # noqa: A002
         """Observations, counted up to each of `buckets`."""

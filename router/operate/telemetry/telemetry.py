@@ -21,9 +21,11 @@ from router.call.observer import Account
 from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import Answered, PromptTrace, Tracing
 from router.later import Do, Later, at_once
+from router.operate.plan.recent import RecentRequests
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.batch_metrics import BatchMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
+from router.operate.telemetry.decision_record import Ended
 from router.operate.telemetry.logs import LogFields
 from router.operate.telemetry.metrics import Metrics
 
@@ -78,6 +80,10 @@ class Telemetry:
         self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
         self._registry = CollectorRegistry()
         made = self.metrics = Metrics(self._registry)
+        recent = self._recent = RecentRequests(clock, unix_time)
+        made.computed(
+            "pool_backends_needed", "Backends that the requests of the last minutes needed", "pool", recent.needed
+        )
         self.backends = BackendMetrics(made)
         self.batches = BatchMetrics(made)
         labels = ("tenant", "service_class")
@@ -160,14 +166,18 @@ class Telemetry:
         return Account(id, self._clock(), headers, trace, self._ended)
 
     def prompt(self, account: Account, *, config_version: str) -> PromptTrace | None:
-        """The trace of the next prompt of a classified call; None if neither trace nor decision log wants it."""
+        """The trace of the next prompt of a classified call; None if no trace, decision log or metric wants it."""
         trace = None if account.trace is None else account.trace.prompt()
-        if self.decisions is None:
+        keep: list[Callable[[Ended], object]] = [] if self.decisions is None else [self.decisions.put]
+        if self._recent.is_read:
+            keep.append(self._keep_recent)
+        if not keep:
             return trace
         assert account.rule is not None, f"{account!r} was not classified"
         return LoggedPrompt(
             trace,
-            self.decisions,
+            keep,
+            with_keys=self.decisions is not None,
             clock=self._clock,
             unix_time=self._unix_time,
             arrived_at=account.started_at,
@@ -175,6 +185,9 @@ class Telemetry:
             config=config_version,
             trace_id=None if account.trace is None else account.trace.ids.trace_id,
         )
+
+    def _keep_recent(self, ended: Ended) -> None:
+        self.later(self._recent.put, ended)
 
     def decided(
         self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
