@@ -325,11 +325,12 @@ SHARDS = {
     for backend, well_or_not in (("own-0", "1x10"), ("own-1", "1x10"), ("own-2", "0x10"), ("large-0", "1x10"))
     for key, value in series("pointsman_backend_healthy", well_or_not, backend=backend, pod=pod).items()
 }
+UNKNOWN = "NaN " * 10
 NEEDS = {
     "the router's number": (SHARDS | needed("3x10"), 3),
     "the largest of two routers": (SHARDS | needed("3x10", "4x10"), 4),
-    "one router has no number": (SHARDS | needed("NaNx10", "4x10"), 4),
-    "the shards that are there, where no router has a number": (SHARDS | needed("NaNx10", "NaNx10"), 2),
+    "one router has no number": (SHARDS | needed(UNKNOWN, "4x10"), 4),
+    "the shards that are there, where no router has a number": (SHARDS | needed(UNKNOWN, UNKNOWN), 2),
     "the shards that are there, after a start": (SHARDS, 2),
     "none without requests": (SHARDS | needed("0x10"), 0),
     "none if no router is there": ({}, 0),
