@@ -24,7 +24,7 @@ from shards.network.tensors import Builder, Form
 from shards.quant.formats.base import WeightFormat
 from shards.quant.formats.table import format_of
 from shards.quant.linear import cpu_linear, int8_linear, stored_linear
-from shards.quant.matrix import Part
+from shards.quant.matrix import StoredMatrix
 
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 OnProgress = Callable[[int, int], None]
@@ -139,7 +139,7 @@ class _Random:
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
         return (torch.randn(shape, generator=self._generator) * scale).to(dtype or self.dtype)
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+    def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         return self.take(f"{name}.weight", outputs, inputs)
 
 
@@ -188,7 +188,7 @@ class _Files:
             )
         return self._taken(name, shape)
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+    def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         if self.format is not None and self.format.holds(name, self):
             return self.format.take(name, outputs, inputs, self)
         return self.take(f"{name}.weight", outputs, inputs)

@@ -12,7 +12,7 @@ from shards.compiled.floats import bits
 from shards.compiled.products import row_times_bfloat16
 from shards.network.layers import DenseLinear, Linear
 from shards.quant.linear import cpu_linear
-from shards.quant.matrix import Part
+from shards.quant.matrix import StoredMatrix
 
 _FEW_ELEMENTS = 1 << 18
 """Matrices with fewer elements stay as they are: they are in the caches anyway."""
@@ -52,7 +52,7 @@ def packs(weight: Tensor) -> bool:
     return bool(is_large and has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def packed_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -> Linear:
+def packed_linear(parts: Iterable[StoredMatrix], bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """The layer of `cpu_linear`, packed if it is dense and large."""
     linear = cpu_linear(parts, bias, dtype)
     is_packed = isinstance(linear, DenseLinear) and packs(linear.weight)

@@ -15,9 +15,9 @@ from shards.network.heads import HeadProjection
 from shards.network.layers import LayerWeights, Linear, Mlp, Weights
 from shards.network.mlp import ACTIVATIONS, GatedMlp
 from shards.network.moe import ExpertRouter, MixtureOfExperts
-from shards.quant.matrix import Part, select_rows, stacked
+from shards.quant.matrix import StoredMatrix, select_rows, stacked
 
-MakeLinear = Callable[[Iterable[Part], Tensor | None], Linear]
+MakeLinear = Callable[[Iterable[StoredMatrix], Tensor | None], Linear]
 """Makes one matrix from parts, stacked by rows, and a bias."""
 
 
@@ -41,7 +41,7 @@ class TensorSource(Protocol):
         """
         ...
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+    def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         """The matrix `name`.weight [outputs, inputs], in fewer bits if it is stored so."""
         ...
 
@@ -106,7 +106,7 @@ class Builder:
         parts = [self.name(index, name) for name in names.query_key_value]
         joined = _joined_widths(widths, len(parts))
         take = self.source.take
-        matrices: Iterable[Part] = (
+        matrices: Iterable[StoredMatrix] = (
             self.source.matrix(name, width, config.hidden_size) for name, width in zip(parts, joined, strict=True)
         )
         biases = [take(f"{name}.bias", width) for name, width in zip(parts, joined, strict=True) if config.qkv_bias]

@@ -18,7 +18,7 @@ from shards.network.mlp import GatedMlp
 from shards.network.moe import MixtureOfExperts
 from shards.network.tensors import Builder, Form
 from shards.parallel.part import Part
-from shards.quant.matrix import Part as Stored
+from shards.quant.matrix import StoredMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class PartBuilder(Builder):
         return self.stored.linear([weight], bias)
 
 
-def _whole_numbers(parts: Iterable[Stored], bias: Tensor | None) -> DenseLinear:
+def _whole_numbers(parts: Iterable[StoredMatrix], bias: Tensor | None) -> DenseLinear:
     dense = [part for part in parts if isinstance(part, Tensor) or _refuse(type(part))]
     return DenseLinear.of((part for part in dense if isinstance(part, Tensor)), bias)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from shards.network.layers import DenseLinear, Linear
 from shards.quant.int4 import Int4Linear
 from shards.quant.int8 import Int8Linear
-from shards.quant.matrix import Part, QuantisedMatrix, dense_of, stacked
+from shards.quant.matrix import QuantisedMatrix, StoredMatrix, dense_of, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class RoundedLinear:
         return self.product(hidden).to(hidden.dtype)
 
 
-def stored_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -> Linear:
+def stored_linear(parts: Iterable[StoredMatrix], bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """The layer of `parts`, stacked by rows, in the bits in which they are stored; `dtype` is that of activations."""
     matrix = stacked(parts, dtype)
     return QuantisedLinear(matrix, bias) if isinstance(matrix, QuantisedMatrix) else DenseLinear(matrix, bias)
 
 
-def cpu_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -> Linear:
+def cpu_linear(parts: Iterable[StoredMatrix], bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """The layer of `parts`, stacked by rows, in the fastest way in which a CPU multiplies these numbers.
 
     Four bits stay four bits if `dtype` is bfloat16. int8 stays int8 if inputs are rounded too. All others are
@@ -72,7 +72,9 @@ def cpu_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype) -
     return DenseLinear(matrix.dequantised(dtype), bias)
 
 
-def int8_linear(parts: Iterable[Part], bias: Tensor | None, dtype: torch.dtype, *, keeps_plain: bool = False) -> Linear:
+def int8_linear(
+    parts: Iterable[StoredMatrix], bias: Tensor | None, dtype: torch.dtype, *, keeps_plain: bool = False
+) -> Linear:
     """The layer of `parts`, stacked by rows, in int8; only parts with one scale a row are not rounded again.
 
     `keeps_plain` as in `Int8Linear`.

@@ -109,16 +109,16 @@ class QuantisedMatrix:
         return by_group if by_group.shape[1] == 1 else by_group.repeat_interleave(self.group, 1)[:, :inputs]
 
 
-Part = Tensor | QuantisedMatrix
+StoredMatrix = Tensor | QuantisedMatrix
 """A matrix [out, in], quantised or not."""
 
 
-def dense_of(part: Part, dtype: torch.dtype) -> Tensor:
+def dense_of(part: StoredMatrix, dtype: torch.dtype) -> Tensor:
     """The matrix in floating point; one that is not quantised stays as it is."""
     return part.dequantised(dtype) if isinstance(part, QuantisedMatrix) else part
 
 
-def stacked(parts: Iterable[Part], dtype: torch.dtype) -> Part:
+def stacked(parts: Iterable[StoredMatrix], dtype: torch.dtype) -> StoredMatrix:
     """The matrices as one, stacked by rows: quantised if all are, and alike; else in floating point, as `dtype`."""
     held = list(parts)
     if len(held) == 1:
@@ -134,7 +134,7 @@ def stacked(parts: Iterable[Part], dtype: torch.dtype) -> Part:
     return replace(first, numbers=numbers, scales=torch.cat([matrix.scales for matrix in matrices]), zeros=zeros)
 
 
-def select_rows(part: Part, chosen: Tensor) -> Part:
+def select_rows(part: StoredMatrix, chosen: Tensor) -> StoredMatrix:
     """The rows of `part` with these numbers."""
     return part.rows(chosen) if isinstance(part, QuantisedMatrix) else part[chosen]
 

@@ -154,6 +154,8 @@ def test_options_reach_the_command_as_they_were_written() -> None:
     assert wanted <= set(args)
     assert "--deterministic" in container(shard(options={"deterministic": True}))["args"]
     assert not [arg for arg in container(shard(options={"deterministic": False}))["args"] if "deterministic" in arg]
+    adapters = [arg for arg in container(shard(options={"lora": ["a=/m/a", "b=/m/b"]}))["args"] if "lora" in arg]
+    assert adapters == ["--lora=a=/m/a", "--lora=b=/m/b"]
 
 
 def test_values_of_a_pool_go_before_the_defaults_even_if_they_are_empty() -> None:

@@ -45,6 +45,19 @@ VALUE_SETS: dict[str, Values] = {
     "small cpu shards": {
         "shards": [{"name": "own", "options": {"dtype": "int8", "kv-memory": 0.25, "deterministic": True}}]
     },
+    "adapters": {
+        "shards": [
+            {
+                "name": "own",
+                "options": {
+                    "lora": ["legal=/models/adapters/legal", "tone=/models/adapters/tone"],
+                    "lora-dir": "/models/adapters/more",
+                    "max-loras": 16,
+                    "lora-memory": 2.5,
+                },
+            }
+        ]
+    },
     "no shards of its own": {
         "sla": ELSEWHERE,
         "shards": [],

@@ -37,11 +37,16 @@ SHARDS_{{ .name | upper | replace "-" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Command-line options, sorted by name. A number goes through JSON: Go prints a million as 1e+06. */}}
+{{/* Command-line options, sorted by name; one for each item of a list. A number goes through JSON: Go prints a
+million as 1e+06. */}}
 {{- define "pointsman.shardOptions" -}}
 {{- range $name, $value := . }}
 {{- if and (kindIs "bool" $value) $value }}
 - --{{ $name }}
+{{- else if kindIs "slice" $value }}
+{{- range $value }}
+- {{ printf "--%s=%s" $name . | quote }}
+{{- end }}
 {{- else if kindIs "string" $value }}
 - {{ printf "--%s=%s" $name $value | quote }}
 {{- else if not (kindIs "bool" $value) }}

@@ -11,7 +11,7 @@ from shards.network.config import NetworkConfig
 from shards.network.families.table import family_of
 from shards.network.layers import DenseLinear
 from shards.network.tensors import Builder, Form
-from shards.quant.matrix import Part
+from shards.quant.matrix import StoredMatrix
 
 HEAD = "lm_head"
 """Stays in floating point: its errors are those of the logits, and engines expect it so."""
@@ -40,11 +40,11 @@ class _Names:
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: ARG002 - any name
         return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Part:
+    def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         self.matrices[name] = (outputs, inputs)
         return self.take(name, outputs, inputs)
 
 
-def _no_linear(parts: Iterable[Part], bias: Tensor | None) -> DenseLinear:
+def _no_linear(parts: Iterable[StoredMatrix], bias: Tensor | None) -> DenseLinear:
     # all parts are asked for
     return DenseLinear(torch.empty(len(list(parts)), 0, device="meta"), bias)
