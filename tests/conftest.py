@@ -31,7 +31,9 @@ LIMIT_S = {
     "engines": 900,
     "helm": 180,
     "house": 300,
+    "shards/gpu/test_benchmark.py": 900,
     "shards/gpu/test_interpreted.py": 900,
+    "shards/kernels/test_ahead_of_time.py": 900,
     "shards/kernels/test_interpreted.py": 900,
 }
 """Seconds for one test of these folders and files, which run other programs. The rest: `timeout` of pyproject.toml."""
