@@ -48,7 +48,8 @@ engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their
 
 # One test needs 4 GiB, one measures times; the files compile or interpret kernels by themselves.
 ELSEWHERE := test_ahead_of_time test_compiled_once test_interpreted test_benchmark
-UNDER_LATE_GPU := tests/late_gpu tests/shards/kernels tests/shards/gpu $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach and not can_be_timed'
+ON_LATE_GPU ?= tests/late_gpu tests/shards/kernels tests/shards/gpu
+UNDER_LATE_GPU = $(ON_LATE_GPU) $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach and not can_be_timed'
 
 kernels-installed:
 	@test -x $(VENV)-kernels/bin/pip || $(PY) -m venv $(VENV)-kernels
