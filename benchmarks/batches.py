@@ -39,6 +39,7 @@ from policies.errors import ExpectedError
 from policies.nouns import Outcome
 from policies.sla.parse import parse
 from router.batches.job import Job
+from router.batches.pace import Pace
 from router.call.identify import Granted
 from router.call.pipeline import serve
 from router.operate.operations import Operations
@@ -63,7 +64,7 @@ DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 400, 3000, 60, 64
 class AtOnce(ThreadPoolExecutor):
     """Runs what it gets before it returns: the virtual clock does not wait for threads."""
 
-    def submit(self, work: Any, /, *args: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, work: Any, /, *args: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(work(*args, **named))
@@ -199,7 +200,7 @@ async def _ask_all(arrivals: Sequence[Arrival], operations: Operations, result: 
 async def _batch(lines: Path, operations: Operations, result: Result, *, is_sorted: bool, show: bool) -> None:
     batches, clock = operations.batches, operations.gateway.clock
     assert batches is not None
-    batches.means = replace(batches.means, is_sorted=is_sorted)
+    batches.means = replace(batches.means, is_sorted=is_sorted, pace=Pace(threads=AtOnce()))
     async with batches:
         await asyncio.sleep(60.0)
         began_at = clock()

@@ -67,8 +67,8 @@ def answers_in(store: BatchStore, key: str, done: Done, pace: Pace) -> Iterator[
 class AnswerLog:
     """Appends answers to a job's log, all that came while the last ones were written at once."""
 
-    def __init__(self, log: AnswerFile) -> None:
-        self._log = log
+    def __init__(self, log: AnswerFile, pace: Pace) -> None:
+        self._log, self._pace = log, pace
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -88,13 +88,13 @@ class AnswerLog:
         """Write what is pending, then close the log."""
         if self._writer is not None:
             await self._writer
-        await asyncio.to_thread(self._log.close)
+        await self._pace.run(self._log.close)
 
     async def _write(self) -> None:
         while self._pending:
             batch, self._pending = self._pending, []
             try:
-                await asyncio.to_thread(self._log.append, b"".join(data for data, _ in batch))
+                await self._pace.run(self._log.append, b"".join(data for data, _ in batch))
             except Exception as error:  # noqa: BLE001 - each waiting line raises it
                 for _, written in batch:
                     if not written.done():

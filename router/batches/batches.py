@@ -14,7 +14,7 @@ from policies.errors import InvalidRequest, QuotaExceeded
 from policies.sla.config import BatchSettings
 from router.batches.checking import check
 from router.batches.job import Job
-from router.batches.pace import Interrupted, opened
+from router.batches.pace import Interrupted, Pace
 from router.batches.running import BatchMeans, JobRun
 from router.batches.store.base import BatchStoreFailed, JobClaim
 from router.batches.stored_file import StoredFile
@@ -49,7 +49,7 @@ class Batches:
         return f"<Batches {list(self._running)} run here>"
 
     async def __aenter__(self) -> Batches:
-        await asyncio.to_thread(self.shelf.store.open)
+        await self.pace.run(self.shelf.store.open)
         self._loops = [
             asyncio.create_task(supervise("batches", self._keep_running), name="batches"),
             asyncio.create_task(supervise("old batches", self._keep_sweeping), name="old batches"),
@@ -57,17 +57,23 @@ class Batches:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.means.pace.stop()
+        self.pace.stop()
         tasks = [*self._loops, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.room.close()
+        self.pace.close()
 
     @property
     def settings(self) -> BatchSettings:
         """Those of the SLA file in effect."""
         return self.means.settings()
+
+    @property
+    def pace(self) -> Pace:
+        """The threads that read and write its store."""
+        return self.means.pace
 
     def running(self) -> Iterator[Job]:
         """The jobs that run here, as they stand."""
@@ -81,7 +87,7 @@ class Batches:
     async def require_storage(self, tenant: str, more_bytes: int = 0) -> None:
         """Raise QuotaExceeded if `tenant` may not store so many bytes more."""
         most = self.settings.max_storage_bytes
-        stored = await asyncio.to_thread(self.shelf.stored_bytes, tenant)
+        stored = await self.pace.run(self.shelf.stored_bytes, tenant)
         if stored + more_bytes > most:
             raise QuotaExceeded(
                 f"files and results of '{tenant}' take {stored:,} bytes, and {most:,} are its limit",
@@ -91,7 +97,7 @@ class Batches:
     async def begin(self, job: Job, file: StoredFile | None) -> None:
         """Take `job`, on the content of `file` or on an input that is there. Raises QuotaExceeded, InvalidRequest."""
         most = self.settings.max_jobs
-        open_jobs = await asyncio.to_thread(lambda: sum(1 for _ in self.shelf.open_jobs(job.tenant)))
+        open_jobs = await self.pace.run(lambda: sum(1 for _ in self.shelf.open_jobs(job.tenant)))
         if open_jobs >= most:
             raise QuotaExceeded(
                 f"'{job.tenant}' has {open_jobs} batches that have not ended, which is its limit",
@@ -100,10 +106,10 @@ class Batches:
             )
         try:
             if file is not None:
-                await asyncio.to_thread(self.shelf.lend_input, job, file)
+                await self.pace.run(self.shelf.lend_input, job, file)
         except FileNotFoundError as error:
             raise InvalidRequest("the file was deleted", param="input_file_id") from error
-        await asyncio.to_thread(self.shelf.add_job, job)
+        await self.pace.run(self.shelf.add_job, job)
         self._asked.set()
 
     async def cancel(self, job: Job) -> Job:
@@ -111,7 +117,7 @@ class Batches:
         if job.has_ended or job.is_cancelling:
             return job
         at = self.means.unix_time()
-        await asyncio.to_thread(self.shelf.cancel, job, at)
+        await self.pace.run(self.shelf.cancel, job, at)
         if (running := self._running.get(job.id)) is not None:
             running.cancel(at)
         self._asked.set()
@@ -133,7 +139,7 @@ class Batches:
     async def _look(self) -> None:
         """Check new jobs, and run one of each tenant, the one that expires first; end those that ran out of time."""
         busy = {running.job.tenant for running in self._running.values()}
-        for tenant, jobs in (await asyncio.to_thread(self._open_jobs)).items():
+        for tenant, jobs in (await self.pace.run(self._open_jobs)).items():
             for job in sorted(jobs, key=lambda job: job.expires_at):
                 if job.id in self._tasks:
                     continue
@@ -188,7 +194,7 @@ class Batches:
             finally:
                 claim.close()
 
-        await asyncio.to_thread(claimed)
+        await self.pace.run(claimed)
 
     def _check(self, job: Job) -> None:
         """Check the file of a new job, which is claimed. Blocks."""
@@ -197,7 +203,7 @@ class Batches:
         settings, gateway = self.settings, self.means.gateway()
         found = check(
             self.shelf.input(job),
-            self.means.pace,
+            self.pace,
             endpoint=job.endpoint,
             most_lines=settings.max_lines,
             most_bytes=gateway.config.server.max_body_bytes,
@@ -214,14 +220,14 @@ class Batches:
 
     async def _start(self, job: Job) -> bool:
         """Run `job` here, if no other router does."""
-        claim = await opened(lambda: self.shelf.store.claim(job.id))
+        claim = await self.pace.opened(lambda: self.shelf.store.claim(job.id))
         if claim is None:
             return False
-        now = await asyncio.to_thread(self.shelf.job, job.tenant, job.id)
+        now = await self.pace.run(self.shelf.job, job.tenant, job.id)
         if now is None or now.has_ended:
             if now is not None:
                 # its last owner ended in between
-                await asyncio.to_thread(self.shelf.close_job, now)
+                await self.pace.run(self.shelf.close_job, now)
             claim.close()
             return False
         self._running[job.id] = running = JobRun(now, claim, self.means)
@@ -238,7 +244,7 @@ class Batches:
     async def _keep_sweeping(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._sweep)
+                await self.pace.run(self._sweep)
             except BatchStoreFailed as error:
                 _log.warning("%s", error)
             await asyncio.sleep(SWEEP_S)

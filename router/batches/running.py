@@ -30,7 +30,8 @@ from router.batches.line_call import LineCall, LineReply
 from router.batches.lines import read_line
 from router.batches.observer import BatchObserver
 from router.batches.order import LineOrder, OrderedLine, order_of
-from router.batches.pace import Pace, opened
+from router.batches.pace import Pace
+from router.batches.quota_turns import QuotaTurns
 from router.batches.rate import Rate
 from router.batches.room import LineRoom
 from router.batches.shelf import BatchShelf, log_key
@@ -48,6 +49,9 @@ MOST_TRIES = 5
 """Tries of a line if its backend fails; a line that finds no backend or no quota is tried until its job expires."""
 
 _FIRST_REST_S, _MOST_REST_S = 1.0, 60.0
+
+_SPREAD = 0.2
+"""A pause for want of quota is longer by up to this share."""
 
 _PASSING = (Overloaded, NoBackend, QuotaExceeded, CutOff)
 """Failures that say nothing of the line."""
@@ -78,7 +82,7 @@ class JobRun:
         self._done, self._rate = Done(), Rate(means.unix_time)
         self._cancelled_at: float | None = job.cancelling_at
         self._stopped = asyncio.Event()
-        self._rests_until = 0.0
+        self._turns = QuotaTurns()
 
     def __repr__(self) -> str:
         return f"<JobRun {self._job.id}, {self.job.counts}>"
@@ -109,15 +113,15 @@ class JobRun:
         Raises BatchStoreFailed.
         """
         means = self._means
-        await asyncio.to_thread(self._recall)
+        await self._means.pace.run(self._recall)
         if self._job.status != "finalizing":
-            order = await opened(self._ordered)
+            order = await self._means.pace.opened(self._ordered)
             assert order is not None
             self._job = replace(self._job, models=self._job.models or order.models)
             try:
                 await self._answer_all(order)
             finally:
-                await asyncio.to_thread(order.close)
+                await self._means.pace.run(order.close)
         await self._end()
         means.observer.job(self._job.tenant, self._job.status)
 
@@ -139,9 +143,9 @@ class JobRun:
 
     async def _answer_all(self, order: LineOrder) -> None:
         """Send the lines of `order` until all are answered, the job is cancelled or it expires."""
-        kept = await opened(lambda: self._means.shelf.store.log(log_key(self._job)))
+        kept = await self._means.pace.opened(lambda: self._means.shelf.store.log(log_key(self._job)))
         assert kept is not None
-        log = AnswerLog(kept)
+        log = AnswerLog(kept, self._means.pace)
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch())
@@ -156,6 +160,7 @@ class JobRun:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         finally:
+            self._turns.close()
             await log.close()
 
     async def _send(self, order: LineOrder, log: AnswerLog) -> None:
@@ -163,8 +168,8 @@ class JobRun:
         slots = asyncio.Semaphore(self._means.settings().concurrent)
         async with asyncio.TaskGroup() as group:
             for at in count(0, READ_AHEAD):
-                places = await asyncio.to_thread(order.places, at, READ_AHEAD)
-                texts = await asyncio.to_thread(self._texts, places)
+                places = await self._means.pace.run(order.places, at, READ_AHEAD)
+                texts = await self._means.pace.run(self._texts, places)
                 for place, raw in zip(places, texts, strict=True):
                     await slots.acquire()
                     line = self._line(place, raw, order.models[place.model], log)
@@ -201,16 +206,30 @@ class JobRun:
         means = self._means
         for attempt in count(1):
             call = means.gateway().new_id()
-            await self._rest()
-            await means.room.enter(call, self._job.tenant, model)
+            await self._enter(call, model)
             try:
                 reply, rest_s = await self._called(call, body, attempt)
             finally:
                 means.room.leave(call)
+                self._turns.leave(call)
             if reply is not None:
                 return call, reply
             await asyncio.sleep(rest_s)
         raise AssertionError("tries have no end")
+
+    async def _enter(self, call: str, model: str) -> None:
+        """Return when there may be quota for the call and there is room."""
+        while True:
+            await self._turns.take(call)
+            try:
+                await self._means.room.enter(call, self._job.tenant, model)
+            except asyncio.CancelledError:
+                self._turns.leave(call)
+                raise
+            if self._turns.holds(call):
+                return
+            # it would be refused as another line was in the meantime
+            self._means.room.leave(call)
 
     async def _called(self, id: str, body: bytes, attempt: int) -> tuple[LineReply | None, float]:  # noqa: A002
         """The reply to one try; None and a pause in seconds if it failed for now."""
@@ -223,7 +242,7 @@ class JobRun:
             headers=job.headers,
             created_s=int(means.unix_time()),
             service_class=means.settings().service_class,
-            on_placed=lambda backend: means.room.placed(id, backend),
+            on_placed=lambda backend: self._placed(id, backend),
             on_begun=lambda: means.room.begun(id),
         )
         try:
@@ -237,15 +256,15 @@ class JobRun:
             rest_s = min(_MOST_REST_S, error.retry_after_s or _FIRST_REST_S * 2 ** min(attempt - 1, 6))
             means.observer.again(error.code)
             if isinstance(error, QuotaExceeded):
-                # others of this job would be refused too
-                self._rests_until = max(self._rests_until, means.unix_time() + rest_s)
+                # others of this job would be refused too; other routers ask a little earlier or later
+                self._turns.refused(rest_s * (1.0 + _SPREAD * means.rng.random()))
+                return None, 0.0
             return None, rest_s * (0.5 + means.rng.random())
         return call.reply(), 0.0
 
-    async def _rest(self) -> None:
-        """Wait while the tenant has no quota."""
-        if (left_s := self._rests_until - self._means.unix_time()) > 0:
-            await asyncio.sleep(left_s)
+    def _placed(self, call: str, backend: str) -> None:
+        self._turns.passed(call)
+        self._means.room.placed(call, backend)
 
     async def _watch(self) -> None:
         """Report progress, and stop when the job was cancelled or has expired, or its claim was lost."""
@@ -253,13 +272,13 @@ class JobRun:
         while True:
             if means.unix_time() >= self._job.expires_at:
                 self._stopped.set()
-            await asyncio.to_thread(self._claim.renew)
-            seen = await asyncio.to_thread(means.shelf.job, self._job.tenant, self._job.id)
+            await self._means.pace.run(self._claim.renew)
+            seen = await self._means.pace.run(means.shelf.job, self._job.tenant, self._job.id)
             if seen is not None and seen.cancelling_at is not None:
                 self.cancel(seen.cancelling_at)
             if (now := self.job) != saved:
                 saved = now
-                await asyncio.to_thread(means.shelf.save_job, now, is_durable=False)
+                await self._means.pace.run(means.shelf.save_job, now, is_durable=False)
             left_s = self._job.expires_at - means.unix_time()
             await asyncio.sleep(max(0.0, min(means.shelf.store.look_s, left_s)))
 
@@ -267,10 +286,10 @@ class JobRun:
         """Write the results, then the job's last state."""
         means, now = self._means, self._means.unix_time()
         # if the claim was lost, the next owner ends the job; ending it here would drop the log of that owner
-        await asyncio.to_thread(self._claim.renew)
+        await self._means.pace.run(self._claim.renew)
         job = self.job
         if job.status != "finalizing":
             job = self._job = finalizing(job, now, means.rng)
-            await asyncio.to_thread(means.shelf.save_job, job)
-        self._job = await asyncio.to_thread(end_job, job, means.shelf, means.pace, means.unix_time, means.settings())
+            await self._means.pace.run(means.shelf.save_job, job)
+        self._job = await self._means.pace.run(end_job, job, means.shelf, means.pace, means.unix_time, means.settings())
         _log.info("batch %s of %s has ended: %s", job.id, job.tenant, self._job.status)

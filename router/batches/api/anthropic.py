@@ -5,7 +5,6 @@ Source: Anthropic API reference, "Message Batches".
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tempfile
 from datetime import UTC, datetime
@@ -46,17 +45,17 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
         asker, batches = await desk.asker(http), desk.batches
         await batches.require_storage(asker.tenant, http.content_length or 0)
         shelf, most_bytes = batches.shelf, batches.settings.max_file_bytes
-        draft = await asyncio.to_thread(shelf.store.draft)
+        draft = await batches.pace.run(shelf.store.draft)
         try:
             with tempfile.TemporaryFile(dir=shelf.store.scratch()) as body:
-                await receive(http, body.write, most_bytes=most_bytes)
-                count = await asyncio.to_thread(_lines, body, draft, desk)
+                await receive(http, body.write, batches.pace, most_bytes=most_bytes)
+                count = await batches.pace.run(_lines, body, draft, desk)
             headers = {name: value for name in _KEPT_HEADERS if (value := http.headers.get(name)) is not None}
             job = _new_job(count, asker, batches, headers)
-            await asyncio.to_thread(shelf.give_input, job, draft)
+            await batches.pace.run(shelf.give_input, job, draft)
             await batches.begin(job, None)
         finally:
-            await asyncio.to_thread(draft.discard)
+            await batches.pace.run(draft.discard)
         return json_reply(_shown(job, desk.origin(http)))
 
     async def show_all(http: Request) -> Response:
@@ -75,7 +74,7 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
             ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
             return {"data": data, "has_more": page.has_more, "first_id": ends[0], "last_id": ends[1]}
 
-        return json_reply(await asyncio.to_thread(found))
+        return json_reply(await batches.pace.run(found))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the batch's id
         job = await found_job((await desk.asker(http)).tenant, id, "anthropic", desk.batches)
@@ -90,8 +89,8 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
         if not job.has_ended:
             raise InvalidRequest("the batch has not ended", hint="results are there when processing_status is ended")
         try:
-            path = await asyncio.to_thread(desk.batches.shelf.results, job)
-            return await send_file(http, path, "application/x-jsonl")
+            path = await desk.batches.pace.run(desk.batches.shelf.results, job)
+            return await send_file(http, path, desk.batches.pace, "application/x-jsonl")
         except FileNotFoundError as error:
             raise UnknownBatch(f"the batch '{id[:80]}' has no results", hint="it was deleted") from error
 
@@ -99,7 +98,7 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
         job = await found_job((await desk.asker(http)).tenant, id, "anthropic", desk.batches)
         if not job.has_ended:
             raise InvalidRequest("the batch has not ended", hint="cancel it first, and delete it when it has ended")
-        await asyncio.to_thread(desk.batches.shelf.drop_job, job)
+        await desk.batches.pace.run(desk.batches.shelf.drop_job, job)
         return json_reply({"id": id, "type": "message_batch_deleted"})
 
     routes.add("POST", MESSAGE_BATCHES_PATH, create)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from http1.errors import ClientGone
 from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, NoBatches
 from router.batches.batches import Batches
+from router.batches.pace import Pace
 from router.call.caller import CallerGone
 from router.call.gateway import Gateway
 from router.call.identify import Granted, granted_to, identified, key_in
@@ -98,16 +98,16 @@ def json_reply(body: Any) -> Response:
     return Response(200, msgspec.json.encode(body), _JSON)
 
 
-async def send_file(http: Request, path: Path, content_type: str) -> Reply:
+async def send_file(http: Request, path: Path, pace: Pace, content_type: str) -> Reply:
     """The file at `path`, piece by piece. Raises CallerGone."""
-    size = (await asyncio.to_thread(path.stat)).st_size
+    size = (await pace.run(path.stat)).st_size
     headers = {"Content-Type": content_type}
-    file = await asyncio.to_thread(path.open, "rb")
+    file = await pace.run(path.open, "rb")
     try:
         if size <= _PIECE_BYTES:
-            return Response(200, await asyncio.to_thread(file.read), headers)
+            return Response(200, await pace.run(file.read), headers)
         stream = http.start(200, headers)
-        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+        while piece := await pace.run(file.read, _PIECE_BYTES):
             await stream.write(piece)
         await stream.end()
     except ClientGone as error:

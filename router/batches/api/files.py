@@ -5,7 +5,6 @@ Source: OpenAI API reference, "Files".
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from http1.request import Reply, Request, Response
@@ -13,8 +12,8 @@ from policies.errors import InvalidRequest, UnknownFile
 from policies.suggest import did_you_mean
 from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, send_file
 from router.batches.api.upload import UploadForm, receive_form
+from router.batches.batches import Batches
 from router.batches.ids import is_id, new_id
-from router.batches.shelf import BatchShelf
 from router.batches.stored_file import PREFIX, PURPOSES, StoredFile
 from router.protocols.http.routes import Routes
 
@@ -31,9 +30,9 @@ def add_files(routes: Routes, desk: Desk) -> None:
         tenant, batches = (await desk.asker(http)).tenant, desk.batches
         settings, shelf = batches.settings, batches.shelf
         await batches.require_storage(tenant, http.content_length or 0)
-        draft = await asyncio.to_thread(shelf.store.draft)
+        draft = await batches.pace.run(shelf.store.draft)
         try:
-            form = await receive_form(http, draft, most_bytes=settings.max_file_bytes)
+            form = await receive_form(http, draft, batches.pace, most_bytes=settings.max_file_bytes)
             await batches.require_storage(tenant, draft.size)
             now = batches.means.unix_time()
             file = StoredFile(
@@ -45,9 +44,9 @@ def add_files(routes: Routes, desk: Desk) -> None:
                 created_at=now,
                 expires_at=now + min(settings.keep_s, _kept_s(form) or settings.keep_s),
             )
-            await asyncio.to_thread(shelf.add_file, file, draft)
+            await batches.pace.run(shelf.add_file, file, draft)
         finally:
-            await asyncio.to_thread(draft.discard)
+            await batches.pace.run(draft.discard)
         return json_reply(shown_file(file))
 
     async def show_all(http: Request) -> Response:
@@ -64,24 +63,24 @@ def add_files(routes: Routes, desk: Desk) -> None:
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return {"object": "list", "data": data, "has_more": page.has_more, **ends}
 
-        return json_reply(await asyncio.to_thread(found))
+        return json_reply(await desk.batches.pace.run(found))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the file's id
-        return json_reply(shown_file(await found_file((await desk.asker(http)).tenant, id, desk.batches.shelf)))
+        return json_reply(shown_file(await found_file((await desk.asker(http)).tenant, id, desk.batches)))
 
     async def content(http: Request, id: str) -> Reply:  # noqa: A002
         shelf = desk.batches.shelf
-        file = await found_file((await desk.asker(http)).tenant, id, shelf)
+        file = await found_file((await desk.asker(http)).tenant, id, desk.batches)
         try:
-            path = await asyncio.to_thread(shelf.content, file)
-            return await send_file(http, path, "application/octet-stream")
+            path = await desk.batches.pace.run(shelf.content, file)
+            return await send_file(http, path, desk.batches.pace, "application/octet-stream")
         except FileNotFoundError as error:
             raise _unknown(id) from error
 
     async def delete(http: Request, id: str) -> Response:  # noqa: A002
         shelf = desk.batches.shelf
-        file = await found_file((await desk.asker(http)).tenant, id, shelf)
-        await asyncio.to_thread(shelf.drop_file, file)
+        file = await found_file((await desk.asker(http)).tenant, id, desk.batches)
+        await desk.batches.pace.run(shelf.drop_file, file)
         return json_reply({"id": id, "object": "file", "deleted": True})
 
     routes.add("POST", FILES_PATH, create)
@@ -91,9 +90,9 @@ def add_files(routes: Routes, desk: Desk) -> None:
     routes.add("DELETE", f"{FILES_PATH}/{{id}}", delete)
 
 
-async def found_file(tenant: str, id: str, shelf: BatchShelf) -> StoredFile:  # noqa: A002
+async def found_file(tenant: str, id: str, batches: Batches) -> StoredFile:  # noqa: A002
     """The file of `tenant` with this id. Raises UnknownFile."""
-    file = await asyncio.to_thread(shelf.file, tenant, id) if is_id(id, PREFIX) else None
+    file = await batches.pace.run(batches.shelf.file, tenant, id) if is_id(id, PREFIX) else None
     if file is None:
         raise _unknown(id)
     return file

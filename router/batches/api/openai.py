@@ -5,7 +5,6 @@ Source: OpenAI API reference, "Batch".
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 import msgspec
@@ -62,7 +61,7 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
         body = await desk.body(http, BatchBody, _HINTS)
         _require_endpoint(body.endpoint)
         _require_metadata(body.metadata)
-        file = await found_file(asker.tenant, body.input_file_id, batches.shelf)
+        file = await found_file(asker.tenant, body.input_file_id, batches)
         if file.purpose != "batch":
             hint = "a batch runs on a file of purpose batch"
             raise InvalidRequest(f"the file has the purpose {file.purpose}", hint=hint, param="input_file_id")
@@ -82,7 +81,7 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return {"object": "list", "data": data, "has_more": page.has_more, **ends}
 
-        return json_reply(await asyncio.to_thread(found))
+        return json_reply(await batches.pace.run(found))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the batch's id
         return json_reply(shown_batch(await found_job((await desk.asker(http)).tenant, id, "openai", desk.batches)))
@@ -101,7 +100,7 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
 
 async def found_job(tenant: str, id: str, api: Api, batches: Batches) -> Job:  # noqa: A002
     """The job of `tenant` with this id, as it stands. Raises UnknownBatch."""
-    job = await asyncio.to_thread(batches.shelf.job, tenant, id) if is_id(id, PREFIXES[api]) else None
+    job = await batches.pace.run(batches.shelf.job, tenant, id) if is_id(id, PREFIXES[api]) else None
     if job is None:
         raise UnknownBatch(f"there is no batch '{id[:80]}'", param="id")
     return batches.as_it_stands(job)

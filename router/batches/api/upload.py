@@ -5,7 +5,6 @@ Source: RFC 7578, parsed by python-multipart.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from http1.errors import BadRequest, BodyTimeout, ClientGone
 from http1.request import Request
 from policies.errors import InvalidRequest, RequestTooLarge
+from router.batches.pace import Pace
 from router.batches.store.base import ContentDraft
 from router.call.caller import CallerGone
 
@@ -34,7 +34,7 @@ class UploadForm(NamedTuple):
     filename: str
 
 
-async def receive_form(http: Request, draft: ContentDraft, *, most_bytes: int) -> UploadForm:
+async def receive_form(http: Request, draft: ContentDraft, pace: Pace, *, most_bytes: int) -> UploadForm:
     """Read a form; its part `file` becomes the content of `draft`.
 
     Raises InvalidRequest, RequestTooLarge, BatchStoreFailed, CallerGone.
@@ -48,12 +48,12 @@ async def receive_form(http: Request, draft: ContentDraft, *, most_bytes: int) -
     async for piece in _pieces(http):
         form.feed(piece)
         if len(form.content) >= _BUFFER_BYTES:
-            await asyncio.to_thread(draft.write, form.taken())
-    await asyncio.to_thread(draft.write, form.taken())
+            await pace.run(draft.write, form.taken())
+    await pace.run(draft.write, form.taken())
     return form.result()
 
 
-async def receive(http: Request, write: Write, *, most_bytes: int) -> None:
+async def receive(http: Request, write: Write, pace: Pace, *, most_bytes: int) -> None:
     """Give the body to `write`. Raises RequestTooLarge, InvalidRequest, BatchStoreFailed, CallerGone."""
     _require_length(http, most_bytes)
     buffer, size = bytearray(), 0
@@ -64,8 +64,8 @@ async def receive(http: Request, write: Write, *, most_bytes: int) -> None:
         buffer += piece
         if len(buffer) >= _BUFFER_BYTES:
             data, buffer = bytes(buffer), bytearray()
-            await asyncio.to_thread(write, data)
-    await asyncio.to_thread(write, bytes(buffer))
+            await pace.run(write, data)
+    await pace.run(write, bytes(buffer))
 
 
 class _Form:

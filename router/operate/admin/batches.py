@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from http1.request import Request, Response
@@ -27,13 +26,13 @@ def add_batches(routes: Routes, operations: Operations) -> None:
         return operations.batches
 
     async def show_all(_: Request) -> Response:
-        found = await asyncio.to_thread(_newest, batches())
+        found = await batches().pace.run(_newest, batches())
         return json_reply({"batches": [_shown(batches().as_it_stands(job)) for job in found]})
 
     async def cancel(_: Request, name: str) -> Response:
-        open_jobs = await asyncio.to_thread(lambda: {job: tenant for tenant, job in batches().shelf.open_jobs()})
+        open_jobs = await batches().pace.run(lambda: {job: tenant for tenant, job in batches().shelf.open_jobs()})
         tenant = open_jobs.get(name)
-        job = None if tenant is None else await asyncio.to_thread(batches().shelf.job, tenant, name)
+        job = None if tenant is None else await batches().pace.run(batches().shelf.job, tenant, name)
         if job is None:
             raise UnknownBatch(f"no batch '{name[:80]}' is open", hint="GET /admin/batches lists them")
         return json_reply(_shown(await batches().cancel(job)))
