@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -69,7 +68,7 @@ def answers(
 
     def how(row: int, position: int) -> Drawing:
         chosen = drawing or Drawing()
-        return replace(chosen, seed=chosen.seed + row, position=position)
+        return chosen._replace(seed=chosen.seed + row, position=position)
 
     starting: list[int] = []
     for row, prompt in enumerate(prompts):

@@ -33,7 +33,7 @@ async def test_a_shard_that_leaves_lends_its_kv_to_the_one_that_takes_over() -> 
         router, engines = whole.router, [shard.loop._engine for shard in whole.shards]
         first, holder, cached = await asked(router, text)
         assert cached == 0
-        await eventually(lambda: router.gateway.cluster.lends)
+        await eventually(lambda: router.gateway.cluster.lenders)
         router.gateway.cluster.drain(holder)
         second, other, cached = await asked(router, text)
         assert other != holder

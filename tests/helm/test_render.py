@@ -39,6 +39,7 @@ CHANGES: dict[str, list[str]] = {
         "spec.runtimeClassName, spec.tolerations, spec.volumeClaimTemplates, spec.volumes"
     ],
     "small cpu shards": [ROUTER + "spec.containers", OWN + "spec.containers, spec.replicas"],
+    "adapters": [ROUTER + "spec.containers", OWN + "spec.containers, spec.replicas"],
     "no shards of its own": [
         *(f"- {name.format('own')}" for name in POOL),
         NEW_FILE,
