@@ -100,7 +100,8 @@ async def test_a_backend_that_was_found_is_heard_at_its_own_host_until_it_leaves
         feeds.join("gpu@127.0.0.1:8000", "gpu", "127.0.0.1:8000")
         assert len(fold.heard) == heard, "no event of a backend that had left, not even its loss"
         await until(lambda: len(fold.claims()) >= 8)
-        assert feeds.health()[0].state is FeedState.LIVE
+        # its blocks are there before the last message of the replay
+        await until(lambda: feeds.health()[0].state is FeedState.LIVE)
 
 
 async def test_each_rank_of_a_backend_that_was_found_leaves_with_it() -> None:
