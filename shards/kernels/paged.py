@@ -32,11 +32,12 @@ def attend_to_page(
     QUANTISED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Advance the state (highest score, sum of weights, sum of values) per row by one page, and return it.
+    """Advance the state (highest product, sum of weights, sum of values) per row by one page, and return it.
 
     `at` [positions, dims] and `scales_at` [positions] are the addresses of the page's keys. `written` [positions] masks
     the positions with KV, `seen` [rows or 1, positions] those that a row sees; on a page without MASKED all rows see
-    all. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in powers of 2.
+    all. A weight is 2 to the power of (product - highest) * `score_scale`, which is positive. Source: Milakov and
+    Gimelshein, "Online normalizer calculation for softmax" (2018).
     """
     highest, total, sum_of_values = carried
     mask = (tl.arange(0, DIM_TILE) < DIM)[None, :]
@@ -45,16 +46,17 @@ def attend_to_page(
         mask = mask & written[:, None]
     key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
     value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
-    scores = dot(q, tl.trans(key)) * score_scale
+    products = dot(q, tl.trans(key))
     if QUANTISED:
-        scores *= tl.load(scales_at, mask=written, other=0.0)[None, :]
+        products *= tl.load(scales_at, mask=written, other=0.0)[None, :]
     if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, axis=1))
+        products = tl.where(seen, products, float("-inf"))
+    higher = tl.maximum(highest, tl.max(products, axis=1))
     # for a row that has seen nothing yet, -inf - -inf would be NaN
-    finite = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores - finite[:, None])
-    fading = tl.exp2(highest - finite)
+    finite = tl.where(higher == float("-inf"), 0.0, higher) * score_scale
+    # one rounding, and not where the compiler likes: a page gives the same bits with a mask and without
+    weights = tl.exp2(tl.fma(products, score_scale, -finite[:, None]))
+    fading = tl.exp2(tl.fma(highest, score_scale, -finite))
     total = total * fading + tl.sum(weights, axis=1)
     if QUANTISED:
         weights *= tl.load(scales_at + scales_side, mask=written, other=0.0)[None, :]
@@ -97,12 +99,12 @@ def require_sinks(sinks: torch.Tensor | None, heads: int) -> None:
 
 
 @triton.jit
-def begin(sinks, at, mask, is_first, ROWS: tl.constexpr, DIM_TILE: tl.constexpr):
+def begin(sinks, at, mask, is_first, score_scale, ROWS: tl.constexpr, DIM_TILE: tl.constexpr):
     """The state of `attend_to_page` before any page. The `sinks` at [rows] count once: in what `is_first`."""
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks is not None:
-        score = tl.load(sinks + at, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
+        score = tl.load(sinks + at, mask=mask, other=0.0).to(tl.float32) * (1.4426950408889634 / score_scale)
         highest = tl.where(is_first, score, highest)
         total = tl.where(is_first, 1.0, total)
     return highest, total, tl.zeros([ROWS, DIM_TILE], tl.float32)

@@ -27,7 +27,7 @@ from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
 SPLIT_TOKENS = 512
 
-# 8 KiB of partial results of 128 dimensions at once: 4 warps load them with 16 bytes a thread, four times.
+# 8 KiB of partial results of 128 dimensions at once: one warp loads them with 16 bytes a thread, 16 times.
 MERGED_AT_ONCE = 16
 
 # The matrix units multiply at least 16 rows.
@@ -188,7 +188,7 @@ def _attend_to_splits(
         at_rows = (head * GROUP + rows)[:, None] * DIM + dims[None, :]
         q = tl.load(query + sequence * query_token + at_rows, mask=in_tile, other=0.0)
         is_first = at_split == tl.load(first_splits + sequence)
-        carried = begin(sinks, head * GROUP + rows, rows < GROUP, is_first, ROWS, DIM_TILE)
+        carried = begin(sinks, head * GROUP + rows, rows < GROUP, is_first, score_scale, ROWS, DIM_TILE)
         # all ids at once: a load that depends on another load is not prefetched as far as an independent one
         pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
         blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
@@ -213,7 +213,7 @@ def _attend_to_splits(
             at_partial = partial + at_split * (KV_HEADS * GROUP * DIM) + at_rows
             tl.store(at_partial, result, mask=in_tile)
             at_sums = logsumexp + at_split * (KV_HEADS * GROUP) + head * GROUP + rows
-            tl.store(at_sums, carried[0] + tl.log2(carried[1]), mask=rows < GROUP)
+            tl.store(at_sums, carried[0] * score_scale + tl.log2(carried[1]), mask=rows < GROUP)
 
 
 @triton.jit
@@ -323,7 +323,8 @@ def paged_decode(
     gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=buffers + 1))
     merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": constants["DIM_TILE"], "TILE": MERGED_AT_ONCE}
     arguments = (plan.partial, plan.logsumexp, plan.first_splits, out)
-    gpu.start(Launch(_merge_splits, (sequences, heads), arguments, merged))
+    # two loads behind each other are all that it waits for: more programs of one warp run at a time
+    gpu.start(Launch(_merge_splits, (sequences, heads), arguments, merged, warps=1))
     return out
 
 

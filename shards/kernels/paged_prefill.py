@@ -234,7 +234,7 @@ def _paged_prefill(
     if QUANTISED:
         scales += head * scales_head
     tables += sequence * table_length
-    carried = begin(sinks, head * GROUP + rows % GROUP, rows < ROWS, True, ROWS, DIM_TILE)
+    carried = begin(sinks, head * GROUP + rows % GROUP, rows < ROWS, True, score_scale, ROWS, DIM_TILE)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
