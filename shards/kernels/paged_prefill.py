@@ -19,9 +19,11 @@ from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
 from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes, require_sinks, score_scale
 
-# Rows and warps of a program on heads of up to 128 dimensions: the most rows that compile without spilling registers
-# (tests/shards/kernels prints the table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
-TILES = {"sm_90": (128, 8), "sm_100": (128, 8), "gfx942": (128, 4)}
+# Rows and warps of a program on heads of up to 128 dimensions. On an H100 4 warps compute 444 TFLOP/s and 8 warps 354:
+# a processor then runs two programs, one multiplies during the softmax of the other, and that is worth some 200 bytes
+# of spilled registers a thread. Elsewhere, the most rows that spill none (tests/shards/kernels prints the table). A
+# matrix unit takes 64 rows of 4 warps there; AMD's warps are twice as wide.
+TILES = {"sm_90": (128, 4), "sm_100": (128, 8), "gfx942": (128, 4)}
 OTHER_TILES = (64, 8)
 
 # No matrix unit multiplies float32 exactly, and operands of other units must be in registers.

@@ -16,6 +16,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 SCRIPT = Path(__file__).with_name("compile_ahead.py")
 ROOT = SCRIPT.parents[3]
 
+MAY_SPILL = {("sm_90", "_paged_prefill"): 400}
+"""Bytes a thread, where a GPU has shown that more programs at a time are worth them: see TILES."""
+
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
@@ -36,7 +39,7 @@ def test_every_kernel_fits_into_the_chip(compiled: list[dict[str, Any]], chip: A
     for row in rows:
         assert row["shared"] <= chip.shared_bytes, row
         assert row["registers"] <= chip.registers, row
-        assert row["spills"] == 0, row
+        assert row["spills"] <= MAY_SPILL.get((chip.name, row["kernel"].split()[0]), 0), row
 
 
 def test_all_programs_of_a_persistent_grid_run_at_once(compiled: list[dict[str, Any]]) -> None:

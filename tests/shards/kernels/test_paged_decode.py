@@ -24,11 +24,12 @@ def decode(query: torch.Tensor, cache: Any, window: int | None = None, **more: A
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts that the interpreter can take have several splits, and more than are merged at once."""
     monkeypatch.setattr(module, "SPLIT_TOKENS", 64)
-    monkeypatch.setattr(module, "MERGED_AT_ONCE", 2)
+    # four splits of heads of 32
+    monkeypatch.setattr(module, "MERGED_AT_ONCE", 128)
 
 
 CASES = [
-    (3, 3, 32, [1, 63, 250], None),
+    (3, 3, 32, [1, 63, 330], None),
     (8, 2, 48, [64, 0, 65], None),
     (5, 1, 128, [65], None),
     (8, 2, 32, [200, 60, 1], 70),

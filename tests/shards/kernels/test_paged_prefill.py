@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged_prefill_reference, plan_prefill
+from tests.shards.dense import skipped_where_dense_attention_has_no_float32
 
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 Way = Callable[..., torch.Tensor]
@@ -18,16 +19,17 @@ def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, **more: Any) -> to
 
 
 def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, **more: Any) -> torch.Tensor:
-    return gather_prefill(
-        query,
-        cache.kv,
-        tables=cache.tables,
-        plan=plan,
-        new_tokens=plan.first_queries.diff().tolist(),
-        context_tokens=plan.context_tokens.tolist(),
-        scales=cache.scales,
-        **more,
-    )
+    with skipped_where_dense_attention_has_no_float32():
+        return gather_prefill(
+            query,
+            cache.kv,
+            tables=cache.tables,
+            plan=plan,
+            new_tokens=plan.first_queries.diff().tolist(),
+            context_tokens=plan.context_tokens.tolist(),
+            scales=cache.scales,
+            **more,
+        )
 
 
 def a_tile(query: torch.Tensor, group: int) -> Tile:
