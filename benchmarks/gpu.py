@@ -11,7 +11,7 @@ In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
 
     python benchmarks/gpu.py --dry-run                                          # does this script run? toy, no GPU
     python benchmarks/gpu.py --only kernels,checks --model Qwen3-0.6B,Llama-3.1-8B --json 1.json    # is it right?
-    python benchmarks/gpu.py --only decode,prefill,tune --model Llama-3.1-8B --json 2.json          # is it fast?
+    python benchmarks/gpu.py --only decode,prefill,times,tune --model Llama-3.1-8B --json 2.json    # is it fast?
     python benchmarks/gpu.py --only e2e --model Llama-3.1-8B,Qwen3-0.6B --json 3.json               # in the engine?
     python benchmarks/gpu.py --json 3.json --resume                             # the rest of a run that ended
 
@@ -39,7 +39,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PARTS = ("kernels", "checks", "decode", "prefill", "tune", "e2e")
+PARTS = ("kernels", "checks", "decode", "prefill", "times", "tune", "e2e")
 BY_MODEL = (
     ("checks", "graphs and running ahead", ("checks", "check_steps")),
     ("checks", "the engine's loop", ("checks", "check_engine")),
@@ -47,6 +47,7 @@ BY_MODEL = (
     ("decode", "decode steps", ("speed", "decode_model")),
     ("prefill", "prefill attention", ("speed", "prefill_attention")),
     ("prefill", "prompts", ("speed", "prefill_model")),
+    ("times", "kernels of a step", ("times", "kernel_times")),
     ("tune", "decode's splits and warps", ("tune", "tune_decode")),
     ("tune", "prefill's tiles", ("tune", "tune_prefill")),
     ("e2e", "engine", ("e2e", "run_engine")),

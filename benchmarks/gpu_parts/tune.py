@@ -44,7 +44,7 @@ DECODE = [
 ]
 """The settings tried for decode, besides the present ones."""
 
-PREFILL = ((128, 8, 2), (128, 8, 3), (128, 8, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 4, 3))
+PREFILL = ((128, 4, 3), (128, 4, 2), (64, 4, 2), (64, 4, 3), (128, 8, 3))
 """Rows, warps and stages."""
 
 
