@@ -12,6 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from router.call.bid import MOST_TRIES
+from router.operate.diagnose.logged import LoggedRequest, Visit
+from router.operate.plan.recent import MOST_KEPT
 from tests.chaos.faults import Allowed, Fault, Forgotten
 from tests.chaos.load import TENANTS, End, Load, Request, Shape
 from tests.chaos.system import Held, System
@@ -31,11 +34,15 @@ MORE_THREADS = 8
 MORE_MB = 64.0
 """Memory that a router may keep in addition: after large bodies the allocator returns less than was freed."""
 
-KEPT = frozenset(f"router.operate.diagnose.logged.{name}" for name in ("LoggedRequest", "Visit"))
-"""The newest requests, of which the number of backends that are needed is computed: at most 10,000."""
-
 MORE_OBJECTS = 300
 """Objects of one of our classes that may be left in addition: histories of up to 256 decisions fill up."""
+
+KEPT = {
+    f"{LoggedRequest.__module__}.{LoggedRequest.__qualname__}": 1,
+    # a request is hedged in each of its tries at most
+    f"{Visit.__module__}.{Visit.__qualname__}": 2 * MOST_TRIES,
+}
+"""What is kept of the newest requests, to compute the number of backends that are needed: most of each request."""
 
 
 @dataclass(frozen=True)
@@ -231,9 +238,7 @@ class Experiment:
         if before is None or after is None or self._forgotten & Forgotten.HELD:
             return
         self._result.more_mb = after.resident_mb - before.resident_mb
-        more = (after.objects - before.objects).items()
-        objects = {name: count for name, count in more if count > MORE_OBJECTS and name not in KEPT}
-        if objects:
+        if objects := objects_left(before, after, len(self._load.requests)):
             self._violation(f"objects are left: {objects}")
         for what, more, most in (
             ("threads", after.threads - before.threads, MORE_THREADS),
@@ -259,6 +264,20 @@ class Experiment:
             said = re.search(r"^\w.*$", first, re.MULTILINE)
             count = text.count("Traceback (")
             self._violation(f"{count} tracebacks in the log, the first of {said[0] if said else ''}:\n{first[-3000:]}")
+
+
+def objects_left(before: Held, after: Held, requests: int) -> dict[str, int]:
+    """Class -> objects that are left of `requests` in addition, where they are more than may be kept.
+
+    Of the newest requests a process keeps up to MOST_KEPT, and none that was not sent.
+    """
+    left = {}
+    for name, more in (after.objects - before.objects).items():
+        of_request = KEPT.get(name, 0)
+        too_many = of_request and after.objects[name] > of_request * MOST_KEPT * after.processes
+        if too_many or more > MORE_OBJECTS + of_request * requests:
+            left[name] = more
+    return left
 
 
 def _most_prompt_tokens(request: Request) -> int:

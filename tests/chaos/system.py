@@ -74,7 +74,7 @@ QUICK = (
 )
 """Health settings that notice within a second, for the short form."""
 
-STARTS_WITHIN_S = 180
+STARTS_WITHIN_S = 400
 """Seconds for the start of any program; a vLLM takes half a minute on an idle machine."""
 
 POOLS = {
@@ -142,8 +142,9 @@ class RouterProgram:
 
 @dataclass(frozen=True)
 class Held:
-    """What the processes of the routers hold at one moment."""
+    """What the `processes` of the routers hold at one moment."""
 
+    processes: int
     tasks: Counter[str]
     objects: Counter[str]
     threads: int
@@ -296,7 +297,8 @@ class System:
         objects: Counter[str] = Counter()
         threads = descriptors = pages = 0
         objections = []
-        for pid in [pid for router in self.routers for pid in self.workers(router)]:
+        pids = [pid for router in self.routers for pid in self.workers(router)]
+        for pid in pids:
             seen = await self.look_into(pid)
             assert seen["is_router"], f"process {pid} is no router: {seen}"
             if seen["objection"]:
@@ -309,7 +311,7 @@ class System:
             )
         pooled = sum(line.connections for line in (*self.lines, self.redis_line))
         resident_mb = pages * resource.getpagesize() / 1e6
-        return Held(tasks, objects, threads, descriptors - pooled, pooled, resident_mb), objections
+        return Held(len(pids), tasks, objects, threads, descriptors - pooled, pooled, resident_mb), objections
 
     async def get(self, url: str) -> Any:
         """The JSON, or the text, at `url`."""
