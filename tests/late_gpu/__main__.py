@@ -6,9 +6,5 @@ import sys
 
 import pytest
 
-from tests.late_gpu.session import a_late_gpu
-
 if __name__ == "__main__":
-    with a_late_gpu():
-        code = pytest.main(sys.argv[1:])
-    sys.exit(code)
+    sys.exit(pytest.main(["-p", "tests.late_gpu.plugin", *sys.argv[1:]]))
