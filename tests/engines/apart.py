@@ -30,6 +30,13 @@ pools:
 rules: [{{class: chat, pools: [answers]}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
+LEASE_S = 120
+"""Seconds that an engine keeps KV for another one, which extends them by heartbeats.
+
+With 12 s leases ended on a busy machine, where transfers and heartbeats took longer. vLLM then uses the memory for
+other prompts, the last block of a prompt first, and does not refuse to have it fetched: it logs "Potentially invalid
+KV blocks", counts that, and the other engine answers nonsense. The router has no part in it.
+"""
 SHORT = 100
 """Prompts of fewer tokens are not transferred."""
 
@@ -45,7 +52,7 @@ def nixl(port: int) -> VLLMOptions:
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
         "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": {"kv_lease_duration": 12},
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
     }
     environment = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",

@@ -119,6 +119,7 @@ class World:
             "prompts": PoolSpec("prompts", kind="vllm"),
         }
         config: Config = replace(a_config(), pools=pools)
+        self._numbers = itertools.count(1)
         self.events: Counter[str] = Counter()
         self.spent: list[Usage] = []
         clock = asyncio.get_running_loop().time
@@ -131,6 +132,7 @@ class World:
         """Send a request: its client, how it ended, and the seconds that it took."""
         await well(self.gateway, *(backend.name for backend in (*self.all_prompts, *self.answers)))
         caller = Listener(with_fields(chat_ask(a_chat(text, stream=True, **fields)), explain=True))
+        caller.id = f"r{next(self._numbers)}"
         began_at = self.gateway.clock()
         error = await ended(caller, self.gateway)
         return caller, error, self.gateway.clock() - began_at
@@ -273,6 +275,29 @@ async def test_the_only_backend_that_breaks_off_after_the_first_leg_gets_the_pro
     caller, error, _ = await world.ask()
     assert (error, text_of(caller)) == (None, TEXT)
     assert [prompt.transfer is None for prompt in world.received] == [False, True]
+    await world.close()
+
+
+@virtually
+async def test_the_kv_of_a_prompt_is_fetched_at_most_once_and_for_that_prompt_alone() -> None:
+    """Whatever fails meanwhile: an engine frees KV once it was fetched, and then uses its memory for other prompts."""
+    rng = random.Random(7)
+
+    def lost_at_times(_: Request, prompt: Prompt) -> Answer:
+        failures = (BackendFailed("broke off"), BackendErred("KV load failure"), None, None)
+        error = rng.choice(failures) if prompt.transfer is not None else None
+        return Answer() if error is None else Answer(error=error)
+
+    world = World(lost_at_times, prefilling=2)
+    for number in range(5):
+        world.prompts.seconds = rng.choice((0.1, 1000.0))
+        asked = await asyncio.gather(*(world.ask(f"{number} {other} {LONG}") for other in range(8)))
+        assert [(error, text_of(caller)) for caller, error, _ in asked] == [(None, TEXT)] * 8
+    sent = [(request, prompt) for backend in world.answers for request, prompt in backend.received]
+    fetched = [(request.id, prompt.transfer["for"]) for request, prompt in sent if prompt.transfer is not None]
+    assert len(fetched) >= 10
+    assert all(asking == computed for asking, computed in fetched)
+    assert len(set(fetched)) == len(fetched)
     await world.close()
 
 
