@@ -3,6 +3,9 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
+# Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: help demo up test mutants engines kernels kernels-installed faults clients chaos pythons check protos site release clean
 .DEFAULT_GOAL := help
 
@@ -29,14 +32,16 @@ demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, t
 up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
+# The order is that of tests/conftest.py: long files first, so that no worker ends with one of them alone.
+SPREAD := --dist loadfile --no-loadscope-reorder
 # Many tests run real processes and sockets side by side, so that one may be late on a busy machine; a defect fails alone too.
 AGAIN := --last-failed --last-failed-no-failures none -n 0
 
 test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a second time, alone, and that counts
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines \
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto $(SPREAD) --ignore tests/engines \
 	    || { echo "Once more, alone:"; $(BIN)/python -m pytest $(AGAIN) --ignore tests/engines; }
-	@# each worker of the first call would start engines of its own
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest tests/engines \
+	@# by themselves, in two groups (tests/engines/conftest.py): a real engine keeps a core busy for half a minute as it starts
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n 2 --dist loadgroup tests/engines \
 	    || { echo "Once more:"; ENGINES=$(VENV)-engines $(BIN)/python -m pytest $(AGAIN) tests/engines; }
 
 mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices
@@ -56,7 +61,7 @@ kernels-installed:
 	@$(VENV)-kernels/bin/python .ci/kernels.py
 
 kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
-	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider --timeout 300 $(UNDER_LATE_GPU)
+	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider --timeout 300 -n auto $(SPREAD) $(UNDER_LATE_GPU)
 
 faults: kernels-installed  ## faults put into kernels and transfers, and how `make kernels` notices each
 	@$(VENV)-kernels/bin/python -m tests.late_gpu.faults

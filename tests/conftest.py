@@ -36,7 +36,9 @@ LIMIT_S = {
     "shards/kernels/test_ahead_of_time.py": 900,
     "shards/kernels/test_interpreted.py": 900,
 }
-"""Seconds for one test of these folders and files, which run other programs. The rest: `timeout` of pyproject.toml."""
+"""Seconds for one test of these folders and files, which run other programs. The rest: `timeout` of pyproject.toml.
+
+Their tests take longest and so come first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,10 +63,15 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
+    long = []
     for place, limit_s in LIMIT_S.items():
         for item in items:
-            if item.path.is_relative_to(tests / place) and item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(limit_s))
+            if item.path.is_relative_to(tests / place):
+                long.append(item)
+                if item.get_closest_marker("timeout") is None:
+                    item.add_marker(pytest.mark.timeout(limit_s))
+    first = set(long)
+    items[:] = [*long, *(item for item in items if item not in first)]
     if (seed := config.getoption("random_order")) is not None:
         draw = random.Random(seed)
         files = {path: draw.random() for path in sorted({item.path for item in items})}

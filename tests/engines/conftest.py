@@ -9,6 +9,18 @@ import pytest
 
 from tests.engines.programs import MISSING, PLAIN, VLLM, LlamaServer, Program, VLLMOptions, a_llama_server, a_vllm
 
+STARTS_ITS_OWN = {"test_faults", "test_lora", "test_prefill_decode", "test_quantised", "test_ranks"}
+"""Files whose engines no other file uses. The others share theirs, so that one worker of pytest-xdist runs them all."""
+
+
+# before pytest-xdist's own, which reads the groups
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            group = "own engines" if item.path.stem in STARTS_ITS_OWN else "shared engines"
+            item.add_marker(pytest.mark.xdist_group(group))
+
 
 class Engines:
     """Programs that run until the session ends; those of the same name and options are started once."""
@@ -23,12 +35,16 @@ class Engines:
         """All that were started."""
         return [*self._vllm.values(), *([self._llama] if self._llama else [])]
 
-    def vllm(self, *names: str, options: VLLMOptions = PLAIN) -> list[VLLM]:
-        """A vLLM for each name, all with `options`, their caches empty. Those that are new start side by side."""
-        new = [name for name in names if (name, options) not in self._vllm]
-        for name in new:
+    def begin(self, name: str, options: VLLMOptions) -> None:
+        """Start this vLLM, if it was not; `vllm` waits for it. Several start side by side."""
+        if (name, options) not in self._vllm:
             self._vllm[name, options] = a_vllm(f"vllm-{name}-{len(self._vllm)}", self.folder, options)
             self._vllm[name, options].start()
+
+    def vllm(self, *names: str, options: VLLMOptions = PLAIN) -> list[VLLM]:
+        """A vLLM for each name, all with `options`, their caches empty. Those that are new start side by side."""
+        for name in names:
+            self.begin(name, options)
         asked = [self._vllm[name, options] for name in names]
         for each in asked:
             each.wait_until_ready()

@@ -84,6 +84,11 @@ class Program:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started, and not ended by a test since."""
+        return self._process is not None
+
     def log_tail(self, lines: int = 40) -> str:
         """The last lines that it wrote."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
@@ -101,7 +106,7 @@ class Program:
                 start_new_session=True,
             )
 
-    def wait_until_ready(self, timeout_s: float = 180.0) -> None:
+    def wait_until_ready(self, timeout_s: float = 400.0) -> None:
         """Wait until it answers; raises NotStarted if it ended or took longer than `timeout_s`."""
         assert self._process is not None
         until = time.monotonic() + timeout_s
@@ -179,7 +184,9 @@ class VLLMOptions:
     """Further variables of its environment."""
 
 
-PLAIN = VLLMOptions()
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+PLAIN = VLLMOptions(blocks=600, extra=TOOLS)
+"""What most tests share: 19,200 tokens of cache, events, and calls of tools."""
 
 
 def a_vllm(

@@ -35,6 +35,7 @@ def pair(engines: Engines, adapters: Path) -> tuple[VLLM, VLLM]:
     options = VLLMOptions(
         environment=(*there.items(), ("VLLM_LORA_RESOLVER_CACHE_DIR", str(adapters))), extra=("--enable-lora", *LORA)
     )
+    engines.begin("loads", options)
     (has,) = engines.vllm("has", options=VLLMOptions(adapters=(("sql", adapters / "sql"),), extra=LORA))
     (loads,) = engines.vllm("loads", options=options)
     return has, loads

@@ -17,7 +17,7 @@ from router.start.app import Router
 from shards.bundled import NAME, weights
 from shards.bundled.documents import Document, prompt
 from shards.kv.keys import BLOCK_TOKENS
-from tests.engines.programs import VLLM, VLLMOptions
+from tests.engines.programs import VLLM
 from tests.engines.routed import Client, a_document, a_router
 from tests.router.parts import board_of
 from tests.shards.attached import eventually
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.engines.conftest import Engines
-
-SMALL = VLLMOptions(blocks=600)
-"""19,200 tokens of cache."""
 
 WRONG = "Please read this. {% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
 
@@ -87,7 +84,7 @@ def counted(vllm: VLLM) -> tuple[float, float]:
 
 
 async def test_a_long_prompt_is_known_to_be_cached_while_the_feed_is_believed_alone(engines: Engines) -> None:
-    (vllm,) = engines.vllm("a", options=SMALL)
+    (vllm,) = engines.vllm("a")
     async with a_router(pool(vllm)) as (client, router):
         beliefs = router.gateway.beliefs
         long = a_document(11, tokens=2250)
@@ -110,7 +107,7 @@ async def test_a_long_prompt_is_known_to_be_cached_while_the_feed_is_believed_al
 
 
 async def test_events_of_an_engine_that_is_sent_no_salt_are_proven_too(engines: Engines) -> None:
-    (vllm,) = engines.vllm("a", options=SMALL)
+    (vllm,) = engines.vllm("a")
     # another router has sent it salts, of which its history of events tells
     async with a_router(pool(vllm)) as (client, _):
         await ask(client, [a_document(30, tokens=200)])
@@ -127,7 +124,7 @@ async def test_events_of_an_engine_that_is_sent_no_salt_are_proven_too(engines: 
 async def test_of_what_an_engine_has_cached_since_before_it_was_heard_nothing_is_held_against_its_events(
     engines: Engines,
 ) -> None:
-    (vllm,) = engines.vllm("a", options=SMALL)
+    (vllm,) = engines.vllm("a")
     old = [a_document(seed, tokens=400) for seed in range(40, 50)]
     async with a_router(pool(vllm)) as (client, _):
         await ask(client, old)
@@ -157,7 +154,7 @@ async def test_of_what_an_engine_has_cached_since_before_it_was_heard_nothing_is
 async def test_a_wrong_template_is_found_out_and_costs_no_hits_and_the_corrected_one_brings_the_feed_back(
     engines: Engines, tmp_path: Path
 ) -> None:
-    pair = engines.vllm("a", "b", options=SMALL)
+    pair = engines.vllm("a", "b")
     documents = [a_document(seed, tokens=900) for seed in range(24)]
     template = tmp_path / "template.jinja"
     template.write_text(WRONG)
@@ -196,7 +193,7 @@ def right_template() -> str:
 async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_old_is_believed_and_no_request_is_lost(
     engines: Engines,
 ) -> None:
-    pair = engines.vllm("a", "b", options=SMALL)
+    pair = engines.vllm("a", "b")
     documents = [a_document(seed, tokens=900) for seed in range(8)]
     async with a_router(pool(*pair)) as (client, router):
         beliefs = router.gateway.beliefs

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from tests.engines.conftest import Engines
 
 RICH = Path(__file__).parent / "rich.jinja"
-TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
 @pytest.mark.parametrize("template", [None, RICH], ids=["own", "rich"])
 async def test_every_prompt_is_counted_and_read_as_the_engine_does(engines: Engines, template: Path | None) -> None:
-    (vllm,) = engines.vllm("tools", options=replace(PLAIN, events=False, template=template, extra=TOOLS))
+    (vllm,) = engines.vllm("a", options=replace(PLAIN, template=template))
     chat_template = None if template is None else str(template)
     config = parse(config_of(vllm.url, tokenizer=str(weights()), chat_template=chat_template))
     async with Router(config) as router, aiohttp.ClientSession() as http:
@@ -35,7 +34,7 @@ async def test_every_prompt_is_counted_and_read_as_the_engine_does(engines: Engi
 
 
 async def test_the_checkpoint_that_the_engine_names_is_found_without_any_setting(engines: Engines) -> None:
-    (vllm,) = engines.vllm("tools", options=replace(PLAIN, events=False, extra=TOOLS))
+    (vllm,) = engines.vllm("a")
     async with Router(parse(config_of(vllm.url))) as router, aiohttp.ClientSession() as http:
         assert await router.wait_until_reached(20)
         seen = [await counted(router, http, call) for call in calls(18, seed=8)]
