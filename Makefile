@@ -41,7 +41,7 @@ test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a s
 	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto $(SPREAD) --ignore tests/engines \
 	    || { echo "Once more, alone:"; $(BIN)/python -m pytest $(AGAIN) --ignore tests/engines; }
 	@# by themselves, in two groups (tests/engines/conftest.py): a real engine keeps a core busy for half a minute as it starts
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n 2 --dist loadgroup tests/engines \
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n 2 tests/engines \
 	    || { echo "Once more:"; ENGINES=$(VENV)-engines $(BIN)/python -m pytest $(AGAIN) tests/engines; }
 
 mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices

@@ -35,7 +35,8 @@ LEASE_S = 120
 
 With 12 s leases ended on a busy machine, where transfers and heartbeats took longer. vLLM then uses the memory for
 other prompts, the last block of a prompt first, and does not refuse to have it fetched: it logs "Potentially invalid
-KV blocks", counts that, and the other engine answers nonsense. The router has no part in it.
+KV blocks", counts that, and the other engine answers nonsense. The router has no part in it: seen with two
+engines alone, too.
 """
 SHORT = 100
 """Prompts of fewer tokens are not transferred."""

@@ -6,20 +6,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.engines.programs import MISSING, PLAIN, VLLM, LlamaServer, Program, VLLMOptions, a_llama_server, a_vllm
 
-STARTS_ITS_OWN = {"test_faults", "test_lora", "test_prefill_decode", "test_quantised", "test_ranks"}
-"""Files whose engines no other file uses. The others share theirs, so that one worker of pytest-xdist runs them all."""
+STARTS_THEIR_OWN = {"test_faults", "test_lora", "test_prefill_decode", "test_quantised", "test_ranks"}
+"""Files whose engines no other file uses."""
 
 
-# before pytest-xdist's own, which reads the groups
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            group = "own engines" if item.path.stem in STARTS_ITS_OWN else "shared engines"
-            item.add_marker(pytest.mark.xdist_group(group))
+class TwoGroups(LoadScopeScheduling):
+    """Gives one worker of pytest-xdist all files that share engines, and another one those that start their own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "own" if Path(nodeid.partition("::")[0]).stem in STARTS_THEIR_OWN else "shared"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoGroups:
+    return TwoGroups(config, log)
 
 
 class Engines:
