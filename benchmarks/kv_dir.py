@@ -19,7 +19,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,9 +97,9 @@ def a_network(config: NetworkConfig, device: str) -> Network:
     return PagedNetwork(Decoder(config, loaded), kv_dtype=dtype)
 
 
-def slowed(files: BlockFiles, block_s: float) -> DiskWorker:
+def slowed(files: BlockFiles, clock: Callable[[], float], *, block_s: float) -> DiskWorker:
     """One reading thread that takes `block_s` for each block."""
-    return DiskThreads(SlowFiles(files, block_s), readers=1)  # type: ignore[arg-type]
+    return DiskThreads(SlowFiles(files, block_s), clock, readers=1)  # type: ignore[arg-type]
 
 
 def an_engine(network: Network, folder: Path, blocks: int, block_s: float = 0.0) -> Engine:

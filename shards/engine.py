@@ -90,8 +90,9 @@ class Engine:
     shares what is cached, plans, computes, draws tokens, caches full blocks, and reports. If a device draws the tokens,
     a step is planned and submitted before the previous one is collected; reports then lag one step behind. `clock`
     times steps, deadlines and waiting; `rng` makes seeds for requests without one. `copier_of` makes the copier between
-    device and host memory, `worker_of` the worker that moves blocks between host memory and disk. Raises ValueError for
-    invalid options, NotEnoughMemory if the system has too little, OSError if `kv_dir` cannot be used.
+    device and host memory; `worker_of` makes the worker that moves blocks between host memory and disk, from their
+    files and `clock`. Raises ValueError for invalid options, NotEnoughMemory if the system has too little, OSError if
+    `kv_dir` cannot be used.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         copier_of: Callable[[BlockMemory], Copier] = usual_copier,
-        worker_of: Callable[[BlockFiles], DiskWorker] = DiskThreads,
+        worker_of: Callable[[BlockFiles, Callable[[], float]], DiskWorker] = DiskThreads,
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network

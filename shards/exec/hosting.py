@@ -58,7 +58,7 @@ def open_hosting(
     options: EngineOptions,
     copier_of: Callable[[BlockMemory], Copier],
     *,
-    worker_of: Callable[[BlockFiles], DiskWorker] = DiskThreads,
+    worker_of: Callable[[BlockFiles, Callable[[], float]], DiskWorker] = DiskThreads,
     clock: Callable[[], float] = time.monotonic,
 ) -> Hosting:
     """The tiers of `options` beside the allocated KV of `model`.
@@ -131,7 +131,7 @@ def _directory(
     options: EngineOptions,
     memory: BlockMemory,
     labels: BlockLabels | None,
-    worker_of: Callable[[BlockFiles], DiskWorker],
+    worker_of: Callable[[BlockFiles, Callable[[], float]], DiskWorker],
     clock: Callable[[], float],
 ) -> KvDirectory | None:
     if options.kv_dir is None:
@@ -149,5 +149,5 @@ def _directory(
         files.close()
         raise
     return KvDirectory(
-        worker_of(files), memory, labels, options.kv_dir_bytes, _STAGING, headers, foreign, broken, clock
+        worker_of(files, clock), memory, labels, options.kv_dir_bytes, _STAGING, headers, foreign, broken, clock
     )

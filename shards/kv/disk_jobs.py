@@ -116,7 +116,7 @@ class DiskThreads:
     """A `DiskWorker` with one thread for writes and deletions and `readers` for reads. It owns `files`."""
 
     def __init__(
-        self, files: BlockFiles, *, readers: int = READERS, clock: Callable[[], float] = time.monotonic
+        self, files: BlockFiles, clock: Callable[[], float] = time.monotonic, *, readers: int = READERS
     ) -> None:
         self._files, self._clock = files, clock
         self._reads: SimpleQueue[DiskJob | None] = SimpleQueue()

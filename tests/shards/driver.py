@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -114,8 +114,8 @@ class Driver:
         self.copiers.append(LaggingCopier(memory))
         return self.copiers[-1]
 
-    def _make_worker(self, files: BlockFiles) -> LateDisk:
-        self.worker = LateDisk(files, clock=self.clock)
+    def _make_worker(self, files: BlockFiles, clock: Callable[[], float]) -> LateDisk:
+        self.worker = LateDisk(files, clock=clock)
         return self.worker
 
     def sleep(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 from shards.exec.fake import FakeHostMemory, FakeNetwork
 from shards.exec.hosting import host_slots, kv_facts, open_hosting
 from shards.kv.copier import InlineCopier
+from shards.kv.disk_jobs import DiskDelete
 from shards.model import Model
 from shards.options import EngineOptions
 
@@ -65,6 +66,17 @@ def test_the_copier_is_closed_if_the_directory_cannot_be_used(tmp_path: Path) ->
     with pytest.raises(OSError, match="file"):
         open_hosting(MODEL, EngineOptions(kv_dir=tmp_path / "file"), ClosedCopier)
     assert ClosedCopier.closed
+
+
+def test_reading_from_disk_is_timed_by_the_clock_of_the_engine(tmp_path: Path) -> None:
+    MODEL.network.allocate(4)
+    hosting = open_hosting(MODEL, EngineOptions(kv_dir=tmp_path), InlineCopier, clock=lambda: 7.0)
+    assert hosting.directory is not None
+    worker = hosting.directory.worker
+    worker.start(DiskDelete(1))
+    worker.wait(60)
+    assert [(outcome.began_s, outcome.ended_s) for outcome in worker.outcomes()] == [(7.0, 7.0)]
+    worker.close()
 
 
 def test_a_deterministic_engine_has_a_fingerprint_of_its_own() -> None:
