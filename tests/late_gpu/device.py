@@ -40,6 +40,7 @@ class Memory:
         device.allocated += storage.untyped_storage().nbytes()
         device.most_allocated = max(device.most_allocated, device.allocated)
         if device.recording is not None:
+            device.recording.made.add(self)
             device.recording.spoils.append(lambda: poison(storage))
 
     def __del__(self) -> None:
@@ -103,7 +104,7 @@ class LateTensor(Tensor):
         else:
             assert LateGpu.present is not None, "the device is gone"
             into, at, numbers = inner((self, key, value))
-            LateGpu.present.put("aten::index_put_", lambda: operator.setitem(into, at, numbers))
+            LateGpu.present.put("aten::index_put_", lambda: operator.setitem(into, at, numbers), (self, key, value))
 
     def __deepcopy__(self, memo: object) -> Tensor:
         return self.clone()
@@ -131,11 +132,14 @@ class LateGpu(TorchDispatchMode):
         self.variants: set[Hashable] = set()
         self.allocated = self.most_allocated = 0
 
-    def put(self, name: str, work: Work) -> None:
-        """Queue `work` on the current stream, or record it."""
+    def put(self, name: str, work: Work, needs: Any) -> None:
+        """Queue `work` on the current stream, or record it. It reads and writes the tensors among `needs`."""
         self.launches[name] += 1
         if self.recording is not None:
             self.recording.work.append(work)
+            for each in tree_flatten(needs)[0]:
+                if isinstance(each, LateTensor):
+                    self.recording.use(each.memory)
         else:
             self.queue.put(work)
 
@@ -160,8 +164,13 @@ class LateGpu(TorchDispatchMode):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def replay(self, recording: Recording) -> None:
-        """Queue recorded work again. Other graphs of its pool may have used the same memory."""
+        """Queue recorded work again. Other graphs of its pool may have used the same memory.
+
+        Raises RuntimeError if it needs memory that was freed: a GPU would use whatever is there now.
+        """
         self.launches["graph"] += 1
+        if recording.is_stale:
+            raise RuntimeError("a graph uses memory that was freed after its capture")
         for other in self.recordings:
             if other is not recording and other.pool == recording.pool:
                 for spoil in other.spoils:
@@ -227,7 +236,8 @@ class LateGpu(TorchDispatchMode):
         made = func(*args, **(kwargs | {"device": "cpu"}))
         target = self.allocate(made)
         if "empty" not in func._schema.name:
-            self.put(func._schema.name, lambda: target_of.copy_(made)) if (target_of := target.inner) is not None else 0
+            into = target.inner
+            self.put(func._schema.name, lambda: into.copy_(made), target)
         return target
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -237,7 +247,7 @@ class LateGpu(TorchDispatchMode):
         if not is_late and host is source:
             # the driver takes a copy of memory that may move
             from_ = source.clone()
-        self.put("aten::copy_", lambda: into.copy_(from_))
+        self.put("aten::copy_", lambda: into.copy_(from_), (target, source))
         if not is_late and host is target:
             self.wait()
         return target
@@ -255,7 +265,7 @@ class LateGpu(TorchDispatchMode):
         if not func._schema.is_mutable:
             return self.computed(name, func, args, kwargs)
         inner_args, inner_kwargs = inner(args), inner(kwargs)
-        self.put(name, lambda: func(*inner_args, **inner_kwargs))
+        self.put(name, lambda: func(*inner_args, **inner_kwargs), (args, kwargs))
         return kwargs.get("out", args[0])
 
     def computed(self, name: str, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -276,7 +286,7 @@ class LateGpu(TorchDispatchMode):
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
-        self.put(name, compute)
+        self.put(name, compute, (args, kwargs, made))
         return made
 
     def _flash(
@@ -301,7 +311,7 @@ class LateGpu(TorchDispatchMode):
             logsumexp.inner.copy_(scores.logsumexp(-1))
             out.inner.copy_(scores.softmax(-1) @ v.float())
 
-        self.put("aten::_scaled_dot_product_flash_attention", compute)
+        self.put("aten::_scaled_dot_product_flash_attention", compute, (query, key, value, out, logsumexp))
         nothing = [self.allocate(torch.empty(0)) for _ in range(5)]
         return out, logsumexp, nothing[0], nothing[1], 0, 0, *nothing[2:]
 
@@ -397,7 +407,7 @@ def kernels_wait(device: LateGpu, launch: Launcher) -> Launcher:
                 raise ValueError(f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)")
         values: Sequence[Any] = inner(args)
         device.variants.add(variant_of(self, args, kwargs))
-        device.put(self.fn.__name__, lambda: launch(self, *values, grid=grid, warmup=False, **kwargs))
+        device.put(self.fn.__name__, lambda: launch(self, *values, grid=grid, warmup=False, **kwargs), args)
         return None
 
     return run

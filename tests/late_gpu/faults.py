@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("shards", "policies", "tls", "backends", "http1", "tests", "pyproject.toml")
+LIMIT_S = 1200
+"""Seconds for one test: ten to a core of its own. A test that is late tells of the machine, and of no fault."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Fault:
     new: str
     test: str
     sign: str
+
+    def put_into(self, text: str) -> str:
+        """`text` of the file with the fault. Raises RuntimeError if there is not one place for it."""
+        if text.count(self.old) != 1:
+            raise RuntimeError(f"{self.file} has {text.count(self.old)} places for the fault: {self.name}")
+        return text.replace(self.old, self.new)
 
 
 HERE = "tests/late_gpu/test_transfers.py"
@@ -117,7 +125,7 @@ FAULTS = (
         "        _, copied = self._due.popleft()\n        copied.synchronize()\n",
         "        _, copied = self._due.popleft()\n",
         "tests/shards/gpu/test_decoder.py::test_running_ahead_changes_no_token",
-        r"index out of range|== \[|assert \[",
+        r"index out of range",
     ),
     Fault(
         "missing event: a copy counts as done when it was started",
@@ -125,7 +133,7 @@ FAULTS = (
         "self._landed < ticket and self._due[0][1].query():",
         "self._landed < ticket:",
         f"{HERE}::test_blocks_come_back_as_they_were_computed",
-        r"assert (False|not tensor)",
+        r"NaN in the host's blocks",
     ),
     Fault(
         "missing wait: blocks are copied before they are computed",
@@ -133,7 +141,7 @@ FAULTS = (
         "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
         "",
         f"{HERE}::test_blocks_come_back_as_they_were_computed",
-        r"assert (False|not tensor)",
+        r"NaN in the host's blocks",
     ),
     Fault(
         "stale graph address: a step is sent to memory that the graph does not read",
@@ -141,7 +149,7 @@ FAULTS = (
         "sent = self._outbound.send(host, self._static.input(layout.words))",
         "sent = self._outbound.send(host)",
         f"{HERE}::test_graphs_read_what_each_step_sends",
-        r"index out of range|assert \[",
+        r"not close",
     ),
     Fault(
         "stale graph address: tables move, the graph reads the old ones",
@@ -150,7 +158,7 @@ FAULTS = (
         "        computed = (self._drawing if draws else self._plain).run(bucket)\n"
         "        self._static.tables = self._static.tables.clone()\n",
         f"{HERE}::test_graphs_read_what_each_step_sends",
-        r"assert \[",
+        r"memory that was freed after its capture",
     ),
     Fault(
         "a step that is captured waits for the GPU",
@@ -158,7 +166,7 @@ FAULTS = (
         "        hidden, residual = self._embed(inputs.token_ids), None\n",
         "        hidden, residual = self._embed(inputs.token_ids.clamp(max=int(inputs.token_ids.max()))), None\n",
         f"{HERE}::test_graphs_read_what_each_step_sends",
-        r"assert \(\) == \(1,\)",
+        r"not permitted when stream is capturing",
     ),
     Fault(
         "mixed devices: a kernel is given memory of the host",
@@ -180,16 +188,22 @@ def noticed(fault: Fault) -> str:
                 shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, copy / name)
-        text = (copy / fault.file).read_text()
-        if text.count(fault.old) != 1:
-            raise RuntimeError(f"{fault.file} has {text.count(fault.old)} places for the fault: {fault.name}")
-        (copy / fault.file).write_text(text.replace(fault.old, fault.new))
+        (copy / fault.file).write_text(fault.put_into((copy / fault.file).read_text()))
         command = [sys.executable, "-m", "tests.late_gpu", "-q", "-x", "--tb=short", "-p", "no:cacheprovider"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
         environment["TRITON_CACHE_DIR"] = str(copy / "compiled")
-        done = subprocess.run(
-            [*command, fault.test], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=300
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--timeout=0", fault.test],
+                cwd=copy,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"its test did not end within {LIMIT_S} s") from error
     if done.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return evidence_of(done.stdout, fault.sign)
@@ -208,7 +222,13 @@ def evidence_of(report: str, sign: str) -> str:
 def trials(faults: list[Fault]) -> Iterator[tuple[Fault, str]]:
     """Each fault with what told of it, in order, as they come."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from zip(faults, pool.map(noticed, faults), strict=True)
+        outcomes = [pool.submit(noticed, fault) for fault in faults]
+        for fault, outcome in zip(faults, outcomes, strict=True):
+            try:
+                yield fault, outcome.result()
+            except RuntimeError as error:
+                print(f"{fault.name}: {error}", file=sys.stderr)
+                yield fault, ""
 
 
 def main(words: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import ReferenceType, WeakSet, ref
 
 Work = Callable[[], object]
 """One piece of work, such as a copy or a kernel."""
@@ -59,9 +60,25 @@ class Queue:
 
 @dataclass(slots=True)
 class Recording:
-    """Work that was captured instead of queued, to be queued again and again."""
+    """Work that was captured instead of queued, to be queued again and again.
+
+    `made` is the memory that was allocated meanwhile, which belongs to the graph's `pool`, and `used` the memory from
+    elsewhere that the work reads and writes.
+    """
 
     pool: object
     work: list[Work] = field(default_factory=list)
+    made: WeakSet[object] = field(default_factory=WeakSet)
+    used: set[ReferenceType[object]] = field(default_factory=set)
     spoils: list[Work] = field(default_factory=list)
     """Fills its memory with what no result may depend on: another graph of the same pool may use it."""
+
+    def use(self, memory: object) -> None:
+        """Note that the work needs `memory`."""
+        if memory not in self.made:
+            self.used.add(ref(memory))
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether memory that the work needs was freed."""
+        return any(memory() is None for memory in self.used)

@@ -86,9 +86,21 @@ def test_a_graph_reads_the_addresses_that_it_was_captured_with() -> None:
     source.fill_(3)
     graph.replay()
     assert computed.tolist() == [6, 6]
-    del source
+
+
+def test_a_graph_cannot_use_memory_that_was_freed() -> None:
+    source = torch.ones(2, device=GPU)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        between = source + 1
+        computed = between * 2
+    view = source[1:]
+    del source, between
     graph.replay()
-    assert computed.isnan().all()
+    assert computed.tolist() == [4, 4]
+    del view
+    with pytest.raises(RuntimeError, match="memory that was freed after its capture"):
+        graph.replay()
 
 
 def test_graphs_of_one_pool_share_memory() -> None:

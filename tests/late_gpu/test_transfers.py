@@ -62,10 +62,10 @@ def test_blocks_come_back_as_they_were_computed(network: GpuNetwork, waits: bool
     network.forward(a_batch((some_tokens(60), 0, (3,)), wanted=[]))
     copied(BlockCopy(3, 1, is_save=True))
     host = [plane[1].clone() for plane in memory._host]
-    assert not torch.isnan(host[0][:, :, :, :60]).any()
+    assert not torch.isnan(host[0][:, :, :, :60]).any(), "NaN in the host's blocks"
     copied(BlockCopy(5, 1, is_save=False))
     for plane, kept in zip(cache.planes, host, strict=True):
-        assert torch.equal(plane[5].cpu().nan_to_num(), kept.nan_to_num())
+        assert torch.equal(plane[5].cpu().nan_to_num(), kept.nan_to_num()), "blocks that come back differ"
     copier.close()
 
 
@@ -80,14 +80,26 @@ def tokens_of(network: GpuNetwork, new: int, blocks: tuple[int, int]) -> list[in
     return drawn
 
 
-def test_graphs_read_what_each_step_sends(network: GpuNetwork) -> None:
-    first = tokens_of(network, 4, (1, 2))
+def test_graphs_read_what_each_step_sends(network: GpuNetwork, caplog: pytest.LogCaptureFixture) -> None:
+    whole = some_tokens(7)
+    # a prompt that is computed at once has neither graphs nor buffers at fixed addresses
+    afresh = network.forward(a_batch((whole, 0, (4, 5)))).cpu()
+    # the second time the same graph, with other blocks
+    for blocks in ((1, 2), (6, 3)):
+        network.forward(a_batch((whole[:3], 0, blocks), wanted=[]))
+        for computed in range(3, 7):
+            logits = network.forward(a_batch((whole[computed : computed + 1], computed, blocks))).cpu()
+            torch.testing.assert_close(logits[0], afresh[computed], atol=1e-4, rtol=1e-4)
+    assert network.steps._plain.captured == (1,), caplog.text
+
+
+def test_graphs_draw_the_tokens_of_a_prompt_that_is_computed_at_once(network: GpuNetwork) -> None:
+    for blocks in ((1, 2), (6, 3)):
+        drawn = [token or 0 for token in tokens_of(network, 4, blocks)]
+        assert len(set(drawn)) > 1
+        afresh = network.forward(a_batch((some_tokens(3) + drawn, 0, (4, 5)))).cpu()
+        assert drawn == afresh[2:-1].argmax(1).tolist()
     assert network.steps._drawing.captured == (1,)
-    # the same graph with other blocks
-    assert tokens_of(network, 4, (6, 3)) == first
-    eager = GpuNetwork(network.decoder, options=StepOptions(rows=4, graphs=False))
-    eager.allocate(8)
-    assert tokens_of(eager, 4, (1, 2)) == first
 
 
 def test_every_bucket_is_captured_and_gives_what_running_directly_gives(network: GpuNetwork) -> None:
