@@ -6,13 +6,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
 import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
-from ttsem import sanitize
+from ttsem import mlir, sanitize
 
 from tests.late_gpu.cuda import late_cuda
 from tests.late_gpu.device import LateGpu, kernels_wait
@@ -20,6 +21,9 @@ from tests.late_gpu.device import LateGpu, kernels_wait
 HOPPER = 90
 PROPERTIES = {"max_shared_mem": 232448, "multiprocessor_count": 3, "max_num_regs": 65536, "warpSize": 32}
 """An H100's, but for the multiprocessors: three show that a persistent grid takes its turns."""
+
+MOST_PARSED = 512
+"""Kernels, by their constants, with IR that is kept as ttsem executes it, which does not change it."""
 
 
 def not_compiled(*arguments: Any) -> bytes:
@@ -39,6 +43,8 @@ def a_late_gpu() -> Iterator[LateGpu]:
         for stage in ("make_ttgir", "make_llir", "make_ptx", "make_cubin"):
             stack.enter_context(mock.patch.object(CUDABackend, stage, not_compiled))
         stack.enter_context(mock.patch.object(CUDABackend, "pack_metadata", return_value=()))
+        # each launch would parse the IR of its kernel again, which takes longer than to execute it
+        stack.enter_context(mock.patch.object(mlir, "parse", lru_cache(MOST_PARSED)(mlir.parse)))
         stack.enter_context(sanitize.session(HOPPER, "<late gpu>", cuda_is_cpu=False))
         gpu = stack.enter_context(late_cuda())
         utils = triton.runtime.driver.active.utils
