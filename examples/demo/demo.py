@@ -92,7 +92,11 @@ def pointsman_up() -> Iterator[Ports]:
             raise
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], ports: Ports) -> None:

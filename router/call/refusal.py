@@ -8,6 +8,7 @@ from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBa
 from policies.health import Trouble
 from policies.legs import is_divisible
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
+from policies.objections import in_words
 from policies.predict import may_fit
 from policies.waiting import NEEDS_PREFILL, UNREACHED, is_outage, is_worth_waiting
 from router.call.disclosure import public_trouble, shown_name
@@ -98,10 +99,15 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
 def _no_backend(
     decision: Decision, backends: Sequence[BackendView], trouble: Callable[[str], Trouble | None]
 ) -> NoBackend | Overloaded:
+    draining = {backend.name for backend in backends if backend.draining}
+
     def shown(name: str, reason: str) -> str:
         # other reasons hold whatever the health of the backend
         wrong = trouble(name) if reason in _OF_HEALTH else None
-        return f"{shown_name(name)}: {public_trouble(name, wrong) if wrong else reason}"
+        if wrong is not None:
+            return f"{shown_name(name)}: {public_trouble(name, wrong)}"
+        is_draining = reason == "healthy" and name in draining
+        return f"{shown_name(name)}: {'draining' if is_draining else in_words(reason)}"
 
     reasons = ", ".join(shown(name, reason) for name, reason in decision.dropped[:8])
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""

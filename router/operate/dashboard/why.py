@@ -7,21 +7,9 @@ from collections.abc import Iterator
 
 from policies.marginal_cost import NAME as MARGINAL_COST
 from policies.nouns import Decision
+from policies.objections import in_words
 
 _MOST_NAMED = 3
-
-_REASONS = {
-    "healthy": "not well",
-    "serves_model": "without the model",
-    "fits_context": "with too short a context",
-    "may_not_fit": "perhaps with too short a context",
-    "under_limit": "with as many requests as it takes",
-    "has_room": "without room",
-    "in_pools": "outside the rule's pools",
-    "avoided": "failed at this request before",
-    "warming": "still warming up",
-}
-"""What a filter objects to, after the name of a backend or a number of them."""
 
 
 def why(decision: Decision) -> str:
@@ -77,4 +65,4 @@ def _dropped(decision: Decision) -> Iterator[str]:
         names[reason].append(name)
     for reason, backends in names.items():
         dropped = backends[0] if len(backends) == 1 else f"{len(backends):,} backends"
-        yield f"{dropped} {_REASONS.get(reason, f'by {reason}')}"
+        yield f"{dropped} {in_words(reason)}"

@@ -135,6 +135,9 @@ class LocalShards:
         except BaseExceptionGroup as failures:
             await self.__aexit__()
             raise failures.exceptions[0] from failures
+        except asyncio.CancelledError:
+            await self.__aexit__()
+            raise
         self._keepers = [asyncio.create_task(shard.keep_alive()) for shard in self.shards]
         return self
 

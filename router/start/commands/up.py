@@ -94,7 +94,8 @@ async def serve_until_signal(
         if local:
             with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
-                await stack.enter_async_context(shards)
+                if not await started_unless(stopped, shards, stack):
+                    return
             config = with_addresses(config, shards.addresses)
         parts: Parts = {"shares_ports": is_one_of_many}
         if files.sla is not None:
@@ -115,6 +116,24 @@ async def serve_until_signal(
         greeting.cancel()
         await asyncio.gather(greeting, return_exceptions=True)
         console.print("draining ...")
+
+
+async def started_unless(stopped: asyncio.Event, shards: LocalShards, stack: AsyncExitStack) -> bool:
+    """Whether all `shards` listen, and end with `stack`; False: `stopped` was set first, and they have ended.
+
+    Loading a model takes minutes. Raises ConfigError if a shard ends by itself.
+    """
+    starting = asyncio.create_task(stack.enter_async_context(shards))
+    signalled = asyncio.create_task(stopped.wait())
+    await asyncio.wait((starting, signalled), return_when=asyncio.FIRST_COMPLETED)
+    if stopped.is_set():
+        # Ctrl-C ends shards too, which would be an error otherwise
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    signalled.cancel()
+    await starting
+    return True
 
 
 def _orphaned(stopped: asyncio.Event) -> None:

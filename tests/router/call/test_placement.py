@@ -74,7 +74,7 @@ async def test_a_drained_backend_gets_no_new_request() -> None:
     gateway.config = replace(gateway.config, outage_s=0.01)
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
-    assert "b0: healthy" in error.hint
+    assert "b0: draining" in error.hint
     await gateway.tokenizers.close()
 
 

@@ -62,7 +62,7 @@ async def test_without_a_step_that_leads_elsewhere_it_is_refused_as_before() -> 
     gateway = await a_gateway(ScriptedBackend("own-0", well=False), FAR, steps=(Queue(5.0), Shed(429)))
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
-    assert "own-0: never reached for 0 s (it is away), far-0: in_pools" in error.hint
+    assert "own-0: never reached for 0 s (it is away), far-0: outside the rule's pools" in error.hint
     assert misses(gateway) == {}
 
 

@@ -358,7 +358,7 @@ def test_a_request_waits_for_its_backends_to_be_well_as_long_as_its_class_lets_i
         return
     assert call.refused is not None
     assert (call.refused.code, call.refused.retry_after_s) == ("no_backend", 1.0)
-    assert "own-0: healthy" in str(call.refused)
+    assert "own-0: draining" in str(call.refused)
     # what the prefill takes is kept free
     assert call.over_at - call.came_at == pytest.approx(refused_after_s, abs=0.3)
 

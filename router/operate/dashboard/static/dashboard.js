@@ -111,6 +111,8 @@ async function choose(number) {
   list();
   try {
     panels.detail(await ask(`/admin/decisions/${number}`), now.backends);
+    // on a phone it stands below the list
+    find("#detail").scrollIntoView({ block: "nearest" });
   } catch (error) {
     find("#detail-body").replaceChildren(h("p", { class: "error" }, `✕ ${error.message}`));
   }

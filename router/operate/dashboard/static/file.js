@@ -55,10 +55,14 @@ function cells({ what, version, at: time }) {
 }
 
 async function edit(path) {
-  find("#draft-text").value = await ask(path);
+  const text = find("#draft-text");
+  text.value = await ask(path);
   find("#draft").hidden = false;
   find("#compared").replaceChildren();
-  find("#draft-text").focus();
+  // a new value leaves the cursor at its end, and the beginning out of sight
+  text.setSelectionRange(0, 0);
+  text.scrollTo(0, 0);
+  text.focus();
 }
 
 async function compare(event) {

@@ -311,20 +311,21 @@ function lostTokens(rate) {
     causeRow(loss, bar(loss.tokens / lost, { bad: true }), `-${loss.points.toFixed(1)} points`));
   const title = `Hit rate ${share(rate.measured_tokens / whole)}, with one infinite cache ${share(rate.ideal_tokens / whole)}, ` +
     `of ${count(rate.prompt_tokens)} prompt tokens in ${count(rate.requests)} requests`;
-  return h("div", {}, h("p", {}, title), causeTable(rows));
+  return h("div", {}, h("h3", {}, title), causeTable(rows));
 }
 
 function missedTarget(target) {
   const rows = target.causes.filter((cause) => cause.seconds > 0).map((cause) =>
     causeRow(cause, bar(cause.seconds / target.seconds, { bad: true }), seconds(cause.seconds)));
-  return h("div", {}, h("p", {}, `${target.target}: ${count(target.missed)} of ${count(target.requests)} requests missed their target`),
+  return h("div", {}, h("h3", {}, `${target.target}: ${count(target.missed)} of ${count(target.requests)} requests missed their target`),
     causeTable(rows));
 }
 
 function causeRow(cause, drawn, amount) {
-  const example = cause.examples.length ? `${cause.examples[0].request} at ${cause.examples[0].backend}` : "";
+  const [example] = cause.examples;
   return h("tr", {}, h("td", {}, cause.cause.replaceAll("_", " ")), h("td", {}, drawn), h("td", { class: "n" }, amount),
-    h("td", {}, `${cause.meaning}. Change: ${cause.remedy}`), h("td", {}, example));
+    h("td", {}, `${cause.meaning}. Change: ${cause.remedy}`),
+    h("td", {}, example ? h("small", {}, `such as ${example.request}`) : "", example ? h("small", {}, ` at ${example.backend}`) : ""));
 }
 
 const causeTable = (rows) => (rows.length ? h("table", {}, h("tbody", {}, ...rows)) : "");

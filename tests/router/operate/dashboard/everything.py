@@ -117,7 +117,7 @@ class Everything:
         await page.run("document.querySelector('#explain').requestSubmit()")
         await page.until("document.querySelector('#explained table')")
         await page.run("document.querySelector('#diagnose').click()")
-        await page.until("document.querySelector('#diagnosed p')")
+        await page.until("document.querySelector('#diagnosed h3')")
         await page.run("document.querySelector('#show-usage').click()")
         await page.until("document.querySelectorAll('#used table').length === 2")
         await page.run("document.querySelector('#keys-tenant').value = 'acme'")

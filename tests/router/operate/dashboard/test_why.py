@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from policies.catalogue import usual_filters
 from policies.nouns import Decision, Fetch, PrefillLeg
-from router.operate.dashboard.why import _REASONS, why
+from router.operate.dashboard.why import why
 
 CHOSEN = Decision("own-0", "default", scores=(("own-0", 1.0),))
 BOTH = (("own-0", 1.0), ("own-1", 0.82))
@@ -34,7 +33,7 @@ def test_backends_that_filters_drop_are_counted_by_reason() -> None:
     dropped = (("own-1", "healthy"), ("spot-0", "in_pools"), ("spot-1", "in_pools"), ("own-2", "of_a_plugin"))
     decision = Decision("own-0", "default", dropped, scores=(("own-0", 1.0),), left_out=1200)
     assert why(decision) == (
-        "own-0 is the only candidate. Left out: own-1 not well, 2 backends outside the rule's pools, "
+        "own-0 is the only candidate. Left out: own-1 not well, or draining, 2 backends outside the rule's pools, "
         "own-2 by of_a_plugin. Not considered: 1,200 others."
     )
 
@@ -42,7 +41,3 @@ def test_backends_that_filters_drop_are_counted_by_reason() -> None:
 def test_a_request_without_a_backend_waits_or_has_none() -> None:
     assert why(Decision(None, "default")) == "No backend can take it."
     assert why(Decision(None, "default", awaits="own-1")) == "own-1 is full, and worth waiting for."
-
-
-def test_every_usual_filter_has_words() -> None:
-    assert {name for name, _ in usual_filters()} <= _REASONS.keys()

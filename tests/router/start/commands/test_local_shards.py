@@ -7,12 +7,14 @@ import logging
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
 
 from policies.errors import ConfigError
 from router.start.commands.local_shards import LocalShards, ShardCommand, shard_environment
+from router.start.commands.up import started_unless
 
 # plays the supervised shard: prints what it loads, listens at the given address, ends with its standard input
 STAND_IN = """
@@ -21,6 +23,13 @@ host, port = sys.argv[1].rsplit(":", 1)
 print(json.dumps({"loading": "weights", "share": 0.5}), flush=True)
 listener = socket.create_server((host, int(port)))
 print(json.dumps({"listening": f"{host}:{listener.getsockname()[1]}"}), flush=True)
+while os.read(0, 1):
+    pass
+"""
+
+LOADS_FOR_EVER = """
+import json, os
+print(json.dumps({"loading": "weights", "share": 0.5}), flush=True)
 while os.read(0, 1):
     pass
 """
@@ -83,6 +92,34 @@ async def test_a_shard_that_cannot_load_ends_the_start_with_a_sentence() -> None
     with pytest.raises(ConfigError, match="shard own-1 ended with code 2"):
         async with LocalShards([StandIn("own-0", "x"), broken]):
             pass
+
+
+async def test_a_signal_while_shards_load_ends_them_and_the_start() -> None:
+    loading = asyncio.Event()
+    shards = LocalShards([StandIn("own-0", "x", script=LOADS_FOR_EVER)], lambda *_: loading.set())
+    stopped = asyncio.Event()
+    async with AsyncExitStack() as stack, asyncio.timeout(20):
+        starting = asyncio.create_task(started_unless(stopped, shards, stack))
+        await loading.wait()
+        stopped.set()
+        assert not await starting
+        (shard,) = shards.shards
+        assert "stopped" in repr(shard)
+
+
+async def test_shards_that_load_in_time_end_with_the_stack() -> None:
+    shards = LocalShards([StandIn("own-0", "x")])
+    async with AsyncExitStack() as stack:
+        assert await started_unless(asyncio.Event(), shards, stack)
+        assert await answers(shards)
+    assert not await answers(shards)
+
+
+async def test_a_shard_that_ends_while_it_loads_is_an_error_without_a_signal() -> None:
+    shards = LocalShards([StandIn("own-0", "x", script="raise SystemExit(2)")])
+    with pytest.raises(ConfigError, match="own-0 ended with code 2"):
+        async with AsyncExitStack() as stack:
+            await started_unless(asyncio.Event(), shards, stack)
 
 
 async def test_a_failed_restart_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture, tmp_path: object) -> None:
