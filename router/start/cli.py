@@ -79,7 +79,7 @@ def pointsman(
 
 @app.command(short_help="Router, shards and a model on this machine.")
 def up(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file (default: built-in).")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The SLA file (default: built-in).")] = None,
     http: Http = None,
     grpc: Grpc = None,
     admin: Admin = None,
@@ -120,7 +120,7 @@ def up(
 
 @app.command(short_help="The router alone, in front of FILE's backends or of --to URL.")
 def serve(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file (YAML).")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The SLA file (YAML).")] = None,
     to: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="An engine that already runs, in place of FILE; may be repeated."),
@@ -255,7 +255,9 @@ def _counted(things: Sized, singular: str, plural: str) -> str:
 
 @app.command(short_help="A first FILE, from answers, options or LiteLLM's config.yaml.")
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file to write, or - to print it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file to write, or - to print it.")] = Path(
+        "sla.yaml"
+    ),
     to: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="An engine that already runs; may be repeated.")
     ] = None,
@@ -278,12 +280,13 @@ def init(
 
     \b
     Examples:
-      pointsman init sla.yaml
+      pointsman init
       pointsman init sla.yaml --to http://vllm:8000 --tenant search --tenant ads --ttft 800ms --budget "20 USD"
       pointsman init sla.yaml --from-litellm config.yaml --litellm-keys keys.json --litellm-teams teams.json
     """
     from router.start.commands import init as commands
 
+    commands.require_new(file)
     if from_litellm is not None:
         made = commands.made_from_litellm(from_litellm, litellm_keys, litellm_teams)
     else:
@@ -294,7 +297,9 @@ def init(
     for name, key in made.keys.items():
         print(f"key of {name}, shown only now: {key}", file=sys.stderr)  # noqa: T201
     if str(file) != "-":
-        print(f"wrote {file}; next: pointsman check {file} --without-secrets", file=sys.stderr)  # noqa: T201
+        # references to secrets are the reader's to set before it can be served
+        follows = f"check {file} --without-secrets" if "${" in made.text else f"serve {file}"
+        print(f"wrote {file}; next: pointsman {follows}", file=sys.stderr)  # noqa: T201
 
 
 @app.command(short_help="The JSON Schema of FILE, for editors.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 
 from policies.sla.parse import parse
 from policies.sla.server import OPEN
+from tests.helm.chart import NAMESPACE, RELEASE, render
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/compose"
@@ -42,7 +44,7 @@ def test_images_of_others_have_a_version(name: str) -> None:
 
 def test_what_is_mounted_is_there() -> None:
     mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", ())]
-    assert len(mounts) == 4
+    assert len(mounts) == 5
     assert all((FOLDER / mount.split(":")[0]).exists() and mount.endswith(":ro") for mount in mounts)
 
 
@@ -81,6 +83,28 @@ def test_the_labels_of_the_dashboards_are_set() -> None:
     }
     assert used <= set_here
     assert used
+
+
+def test_what_the_dashboards_ask_beyond_the_routers_metrics_is_recorded_by_the_charts_rules() -> None:
+    (group,) = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
+    shown = "".join(file.read_text() for file in (ROOT / "helm/pointsman/dashboards").glob("*.json"))
+    values = {"sla": (FOLDER / "sla.yaml").read_text(), "shards": [], "monitoring": {"rules": {"enabled": True}}}
+    in_chart = render(values).get("PrometheusRule")["spec"]["groups"][0]["rules"]
+    asked = [rule for rule in in_chart if rule["record"] in re.findall(r"pointsman:[\w:]+", shown)]
+    assert asked
+    assert group["rules"] == [as_here(rule) for rule in asked]
+
+
+def as_here(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule of the chart with the labels that prometheus.yml sets."""
+    text = json.dumps(rule).replace(f"{RELEASE}-pointsman-router", "router").replace(NAMESPACE, "compose")
+    changed: dict[str, Any] = json.loads(text)
+    return changed
+
+
+def test_prometheus_finds_the_rules() -> None:
+    (rules,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["rule_files"]
+    assert f"./{rules}:/etc/prometheus/{rules}:ro" in SERVICES["prometheus"]["volumes"]
 
 
 def test_grafana_is_told_where_prometheus_and_the_dashboards_are() -> None:

@@ -95,6 +95,12 @@ def made_from_litellm(config: Path, keys: Path | None, teams: Path | None) -> Fi
     return FirstFile(sla_file_of(loaded, keys=listed[0], teams=listed[1], environment=os.environ), {})
 
 
+def require_new(path: Path) -> None:
+    """Raise ConfigError if the file is there, before questions are asked and keys are made."""
+    if str(path) != "-" and path.exists():
+        raise _taken(path)
+
+
 def write(path: Path, text: str) -> None:
     """Write `text` to a new file, or to stdout for `-`. Raises ConfigError if the file is there."""
     if str(path) == "-":
@@ -104,9 +110,13 @@ def write(path: Path, text: str) -> None:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already", hint="name another file, or - to print it") from error
+        raise _taken(path) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="name another file") from error
+
+
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is there already", hint="name another file, or - to print it")
 
 
 def _checked(text: str, option: str) -> str:

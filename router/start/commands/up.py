@@ -219,7 +219,9 @@ def greet(console: Console, config: Config, router: Router) -> None:
         console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
     if router.admin is not None:
         url = f"{router.scheme('admin')}://{router.admin}"
-        console.print(f"  dashboard  {url}/dashboard   (in a terminal: pointsman top{_where(router.admin)})")
+        top = f"pointsman top{_where(router.admin)}"
+        # a terminal breaks lines where they can be copied whole
+        console.print(f"  dashboard  {url}/dashboard   (in a terminal: {top})", soft_wrap=True)
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"

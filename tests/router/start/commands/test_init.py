@@ -85,7 +85,19 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     code, _, told = init(str(file))
     assert (code, file.read_text()) == (1, "mine")
     assert "is there already" in told
+    # before anything else: no engine is asked, and no key is made
+    assert "is there already" in init(str(file), "--to", "http://127.0.0.1:1")[2]
     assert "cannot be written" in init(str(tmp_path / "no" / "folder"))[2]
+
+
+def test_the_next_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "wrote sla.yaml; next: pointsman serve sla.yaml\n" in init("--tenant", "shop")[2]
+    config = tmp_path / "config.yaml"
+    config.write_text("model_list: [{model_name: m, litellm_params: {model: hosted_vllm/x, api_base: http://a:1, api_key: os.environ/K}}]")
+    told = init("from-litellm.yaml", "--from-litellm", str(config))[2]
+    # a reference to a secret is left in it
+    assert "next: pointsman check from-litellm.yaml --without-secrets\n" in told
 
 
 def test_litellms_files_are_read_and_what_is_none_is_refused(tmp_path: Path) -> None:
