@@ -94,7 +94,8 @@ def test_the_next_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     assert "wrote sla.yaml; next: pointsman serve sla.yaml\n" in init("--tenant", "shop")[2]
     config = tmp_path / "config.yaml"
-    config.write_text("model_list: [{model_name: m, litellm_params: {model: hosted_vllm/x, api_base: http://a:1, api_key: os.environ/K}}]")
+    engine = "{model: hosted_vllm/x, api_base: http://a:1, api_key: os.environ/K}"
+    config.write_text(f"model_list: [{{model_name: m, litellm_params: {engine}}}]")
     told = init("from-litellm.yaml", "--from-litellm", str(config))[2]
     # a reference to a secret is left in it
     assert "next: pointsman check from-litellm.yaml --without-secrets\n" in told
