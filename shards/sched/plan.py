@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,6 +13,10 @@ from shards.sched.cost import CostModel, StepShape, prefill_shape
 from shards.sched.ranks import BACKGROUND
 
 _NO_SLICE = 1 << 40
+
+_BACKGROUND_SHARE = 0.25
+"""Share of the time of decoding that prompts of the rank BACKGROUND may add: a better prompt that arrives waits for the
+end of the step, and answers that are being decoded slow down."""
 
 _LESSER_SHARE = 0.25
 """Share of a step's time for first units of lanes of a worse rank: with expensive units, ranks would lose effect."""
@@ -72,12 +76,16 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     The first short prompt is always computed in the next step: it waits only for the running step.
 
     A sequence waits if another one computes its next block in this step, to find the block in the cache. Those of the
-    rank BACKGROUND wait while prompts of better ranks are computed.
+    rank BACKGROUND wait while prompts of better ranks are computed. While sequences of better ranks decode, prompts of
+    BACKGROUND get one unit, or as many as take a quarter of the time of decoding.
     """
     decoding, prefilling = _split(work)
     if any(sequence.rank < BACKGROUND for sequence in prefilling):
         decoding, prefilling = _foreground(decoding), _foreground(prefilling)
-    chunks = _Chunks(cost, limits, sum(sequence.computed_tokens + 1 for sequence in decoding), len(decoding))
+    decoding_s, prefill_s = cost.predict_s(_decoding_shape(decoding)), limits.step_s
+    if prefilling and prefilling[0].rank >= BACKGROUND and _foreground(decoding):
+        prefill_s = min(prefill_s, _BACKGROUND_SHARE * decoding_s)
+    chunks = _Chunks(cost, limits, limits.step_s * cost.most_share - decoding_s, prefill_s)
     prefilling.sort(key=attrgetter("rank", "arrival"))
     short, long = chunks.divide(prefilling)
     lanes = [sequence for sequence in long[:1] if chunks.open(sequence, at_any_cost=True)]
@@ -121,17 +129,22 @@ def _split(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
     return decoding, prefilling
 
 
+def _decoding_shape(decoding: Collection[Work]) -> StepShape:
+    """The shape of a token for each."""
+    return StepShape(len(decoding), 0.0, sum(sequence.computed_tokens + 1 for sequence in decoding))
+
+
 def _foreground(sequences: Iterable[Work]) -> list[Work]:
     return [sequence for sequence in sequences if sequence.rank < BACKGROUND]
 
 
 class _Chunks:
-    """The prefill of one step while it is distributed."""
+    """The prefill of one step while it is distributed: at most `prefill_s` of the `left_s`, besides what is granted at
+    any cost."""
 
-    def __init__(self, cost: CostModel, limits: StepLimits, decode_context: int, decoding: int) -> None:
-        self._cost, self._limits = cost, limits
-        self._left_s = limits.step_s * cost.most_share - cost.predict_s(StepShape(decoding, 0.0, decode_context))
-        self._left_tokens, self._granted_s = limits.batch_tokens, 0.0
+    def __init__(self, cost: CostModel, limits: StepLimits, left_s: float, prefill_s: float) -> None:
+        self._cost, self._limits, self._prefill_s = cost, limits, prefill_s
+        self._left_s, self._left_tokens, self._granted_s = left_s, limits.batch_tokens, 0.0
         self._taken_blocks: set[Hashable] = set()
         self.tokens: dict[int, int] = {}
 
@@ -212,8 +225,7 @@ class _Chunks:
         ):
             return False
         return (
-            self._cost.marginal_s(prefill_shape(sequence.computed_tokens, sequence.rest_tokens))
-            <= self._limits.step_s / 2
+            self._cost.marginal_s(prefill_shape(sequence.computed_tokens, sequence.rest_tokens)) <= self._prefill_s / 2
         )
 
     def _extend(self, sequence: Work) -> bool:
@@ -231,7 +243,8 @@ class _Chunks:
         return min(sequence.ready_tokens - granted, unit - (sequence.computed_tokens + granted) % unit)
 
     def _affords(self, sequence: Work, tokens: int) -> bool:
-        return tokens <= self._left_tokens and self._seconds(sequence, tokens) <= self._left_s
+        left_s = min(self._left_s, self._prefill_s - self._granted_s)
+        return tokens <= self._left_tokens and self._seconds(sequence, tokens) <= left_s
 
     def _seconds(self, sequence: Work, tokens: int) -> float:
         return self._cost.marginal_s(prefill_shape(sequence.computed_tokens + self.tokens.get(sequence.id, 0), tokens))

@@ -137,6 +137,35 @@ def test_a_better_rank_goes_first_and_a_worse_one_keeps_its_block():
     assert plan[2] > 3 * BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("drawing", [0, 1])
+def test_background_prompts_add_a_quarter_to_the_time_of_better_ranks_that_decode_and_fill_a_step_otherwise(
+    drawing: int,
+) -> None:
+    cost = CostModel(prior=(4e-3, 5e-6, 0.0, 1e-8))
+    decoding = [a_decoding(id, 5_000)._replace(rank=drawing * BACKGROUND) for id in range(4)]  # noqa: A001
+    prompts = [a_prompt(id, 3_000, rank=BACKGROUND, slice_tokens=256) for id in range(10, 14)]  # noqa: A001
+    plan = plan_step([*decoding, *prompts], cost, LIMITS)
+    alone_s = cost.predict_s(shape_of(decoding, dict.fromkeys(range(4), 1)))
+    share = cost.predict_s(shape_of([*decoding, *prompts], plan)) / alone_s - 1.0
+    if drawing:
+        assert [plan[prompt.id] for prompt in prompts] == [256] * 4
+    else:
+        assert 0.15 < share <= 0.25
+        assert plan[10] > 0
+
+
+def test_one_unit_of_a_background_prompt_is_always_computed_and_a_short_one_is_cut_to_it() -> None:
+    cost = a_cost(token_s=1e-4)
+    plan = plan_step([a_decoding(1), a_prompt(2, 200, rank=BACKGROUND)], cost, LIMITS)
+    assert plan == {1: 1, 2: BLOCK_TOKENS}
+
+
+def test_drafts_of_better_ranks_have_a_whole_step_beside_background_prompts() -> None:
+    cost = a_cost(token_s=1e-4)
+    plan = plan_step([a_drafting(1, 16), a_prompt(2, 1000, rank=BACKGROUND)], cost, LIMITS)
+    assert plan == {1: 17, 2: BLOCK_TOKENS}
+
+
 def test_background_computes_nothing_beside_prompts_of_better_ranks():
     better, worse = a_prompt(1, 64), a_prompt(2, 64, rank=BACKGROUND)
     drawing = a_decoding(3)._replace(rank=BACKGROUND)
