@@ -54,11 +54,11 @@ from simulation.virtual_time import run_virtually
 MODEL = "model"
 SLA = """
 classes: {{chat: {{ttft_p95: 2s}}, batch: {{deadline: 24h}}}}
-pools: {{own: {{kind: shard, at: ["a:1", "b:1"], model: model}}}}
+pools: {{own: {{kind: shard, at: [{at}], model: model}}}}
 rules: [{{when: {{priority: batch}}, class: batch}}, {{class: chat}}]
 batches: {{store: "{store}", slowdown: {slowdown}}}
 """
-DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 400, 3000, 60, 64
+DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 3000, 60, 64
 
 
 class AtOnce(ThreadPoolExecutor):
@@ -107,9 +107,9 @@ def interactive(rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
         number += 1
 
 
-def write_lines(path: Path, count: int, seed: int) -> None:
+def write_lines(path: Path, count: int, documents_count: int, seed: int) -> None:
     rng = random.Random(seed)
-    documents = [[rng.randrange(1000, 30_000) for _ in range(DOCUMENT_TOKENS)] for _ in range(DOCUMENTS)]
+    documents = [[rng.randrange(1000, 30_000) for _ in range(DOCUMENT_TOKENS)] for _ in range(documents_count)]
     with path.open("w") as file:
         for number in range(count):
             prompt = rng.choice(documents) + [rng.randrange(1000, 30_000) for _ in range(QUESTION_TOKENS)]
@@ -126,7 +126,9 @@ async def _run(arrivals: Sequence[Arrival], lines: Path | None, how: str, args: 
     loop = asyncio.get_running_loop()
     loop.set_default_executor(AtOnce())
     with tempfile.TemporaryDirectory() as store:
-        config = parse(SLA.format(store=store, slowdown=args.slowdown))
+        config = parse(
+            SLA.format(store=store, slowdown=args.slowdown, at=", ".join(f'"b{n}:1"' for n in range(args.backends)))
+        )
         made: list[Backend] = []
         machine = Machine(kv_tokens=args.kv_tokens)
 
@@ -137,7 +139,7 @@ async def _run(arrivals: Sequence[Arrival], lines: Path | None, how: str, args: 
                     name, pool="own", kind="shard", machine=machine, models=served, model=MODEL, listener=listener,
                     clock=clock,
                 )
-                for name in ("own-0", "own-1")
+                for name in (f"own-{n}" for n in range(args.backends))
             )  # fmt: skip
             return made
 
@@ -257,8 +259,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=10_000)
+    parser.add_argument("--documents", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=8.0)
+    parser.add_argument("--backends", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--slowdown", default="5%")
@@ -269,7 +273,7 @@ def main() -> None:
     changes: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines.jsonl"
-        write_lines(lines, args.lines, 7)
+        write_lines(lines, args.lines, args.documents, 7)
         for seed in args.seeds:
             arrivals = list(interactive(args.rate, args.seconds, seed))
             base: Result | None = None
@@ -284,12 +288,14 @@ def main() -> None:
                 p95 = percentile(ttfts, 0.95)
                 change = p95 / percentile(before, 0.95) - 1
                 middle = percentile(ttfts, 0.5) / percentile(before, 0.5) - 1
+                mean = statistics.fmean(ttfts) / statistics.fmean(before) - 1
                 changes.setdefault(how, []).append(change)
                 hit = result.cached / max(1, result.cached + result.computed)
                 speed = "" if result.line_s is None else f"{result.lines / result.line_s:6.1f} lines/s"
                 print(
                     f"seed {seed}  {how:10}  TTFT P50 {percentile(ttfts, 0.5) * 1e3:6.1f} ({middle:+.1%})"
                     f" P95 {p95 * 1e3:6.1f} ({change:+.1%}) P99 {percentile(ttfts, 0.99) * 1e3:7.1f} ms"
+                    f" mean {mean:+.1%} of {len(ttfts):,}"
                     f"  TPOT P50 {percentile(tpots, 0.5) * 1e3:5.2f} ms"
                     f"  computed {result.computed / 1e6:6.2f}M  hit {hit:5.1%}  {speed}  failed {result.failed}",
                     flush=True,
