@@ -76,13 +76,8 @@ class Batches:
         return self.means.pace
 
     def running(self) -> Iterator[Job]:
-        """The jobs that run here, as they stand."""
+        """The jobs that run here, as they were saved last."""
         return (running.job for running in self._running.values())
-
-    def as_it_stands(self, job: Job) -> Job:
-        """`job`, with what this router knows better than the store."""
-        running = self._running.get(job.id)
-        return job if running is None or job.has_ended else running.job
 
     async def require_storage(self, tenant: str, more_bytes: int = 0) -> None:
         """Raise QuotaExceeded if `tenant` may not store so many bytes more."""
@@ -121,7 +116,7 @@ class Batches:
         if (running := self._running.get(job.id)) is not None:
             running.cancel(at)
         self._asked.set()
-        return replace(self.as_it_stands(job), cancelling_at=at)
+        return replace(job, cancelling_at=at)
 
     async def _keep_running(self) -> None:
         while True:

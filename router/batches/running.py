@@ -75,7 +75,7 @@ class BatchMeans:
 
 
 class JobRun:
-    """A claimed job from its first line to its end; `run` it once. `job` is how it stands."""
+    """A claimed job from its first line to its end; `run` it once."""
 
     def __init__(self, job: Job, claim: JobClaim, means: BatchMeans) -> None:
         self._job, self._claim, self._means = job, claim, means
@@ -83,19 +83,23 @@ class JobRun:
         self._cancelled_at: float | None = job.cancelling_at
         self._stopped = asyncio.Event()
         self._turns = QuotaTurns()
+        self._models = job.models
 
     def __repr__(self) -> str:
         return f"<JobRun {self._job.id}, {self.job.counts}>"
 
     @property
     def job(self) -> Job:
-        """The job with its counts and its estimated end as of now."""
-        if self._job.has_ended:
-            return self._job
+        """The job as it was saved last. No client sees more: after a crash its progress does not step back."""
+        return self._job if self._job.has_ended else replace(self._job, cancelling_at=self._cancelled_at)
+
+    def _as_of_now(self) -> Job:
+        """The job with its counts and its estimated end."""
         counts = self._done.counts(self._job.counts.total)
         return replace(
             self._job,
             counts=counts,
+            models=self._models,
             tokens=self._done.tokens,
             cancelling_at=self._cancelled_at,
             seconds_left=self._rate.seconds(counts.left),
@@ -117,7 +121,7 @@ class JobRun:
         if self._job.status != "finalizing":
             order = await self._means.pace.opened(self._ordered)
             assert order is not None
-            self._job = replace(self._job, models=self._job.models or order.models)
+            self._models = self._models or order.models
             try:
                 await self._answer_all(order)
             finally:
@@ -268,7 +272,7 @@ class JobRun:
 
     async def _watch(self) -> None:
         """Report progress, and stop when the job was cancelled or has expired, or its claim was lost."""
-        means, saved = self._means, self._job
+        means = self._means
         while True:
             if means.unix_time() >= self._job.expires_at:
                 self._stopped.set()
@@ -276,20 +280,23 @@ class JobRun:
             seen = await self._means.pace.run(means.shelf.job, self._job.tenant, self._job.id)
             if seen is not None and seen.cancelling_at is not None:
                 self.cancel(seen.cancelling_at)
-            if (now := self.job) != saved:
-                saved = now
-                await self._means.pace.run(means.shelf.save_job, now, is_durable=False)
+            if (now := self._as_of_now()) != self._job:
+                await self._save(now)
             left_s = self._job.expires_at - means.unix_time()
             await asyncio.sleep(max(0.0, min(means.shelf.store.look_s, left_s)))
+
+    async def _save(self, job: Job) -> None:
+        await self._means.pace.run(self._means.shelf.save_job, job)
+        self._job = job
 
     async def _end(self) -> None:
         """Write the results, then the job's last state."""
         means, now = self._means, self._means.unix_time()
         # if the claim was lost, the next owner ends the job; ending it here would drop the log of that owner
         await self._means.pace.run(self._claim.renew)
-        job = self.job
+        job = self._as_of_now()
         if job.status != "finalizing":
-            job = self._job = finalizing(job, now, means.rng)
-            await self._means.pace.run(means.shelf.save_job, job)
+            job = finalizing(job, now, means.rng)
+            await self._save(job)
         self._job = await self._means.pace.run(end_job, job, means.shelf, means.pace, means.unix_time, means.settings())
         _log.info("batch %s of %s has ended: %s", job.id, job.tenant, self._job.status)

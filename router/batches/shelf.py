@@ -70,9 +70,9 @@ class BatchShelf:
         """The input of `job`. Raises FileNotFoundError."""
         return self.store.local(_input_key(job))
 
-    def save_job(self, job: Job, *, is_durable: bool = True) -> None:
+    def save_job(self, job: Job) -> None:
         """Keep `job` as it is now."""
-        self.store.write(_job_key(job.tenant, job.id), msgspec.json.encode(job), is_durable=is_durable)
+        self.store.write(_job_key(job.tenant, job.id), msgspec.json.encode(job))
 
     def job(self, tenant: str, id: str) -> Job | None:  # noqa: A002
         """The job of `tenant` with this id, with the time at which it was cancelled if it was."""

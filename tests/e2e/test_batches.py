@@ -1,8 +1,10 @@
-"""Batches of real routers that share a folder and are killed: each line is answered exactly once in the results."""
+"""Batches of real routers that share a folder or a bucket and are killed: each line is answered exactly once in the
+results, and progress never steps back. The bucket's test lasts as long as a lease, half a minute."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -20,29 +22,32 @@ import openai
 
 from tests.engines.programs import free_ports
 from tests.standins.openai_compatible import OpenAIServer
+from tests.standins.s3 import an_s3_service
 from tests.standins.standin import running
 
 FILE = """
 classes: {{chat: {{}}, batch: {{deadline: 24h}}}}
 tenants: {{a: {{keys: ["${{env:A}}"]}}, b: {{keys: ["${{env:B}}"]}}}}
 pools: {{own: {{kind: openai_compatible, at: ["{backend}"], model: m}}}}
-batches: {{store: "{folder}/batches"}}
+batches: {batches}
 server: {{http: "127.0.0.1:{http}", grpc: off}}
 """
+SECRETS = {"A": "key-a", "B": "key-b", "ACCESS": "an-access-key", "SECRET": "a-secret-key"}
 LINES = 300
 
 
 class RouterProcess:
-    def __init__(self, port: int, folder: Path, backend: str) -> None:
+    def __init__(self, port: int, folder: Path, backend: str, *, batches: str | None = None) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._file = folder / f"sla-{port}.yaml"
-        self._file.write_text(FILE.format(backend=backend, folder=folder, http=port))
+        batches = batches or f'{{store: "{folder}/batches"}}'
+        self._file.write_text(FILE.format(backend=backend, batches=batches, http=port))
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: dict[str, openai.AsyncOpenAI] = {}
 
     def begin(self) -> None:
         command = [sys.executable, "-m", "router", "serve", str(self._file)]
-        self._process = subprocess.Popen(command, env={**os.environ, "A": "key-a", "B": "key-b"})
+        self._process = subprocess.Popen(command, env={**os.environ, **SECRETS})
 
     async def start(self) -> None:
         self.begin()
@@ -92,12 +97,33 @@ async def begun(client: openai.AsyncOpenAI, content: bytes) -> str:
 Test = Callable[[openai.types.Batch], bool]
 
 
-async def until(client: openai.AsyncOpenAI, made: str, is_so: Test) -> openai.types.Batch:
-    deadline = time.monotonic() + 120
-    while not is_so(batch := await client.batches.retrieve(made)):
-        assert time.monotonic() < deadline, batch
-        await asyncio.sleep(0.05)
-    return batch
+class Progress:
+    """Of one batch, as clients of any of its routers see it."""
+
+    def __init__(self, made: str, key: str = "key-a") -> None:
+        self._made, self._key, self._completed = made, key, 0
+
+    async def until(self, is_so: Test, *routers: RouterProcess) -> openai.types.Batch:
+        """Ask `routers` in turn until one shows that it `is_so`; what they show never steps back."""
+        deadline = time.monotonic() + 120
+        for router in itertools.cycle(routers):
+            batch = await router.client(self._key).batches.retrieve(self._made)
+            assert batch.request_counts is not None
+            assert batch.request_counts.completed >= self._completed, "progress stepped back"
+            self._completed = batch.request_counts.completed
+            if is_so(batch):
+                return batch
+            assert time.monotonic() < deadline, batch
+            await asyncio.sleep(0.05)
+        raise AssertionError("no router was named")
+
+
+def is_completed(batch: openai.types.Batch) -> bool:
+    return batch.status == "completed"
+
+
+def has_passed(share: float) -> Test:
+    return lambda batch: batch.request_counts is not None and batch.request_counts.completed > share * LINES
 
 
 async def answers(client: openai.AsyncOpenAI, batch: openai.types.Batch) -> Counter[str]:
@@ -114,12 +140,12 @@ async def test_a_router_that_is_killed_twice_goes_on_where_it_was(tmp_path: Path
         router = RouterProcess(free_ports(1)[0], tmp_path, engine.url)
         try:
             await router.start()
-            made = await begun(router.client(), lines())
+            progress = Progress(await begun(router.client(), lines()))
             for share in (0.1, 0.5):
-                await until(router.client(), made, lambda batch, s=share: batch.request_counts.completed > s * LINES)
+                await progress.until(has_passed(share), router)
                 router.end(signal.SIGKILL)
                 await router.start()
-            batch = await until(router.client(), made, lambda batch: batch.status == "completed")
+            batch = await progress.until(is_completed, router)
             assert await answers(router.client(), batch) == ALL
             assert batch.request_counts.model_dump() == {"total": LINES, "completed": LINES, "failed": 0}
             # what had been answered before was not asked again, but for what was on its way
@@ -133,14 +159,38 @@ async def test_another_router_takes_over_the_batch_of_one_that_is_killed(tmp_pat
         first, second = (RouterProcess(port, tmp_path, engine.url) for port in free_ports(2))
         try:
             await asyncio.gather(first.start(), second.start())
-            made = await begun(first.client(), lines())
-            await until(second.client(), made, lambda batch: batch.request_counts.completed > LINES / 4)
+            progress = Progress(await begun(first.client(), lines()))
+            await progress.until(has_passed(0.25), second, first)
             first.end(signal.SIGKILL)
-            batch = await until(second.client(), made, lambda batch: batch.status == "completed")
+            batch = await progress.until(is_completed, second)
             assert await answers(second.client(), batch) == ALL
         finally:
             await first.stop()
             await second.stop()
+
+
+async def test_another_router_takes_over_a_batch_in_a_bucket_when_the_lease_of_one_that_is_killed_has_ended(
+    tmp_path: Path,
+) -> None:
+    with an_s3_service() as service:
+        keys = 'access_key: "${env:ACCESS}", secret_key: "${env:SECRET}"'
+        s3 = f'{{endpoint: "{service.url}", region: us-east-1, {keys}}}'
+        in_bucket = f'{{store: "s3://batches/of/routers", s3: {s3}}}'
+        async with running(OpenAIServer(model="m", delay_s=0.02)) as engine:
+            first, second = (RouterProcess(port, tmp_path, engine.url, batches=in_bucket) for port in free_ports(2))
+            try:
+                await asyncio.gather(first.start(), second.start())
+                progress = Progress(await begun(first.client(), lines()))
+                await progress.until(has_passed(0.25), second, first)
+                first.end(signal.SIGKILL)
+                # the one that was killed is no longer the owner either
+                await first.start()
+                batch = await progress.until(is_completed, second, first)
+                assert await answers(second.client(), batch) == ALL
+                assert len(engine.received) < LINES + 60
+            finally:
+                await first.stop()
+                await second.stop()
 
 
 async def test_two_routers_never_run_one_batch_at_a_time(tmp_path: Path) -> None:
@@ -150,8 +200,8 @@ async def test_two_routers_never_run_one_batch_at_a_time(tmp_path: Path) -> None
             await asyncio.gather(*(router.start() for router in routers))
             made = await begun(routers[0].client(), lines())
             other = await begun(routers[1].client("key-b"), lines())
-            batch = await until(routers[1].client(), made, lambda batch: batch.status == "completed")
-            theirs = await until(routers[0].client("key-b"), other, lambda batch: batch.status == "completed")
+            batch = await Progress(made).until(is_completed, *routers)
+            theirs = await Progress(other, "key-b").until(is_completed, *routers)
             assert await answers(routers[1].client(), batch) == ALL
             assert await answers(routers[0].client("key-b"), theirs) == ALL
             assert len(engine.received) == 2 * LINES

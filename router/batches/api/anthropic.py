@@ -70,7 +70,7 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
             else:
                 page = page_after(ids[::-1], query.get("after_id"), limit, param="after_id")
             jobs = [job for each in page.ids if (job := batches.shelf.job(tenant, each)) is not None]
-            data = [_shown(batches.as_it_stands(job), desk.origin(http)) for job in jobs]
+            data = [_shown(job, desk.origin(http)) for job in jobs]
             ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
             return {"data": data, "has_more": page.has_more, "first_id": ends[0], "last_id": ends[1]}
 

@@ -77,7 +77,7 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
             ids = [each for each in batches.shelf.jobs(tenant) if is_id(each, PREFIXES["openai"])][::-1]
             page = page_after(ids, query.get("after"), limit, param="after")
             jobs = [job for each in page.ids if (job := batches.shelf.job(tenant, each)) is not None]
-            data = [shown_batch(batches.as_it_stands(job)) for job in jobs]
+            data = [shown_batch(job) for job in jobs]
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return {"object": "list", "data": data, "has_more": page.has_more, **ends}
 
@@ -99,11 +99,11 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
 
 
 async def found_job(tenant: str, id: str, api: Api, batches: Batches) -> Job:  # noqa: A002
-    """The job of `tenant` with this id, as it stands. Raises UnknownBatch."""
+    """The job of `tenant` with this id. Raises UnknownBatch."""
     job = await batches.pace.run(batches.shelf.job, tenant, id) if is_id(id, PREFIXES[api]) else None
     if job is None:
         raise UnknownBatch(f"there is no batch '{id[:80]}'", param="id")
-    return batches.as_it_stands(job)
+    return job
 
 
 def shown_batch(job: Job) -> dict[str, Any]:

@@ -84,9 +84,8 @@ class BatchStore(Protocol):
         """The document `key`; None without one."""
         ...
 
-    def write(self, key: str, data: bytes, *, is_durable: bool = True) -> None:
-        """Have `data` as the document `key`: whole or, after a crash, as before. `is_durable`: it outlives a loss of
-        power."""
+    def write(self, key: str, data: bytes) -> None:
+        """Have `data` as the document `key`, durably: whole or, after a crash, as before."""
         ...
 
     def names(self, folder: str) -> Sequence[str]:

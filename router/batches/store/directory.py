@@ -50,12 +50,12 @@ class DirectoryStore:
             except FileNotFoundError:
                 return None
 
-    def write(self, key: str, data: bytes, *, is_durable: bool = True) -> None:
+    def write(self, key: str, data: bytes) -> None:
         """See BatchStore."""
         draft = self.draft()
         try:
             draft.write(data)
-            draft.commit(key, is_durable=is_durable)
+            draft.commit(key)
         finally:
             draft.discard()
 
@@ -159,18 +159,16 @@ class DirectoryDraft:
             _write(self._file, data)
         self.size += len(data)
 
-    def commit(self, key: str, *, is_durable: bool = True) -> None:
+    def commit(self, key: str) -> None:
         """See ContentDraft."""
         assert self._file is not None
         with _failing():
-            if is_durable:
-                os.fsync(self._file.fileno())
+            os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
             to = _made(self._at(key))
             self._path.replace(to)
-            if is_durable:
-                _sync_folder(to.parent)
+            _sync_folder(to.parent)
 
     def discard(self) -> None:
         """See ContentDraft."""

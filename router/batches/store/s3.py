@@ -72,7 +72,7 @@ class S3BatchStore:
             except FileNotFoundError:
                 return None
 
-    def write(self, key: str, data: bytes, *, is_durable: bool = True) -> None:  # noqa: ARG002 - each object is
+    def write(self, key: str, data: bytes) -> None:
         """See BatchStore."""
         with failing(FileNotFoundError):
             self._bucket.put(key, data, use_multipart=False)

@@ -27,7 +27,7 @@ def add_batches(routes: Routes, operations: Operations) -> None:
 
     async def show_all(_: Request) -> Response:
         found = await batches().pace.run(_newest, batches())
-        return json_reply({"batches": [_shown(batches().as_it_stands(job)) for job in found]})
+        return json_reply({"batches": [_shown(job) for job in found]})
 
     async def cancel(_: Request, name: str) -> Response:
         open_jobs = await batches().pace.run(lambda: {job: tenant for tenant, job in batches().shelf.open_jobs()})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +140,16 @@ def test_old_claims_and_temporary_files_are_swept(store: S3BatchStore) -> None:
 def test_a_bucket_that_is_missing_stops_the_start(service: S3Service, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such bucket"):
         a_store(service, "s3://no-bucket/a", tmp_path)
+
+
+def test_without_obstore_a_bucket_stops_the_start_and_the_error_says_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "sla.yaml"
+    file.write_text('{pools: {own: {kind: openai_compatible, at: ["http://h"], model: m}}, batches: {store: "s3://batches/a"}}')
+    without = "import sys; sys.modules['obstore.store'] = None; from router.start.cli import main; main()"
+    found = subprocess.run([sys.executable, "-c", without, "serve", str(file)], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "obstore is not installed (pip install 'pointsman[s3]')" in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 def test_while_the_service_is_away_each_call_fails_and_afterwards_goes_on(place: str, tmp_path: Path) -> None:
