@@ -16,9 +16,9 @@ _KEPT_OF_LENGTH = 0.99
 _KEPT = 0.9999
 """The share of the comparison that each further request leaves: about the last 10,000 count."""
 
-_GUESS, _GUESS_WEIGHT = 0.04, 500.0
-"""First tokens come 4 % later for each line, as sure as after some 500 requests, a tenth of them in rests from ten
-lines: measured with the simulated shards of `benchmarks/batches.py`."""
+_GUESS, _GUESS_WEIGHT = 0.01, 500.0
+"""First tokens come 1 % later for each line, as sure as after some 500 requests, a tenth of them in rests from ten
+lines: two to three times what the simulated shards of `benchmarks/batches.py` need."""
 
 _LEAST = 1e-4
 """Lines that seem to do less, or to speed others up, do this."""
@@ -44,6 +44,8 @@ class Company:
     _lengths: dict[int, _Length] = field(default_factory=dict)
     _times: float = _GUESS * _GUESS_WEIGHT
     _lines: float = _GUESS_WEIGHT
+    _squares: float = 0.0
+    """Of what each request adds to `_times`: the variance of that sum."""
 
     def add(self, ttft_s: float, *, prompt_tokens: int, lines: int, rests: bool) -> None:
         """A request of so many tokens began its answer after `ttft_s`. It was sent beside so many `lines`, to a backend
@@ -55,7 +57,9 @@ class Company:
             time = min(max(time, length.time - most), length.time + most)
             # the part of a request in the means is the smaller the more were before
             off = (busy - length.busy) * length.weight / (1.0 + length.weight)
-            self._times = _faded(self._times, _GUESS * _GUESS_WEIGHT) + off * (time - length.time)
+            added = off * (time - length.time)
+            self._times = _faded(self._times, _GUESS * _GUESS_WEIGHT) + added
+            self._squares = _KEPT * _KEPT * self._squares + added * added
             self._lines = _faded(self._lines, _GUESS_WEIGHT) + off * (lines - length.lines)
         length.weight = 1.0 + _KEPT_OF_LENGTH * length.weight
         length.time += (time - length.time) / length.weight
@@ -64,8 +68,9 @@ class Company:
 
     @property
     def slowdown(self) -> float:
-        """The share by which one line delays a first token."""
-        return max(_LEAST, self._times / max(1.0, self._lines))
+        """The share by which one line delays a first token: the estimate and its standard error. So a limit holds
+        five times out of six, where the estimate alone would miss it every other time."""
+        return max(_LEAST, (self._times + math.sqrt(self._squares)) / max(1.0, self._lines))
 
     def most_lines(self, slowdown: float) -> float:
         """How many lines delay first tokens by the share `slowdown`."""

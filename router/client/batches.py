@@ -26,6 +26,9 @@ from router.client.chats import KEY_VARIABLE, refusal_in, root_of, unreached
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 LOOK_S = 1.0
+_WIDE = 120
+"""Columns of a terminal in which a list has all that is known."""
+
 _MOST_REPLY_BYTES = 16 << 20
 _PIECE_BYTES = 256 << 10
 
@@ -154,7 +157,7 @@ class BatchClient:
         try:
             async with self._http.request(method, self._url + path, **options) as reply:
                 if reply.status != 200:
-                    raise await refusal_in(reply)
+                    raise await refusal_in(reply, missing="pointsman batch list shows all of this key")
                 yield reply
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise unreached(self._url, error) from error
@@ -246,26 +249,42 @@ async def _until_ended(client: BatchClient, batch: ShownBatch, out: Path | None)
                 break
             await asyncio.sleep(LOOK_S)
             batch = await client.show(batch.id)
-    for problem in batch.errors.data if batch.errors else ():
-        where = "" if problem.line is None else f"line {problem.line}: "
-        print(f"{where}{problem.message}", file=sys.stderr)  # noqa: T201
-    counts = batch.request_counts
-    summary = f"{batch.status}: {counts.completed:,} of {counts.total:,} requests succeeded, {counts.failed:,} failed"
-    print(summary, file=sys.stderr)  # noqa: T201
+    for line in (*_problems(batch), _summary(batch)):
+        print(line, file=sys.stderr)  # noqa: T201
     if out is not None and batch.output_file_id is not None:
         await _write(client, batch.output_file_id, out)
-    return batch.status == "completed"
+    elif out is not None:
+        print(f"{out} is not written: no request succeeded", file=sys.stderr)  # noqa: T201
+    return batch.status == "completed" and (out is None or batch.output_file_id is not None)
+
+
+def _problems(batch: ShownBatch) -> list[str]:
+    """Why it failed, a mistake of its file in each line."""
+    found = batch.errors.data if batch.errors else []
+    return [("" if each.line is None else f"line {each.line}: ") + each.message for each in found]
+
+
+def _summary(batch: ShownBatch) -> str:
+    counts = batch.request_counts
+    if batch.status == "failed":
+        return "failed: the file has mistakes, and none of its requests was sent"
+    hint = f" (which and why: pointsman batch results {batch.id} --errors)" if batch.error_file_id else ""
+    return (
+        f"{batch.status}: {counts.completed:,} of {counts.total:,} requests succeeded, {counts.failed:,} failed{hint}"
+    )
 
 
 async def _show(at: str, id: str) -> None:  # noqa: A002
     async with _client(at) as client:
-        Console(width=None if sys.stdout.isatty() else 200).print(_table([await client.show(id)]))
+        for line in _details(await client.show(id)):
+            print(line)  # noqa: T201
 
 
 async def _show_all(at: str, most: int) -> None:
     async with _client(at) as client:
         found = await client.newest(most)
-    Console(width=None if sys.stdout.isatty() else 200).print(_table(found) if found else "No batches.")
+    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    console.print(_table(found, is_wide=console.width >= _WIDE) if found else "No batches.")
 
 
 async def _cancel(at: str, id: str) -> None:  # noqa: A002
@@ -280,7 +299,8 @@ async def _results(at: str, id: str, out: Path | None, *, errors: bool) -> None:
         if not batch.has_ended:
             raise InvalidRequest(f"the batch is {batch.status}", hint=f"wait for it: pointsman batch wait {id}")
         if file is None:
-            raise InvalidRequest(f"the batch has no {'errors' if errors else 'results'}")
+            hint = "" if errors or not batch.error_file_id else f"see its errors: pointsman batch results {id} --errors"
+            raise InvalidRequest(f"the batch has no {'errors' if errors else 'results'}", hint=hint)
         await _write(client, file, out)
 
 
@@ -298,18 +318,43 @@ async def _write(client: BatchClient, file: str, out: Path | None) -> None:
         raise InvalidRequest(f"{out} cannot be written: {error.strerror}") from error
 
 
-def _table(batches: list[ShownBatch]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("batch", "status", "endpoint", "created"):
+def _details(batch: ShownBatch) -> list[str]:
+    """One batch, a name and a value in each line, and the mistakes of its file."""
+    counts = batch.request_counts
+    values = {
+        "batch": batch.id,
+        "status": batch.status,
+        "endpoint": batch.endpoint,
+        "created": _time(batch.created_at),
+        "expires": "" if batch.expires_at is None or batch.has_ended else _time(batch.expires_at),
+        "requests": f"{counts.total:,}",
+        "succeeded": f"{counts.completed:,}",
+        "failed": f"{counts.failed:,}",
+        "left": _left(batch),
+    }
+    return [*(f"{name:10} {value}" for name, value in values.items() if value), *_problems(batch)]
+
+
+def _table(batches: list[ShownBatch], *, is_wide: bool) -> Table:
+    """A row for each; without the endpoint and the time where these would cut the ids."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("batch", "status", *(("endpoint", "created") if is_wide else ())):
         table.add_column(name, no_wrap=True)
-    for name in ("requests", "succeeded", "failed", "left"):
+    for name in ("done", "failed", "left"):
         table.add_column(name, justify="right", no_wrap=True)
     for batch in batches:
-        counts, seconds = batch.request_counts, batch.estimated_seconds_left
-        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(batch.created_at))
+        counts = batch.request_counts
         table.add_row(
-            *(batch.id, batch.status, batch.endpoint, created),
-            *(f"{counts.total:,}", f"{counts.completed:,}", f"{counts.failed:,}"),
-            "" if seconds is None else str(timedelta(seconds=seconds)),
+            *(batch.id, batch.status, *((batch.endpoint, _time(batch.created_at)) if is_wide else ())),
+            *(f"{counts.completed + counts.failed:,}/{counts.total:,}", f"{counts.failed:,}", _left(batch)),
         )
     return table
+
+
+def _time(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+
+
+def _left(batch: ShownBatch) -> str:
+    seconds = batch.estimated_seconds_left
+    return "" if seconds is None or batch.has_ended else str(timedelta(seconds=seconds))
