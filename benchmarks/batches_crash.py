@@ -6,7 +6,7 @@
 model), all in processes of their own. First the interactive requests alone: streamed chats at random times. Then beside
 a batch of which the router gets a SIGKILL in the middle. Then beside the naive client: the same requests in the batch's
 class, sent by the client itself, 64 at a time. Prints times to the first token, and lines per second. Exits with 1
-unless each line is in the results exactly once.
+unless each line is in the results exactly once and progress never stepped back.
 """
 
 from __future__ import annotations
@@ -221,10 +221,11 @@ async def batch(client: Client, router: Program, url: str, args: argparse.Namesp
     began_at = time.monotonic()
     await client.begin(args.lines)
     print(f"the batch of {args.lines:,} lines was taken after {time.monotonic() - began_at:.1f} s", flush=True)
-    away_s, has_ended = 0.0, False
+    away_s, has_ended, seen = 0.0, False, [0]
     while not has_ended:
         await asyncio.sleep(0.1)
         done, has_ended = await client.answered()
+        seen.append(done)
         if not away_s and not has_ended and done >= args.lines / 2:
             killed_at = time.monotonic()
             router.kill()
@@ -232,15 +233,18 @@ async def batch(client: Client, router: Program, url: str, args: argparse.Namesp
             await asyncio.to_thread(router.wait_until_ready)
             away_s = time.monotonic() - killed_at
             after, _ = await client.answered()
+            seen.append(after)
             print(f"kill -9 at {done:,} lines; back after {away_s:.1f} s with {after:,} lines", flush=True)
     took_s = time.monotonic() - began_at
     shown = await others.stop()
     found = await client.results()
-    is_right = found == Counter((f"line-{number}", "succeeded") for number in range(args.lines)) and away_s > 0.0
+    is_once = found == Counter((f"line-{number}", "succeeded") for number in range(args.lines))
+    is_steady = seen == sorted(seen)
     print(f"batch       {shown}")
     print(f"            {args.lines / took_s:.0f} lines/s, {args.lines / (took_s - away_s):.0f} while the router ran")
-    print(f"            {len(found):,} different lines, {sum(found.values()):,} answers, exactly once: {is_right}")
-    return is_right
+    print(f"            {len(found):,} different lines, {sum(found.values()):,} answers, exactly once: {is_once}")
+    print(f"            progress never stepped back: {is_steady}", flush=True)
+    return is_once and is_steady and away_s > 0.0
 
 
 async def naive(client: Client, url: str, args: argparse.Namespace) -> None:
