@@ -87,6 +87,7 @@ def _pairs() -> NDArray[np.float64]:
 
 
 _PAIRS = _pairs()
+_BEFORE = bytes([_REST])
 _MIDDLES, _ENDS = PARTS.index("word_middles"), PARTS.index("word_ends")
 
 
@@ -95,18 +96,13 @@ def composition(texts: Sequence[str]) -> NDArray[np.float64]:
 
     7 us for 200 characters, 0.2 ms for 64 KB.
     """
-    text = "\0".join(texts)
-    size = WINDOWS * WINDOW_CHARACTERS
-    if len(text) <= size:
-        return _counted(text)
-    step = (len(text) - WINDOW_CHARACTERS) / (WINDOWS - 1)
-    starts = [round(step * number) for number in range(WINDOWS)]
-    seen = "\0".join([text[start : start + WINDOW_CHARACTERS] for start in starts])
-    return _counted(seen) * (len(text) / size)
-
-
-def _counted(text: str) -> NDArray[np.float64]:
-    kinds = np.frombuffer(bytes([_REST]) + text.encode("utf-8", "replace").translate(_KIND_OF), np.uint8)
+    text = texts[0] if len(texts) == 1 else "\0".join(texts)
+    size, share = WINDOWS * WINDOW_CHARACTERS, 1.0
+    if len(text) > size:
+        step, share = (len(text) - WINDOW_CHARACTERS) / (WINDOWS - 1), len(text) / size
+        starts = [round(step * number) for number in range(WINDOWS)]
+        text = "\0".join([text[start : start + WINDOW_CHARACTERS] for start in starts])
+    kinds = np.frombuffer(_BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF), np.uint8)
     pairs = np.bincount(kinds[:-1] * _KINDS + kinds[1:], minlength=_KINDS * _KINDS)
     # of floats: of whole numbers it takes longer
     counts: NDArray[np.float64] = _PAIRS @ pairs.astype(np.float64)
@@ -116,4 +112,4 @@ def _counted(text: str) -> NDArray[np.float64]:
     fifth = fourth[1:] & letters[:-4]
     counts[_MIDDLES] = np.count_nonzero(fifth)
     counts[_ENDS] = np.count_nonzero(fifth[4:] & fourth[:-5])
-    return counts
+    return counts if share == 1.0 else counts * share

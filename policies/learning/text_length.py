@@ -179,7 +179,8 @@ class TextLength:
         deviation = math.sqrt(self.error**2 + float(found[:-1] @ prompt.parts) / text**2)
         factor = math.exp(min(_WITHIN * deviation, 3.0))
         least, most, media = prompt.least, prompt.most, prompt.media
-        likely, low, high = [max(least, min(most, round(length))) for length in (text, text / factor, text * factor)]
+        likely = max(least, min(most, round(text)))
+        low, high = max(least, min(most, round(text / factor))), max(least, min(most, round(text * factor)))
         return Estimate(
             likely + MEDIA_TOKENS * media,
             min(likely, low) + media,

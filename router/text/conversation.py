@@ -23,7 +23,8 @@ _BILLING = "x-anthropic-billing-header"
 def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Message:
     """The client's message `raw`, with its `parts` of text as one text."""
     role = raw["role"]
-    message: dict[str, Any] = {"role": role, "content": "\n".join([part["text"] for part in parts])}
+    text = parts[0]["text"] if len(parts) == 1 else "\n".join([part["text"] for part in parts])
+    message: dict[str, Any] = {"role": role, "content": text}
     if role == "assistant":
         if calls := raw.get("tool_calls"):
             message["tool_calls"] = [_call(call) for call in calls]

@@ -27,16 +27,16 @@ def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
     Keys are those of its text below `root`, or of its token ids if it has some. Token ids are counted, not estimated,
     except in calls for embeddings with many texts, each of which has to fit by itself.
     """
-    return [_estimated(given, ask, root, length) for given in ask.inputs]
+    found = []
+    for given in ask.inputs:
+        found.append(_estimated(given, ask, root, length))  # noqa: PERF401 - a comprehension is a call more
+    return found
 
 
 def keyed_bytes(given: Chat) -> bytes:
     """The text of which `given` gets its keys, where no tokenizer is known."""
-    return _keyed_text(given, _tools_in(given)).encode("utf-8", "surrogatepass")
-
-
-def _tools_in(given: Input) -> str:
-    return msgspec.json.encode(given.tools).decode() if isinstance(given, Chat) and given.tools else ""
+    tools = msgspec.json.encode(given.tools).decode() if given.tools else ""
+    return _keyed_text(given, tools).encode("utf-8", "surrogatepass")
 
 
 def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
@@ -44,7 +44,7 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
         is_exact = Capability.EMBEDDINGS not in ask.needs and ask.reading.most_tokens is None
         ids, least = (given, None) if is_exact else (b"", 1)
         return Tokens(max(1, count(given)), ids, block_keys(given, root), least=least)
-    tools = _tools_in(given)
+    tools = msgspec.json.encode(given.tools).decode() if isinstance(given, Chat) and given.tools else ""
     prompt, most = _measured(given, tools), ask.reading.most_tokens
     estimate = length.estimate(prompt)
     if most is not None:
@@ -53,7 +53,7 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
     data = _keyed_text(given, tools).encode("utf-8", "surrogatepass")
     return Tokens(
         estimate.tokens,
-        keys=text_keys(data, root),
+        keys=text_keys(data, root) if len(data) >= CHUNK_BYTES else (),
         key_tokens=estimate.tokens / max(1.0, len(data) / CHUNK_BYTES),
         echo=given if ask.echo and isinstance(given, str) else "",
         least=estimate.least,
@@ -94,8 +94,10 @@ def _keyed_text(given: Chat | str, tools: str) -> str:
     if isinstance(given, str):
         return given
     # prompts that begin alike need texts that begin alike: tools, then message by message
-    messages = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
-    text = "\x1e".join([tools, *messages] if tools else messages)
+    parts = [tools] if tools else []
+    for message in given.messages:
+        parts.append(f"{message['role']}\x1f{message['content']}")  # noqa: PERF401 - a comprehension is a call more
+    text = "\x1e".join(parts)
     if not given.media:
         return text
     repeated = min(given.media, MOST_LONG_MEDIA)

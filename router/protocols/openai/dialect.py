@@ -20,14 +20,10 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
 
 
 class OpenAIDialect:
-    """One endpoint: `read` makes an Ask of a body, `shape` gives the shapes of the answers."""
+    """One endpoint: `parse` makes an Ask of a body, `shape` gives the shapes of the answers."""
 
-    def __init__(self, shape: Shape, read: Parse) -> None:
-        self.prefix, self._shape, self._read = shape.prefix, shape, read
-
-    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """The Ask of `body`. Raises InvalidRequest."""
-        return self._read(body, headers)
+    def __init__(self, shape: Shape, parse: Parse) -> None:
+        self.prefix, self._shape, self.parse = shape.prefix, shape, parse
 
     def stream(self, head: Head, ask: Ask) -> Chunks:
         """Chunks, until [DONE]."""

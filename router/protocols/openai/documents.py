@@ -24,7 +24,7 @@ MOST_CHARACTERS = 4 * 2**20
 _ID_DIGITS = 8
 """Hexadecimal digits of the id of a document without one."""
 
-OWN_FIELDS = ("documents", "document_set", "document_order", "reuse", "reuse_budget")
+OWN_FIELDS = frozenset({"documents", "document_set", "document_order", "reuse", "reuse_budget"})
 """Members of a body that the router reads in place of its backends."""
 
 ORDER = re.compile(r"fixed|any(?: after (\d{1,3}))?")
@@ -38,7 +38,7 @@ _BEGINNING = re.compile(r"^\{\{document ([^:\n{}]+)(?:: ([^\n{}]*))?\}\}\n", re.
 def documents_in(fields: ChatBody) -> Documents | None:
     """The documents of a request; None if it has no such field. Raises InvalidRequest."""
     if fields.documents is None and fields.document_set is None:
-        for name in OWN_FIELDS[2:]:
+        for name in ("document_order", "reuse", "reuse_budget"):
             if getattr(fields, name) is not None:
                 hint = f"send `documents`, or leave `{name}` out"
                 raise InvalidRequest(f"`{name}` needs `documents`", hint=hint, param=name)
@@ -80,7 +80,11 @@ def _reuse_budget(fields: ChatBody) -> float | None:
 
 def has_block(body: Mapping[str, Any]) -> bool:
     """Whether a message of `body` has documents in its text."""
-    return any(_END in text for message in body["messages"] for text in texts_of(message.get("content")))
+    for message in body["messages"]:
+        content = message.get("content")
+        if _END in content if isinstance(content, str) else any(_END in text for text in texts_of(content)):
+            return True
+    return False
 
 
 def lifted(body: Mapping[str, Any]) -> dict[str, Any]:

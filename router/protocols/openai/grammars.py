@@ -14,6 +14,10 @@ from router.protocols.openai.fields import Common, ResponseFormat, StructuredOut
 
 ANY_OBJECT = '{"type":"object"}'
 
+_OLDER_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FORMAT_FIELDS = frozenset({"response_format", "structured_outputs", *_OLDER_FIELDS})
+"""The fields that can ask for a format."""
+
 
 def grammar_in(fields: Common) -> Grammar | None:
     """The grammar that `fields` ask for; None if any answer will do. Raises InvalidRequest if they ask for several.

@@ -16,9 +16,9 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
-from router.protocols.openai.documents import documents_in, has_block, lifted, marked
+from router.protocols.openai.documents import OWN_FIELDS, documents_in, has_block, lifted, marked
 from router.protocols.openai.fields import MOST_DOCUMENTS, MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
-from router.protocols.openai.grammars import grammar_in
+from router.protocols.openai.grammars import FORMAT_FIELDS, grammar_in
 from router.protocols.reading import converted
 from router.text.conversation import message_of, tool_of, without_billing
 from router.text.token_ids import pack
@@ -84,7 +84,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     if has_block(body):
         body = lifted(body)
         fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
-    documents = documents_in(fields)
+    documents = None if OWN_FIELDS.isdisjoint(body) else documents_in(fields)
     if documents is not None:
         body = marked(body, is_empty=not (documents.each or documents.of_set))
         fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
@@ -265,7 +265,7 @@ def _sampling(fields: Common, body: Mapping[str, Any], top_logprobs: int | None)
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         top_logprobs=top_logprobs,
         logit_bias=_logit_bias(fields.logit_bias) if fields.logit_bias else {},
-        grammar=grammar_in(fields),
+        grammar=None if FORMAT_FIELDS.isdisjoint(body) else grammar_in(fields),
         **given,
     )
 
