@@ -90,7 +90,8 @@ def estimate(
     have to be written to a cache, and for each of its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS,
     whichever is shorter."""
     cached = 0 if uncached_tokens is None else prompt_tokens - uncached_tokens
-    written = prompt_tokens - cached if prices.written > prices.uncached else 0
+    is_dear = prices.cache_write is not None and prices.cache_write > prices.uncached
+    written = prompt_tokens - cached if is_dear else 0
     new_tokens = min(max_new_tokens, ANSWER_TOKENS) * choices
     usage = Usage(prompt_tokens, new_tokens, cached, None, False, written, images, backend_ms)
     return charge_of(usage, prices)

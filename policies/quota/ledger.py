@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -40,15 +41,6 @@ class _Bucket:
     taken: int = 0
     settled: int = 0
     holders: int = 0
-
-    def refill(self, now_ms: int) -> None:
-        """Lower the level to that of now; a clock that went back changes nothing."""
-        meter = self.meter
-        stamp = now_ms if meter.period is None else meter.stamp(now_ms)
-        if stamp > self.at:
-            if self.used:
-                self.used = meter.level(self.used, self.at, now_ms=now_ms)
-            self.at = stamp
 
 
 _NOTHING = Charge()
@@ -88,7 +80,8 @@ class Ledger:
     def reserve(self, asked: Reservation, *, now: float) -> Reservation | Refused:
         """Take what is `asked` from all its descriptors, or nothing. A known id takes nothing again."""
         now_ms = self._advance(now)
-        metered = meters(asked.descriptors)
+        bound = asked.descriptors
+        metered = bound[0].meters if len(bound) == 1 else meters(bound)
         buckets, levels = self._current(metered, now_ms)
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
@@ -176,7 +169,7 @@ class Ledger:
         assert not self._open.keys() & self._settled.keys(), "a reservation is open and settled"
 
     def _advance(self, now: float) -> int:
-        now_ms = milliseconds(now)
+        now_ms = round(now * 1000)
         if now_ms < self._now_ms:
             self._turn_back(now_ms)
         self._now_ms = now_ms
@@ -236,12 +229,12 @@ class Ledger:
 
     def _end(self, hold: _Hold, charge: Charge, now_ms: int) -> None:
         """Take `charge` instead of what `hold` has reserved."""
+        _refill(map(itemgetter(0), hold.parts), now_ms)
         for bucket, reserved, at in hold.parts:
-            bucket.refill(now_ms)
+            meter = bucket.meter
             bucket.holders -= 1
             if at == _UNCOUNTED:
                 continue
-            meter = bucket.meter
             amount = meter.unit * getattr(charge, meter.counts)
             # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
             if at >= bucket.at or meter.period is None:
@@ -257,16 +250,28 @@ class Ledger:
 
     def _current(self, metered: Sequence[Meter], now_ms: int) -> tuple[list[_Bucket], list[int]]:
         """The buckets of `metered`, refilled, and their levels."""
-        found, levels = [], []
+        found = []
         for meter in metered:
             bucket = self._buckets.get(meter.id)
             if bucket is None:
                 bucket = self._buckets[meter.id] = _Bucket(meter)
             bucket.meter = meter  # the file may have changed the limit
-            bucket.refill(now_ms)
             found.append(bucket)
-            levels.append(bucket.used)
-        return found, levels
+        return found, _refill(found, now_ms)
+
+
+def _refill(buckets: Iterable[_Bucket], now_ms: int) -> list[int]:
+    """Lower the levels of `buckets` to those of now, and return them; a clock that went back changes nothing."""
+    levels = []
+    for bucket in buckets:
+        meter = bucket.meter
+        stamp = now_ms if meter.period is None else meter.stamp(now_ms)
+        if stamp > bucket.at:
+            if bucket.used:
+                bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms)
+            bucket.at = stamp
+        levels.append(bucket.used)
+    return levels
 
 
 def _is_full(bucket: _Bucket, now_ms: int) -> bool:
