@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,13 @@ class Policy:
                 if reason is not None:
                     dropped.append((backend.name, reason))
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
-            sure = [backend for backend in kept if backend.context_tokens is None or will_fit(request, backend)]
+            sure, enough = list[BackendView](), math.inf
+            for backend in kept:
+                context_tokens = math.inf if backend.context_tokens is None else backend.context_tokens
+                if context_tokens >= enough or will_fit(request, backend):
+                    # as many or more tokens fit as well
+                    enough = min(enough, context_tokens)
+                    sure.append(backend)
             if 0 < len(sure) < len(kept):
                 names = {backend.name for backend in sure}
                 dropped += [(backend.name, "may_not_fit") for backend in kept if backend.name not in names]

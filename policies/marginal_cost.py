@@ -67,7 +67,10 @@ def marginal_cost() -> Score:
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         if not candidates:
             return []
-        costs = _totals(request, candidates)
+        costs = []
+        for parts, backend in zip(_costs(request, candidates), candidates, strict=True):
+            total = parts[-1] if backend.offer is None else least_cost(request, backend)[0].total
+            costs.append(total + _NEAR_S)
         least = min(costs)
         cheapest = candidates[costs.index(least)]
         near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
@@ -83,15 +86,6 @@ def marginal_cost() -> Score:
         return values
 
     return score
-
-
-def _totals(request: Request, backends: Sequence[BackendView]) -> list[float]:
-    """The cost of placing `request` at each of `backends`, in seconds."""
-    totals = []
-    for cost, backend in zip(_costs(request, backends), backends, strict=True):
-        total = cost[-1] if backend.offer is None else least_cost(request, backend)[0].total
-        totals.append(total + _NEAR_S)
-    return totals
 
 
 def least_cost(request: Request, backend: BackendView) -> tuple[Cost, Fetch | None]:

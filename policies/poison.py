@@ -44,14 +44,11 @@ class PoisonRequests:
         self._blocked_s, self._remembered_s, self._most = blocked_s, remembered_s, most
         # by (tenant, digest), oldest first
         self._records: OrderedDict[tuple[str, bytes], _Record] = OrderedDict()
-        self._by_tenant: Counter[str] = Counter()
+        self.by_tenant: Counter[str] = Counter()
+        """The remembered failures of each tenant, changed here alone: without any no digest has to be computed."""
 
     def __repr__(self) -> str:
         return f"<PoisonRequests {len(self._records)} failures>"
-
-    def has_any_of(self, tenant: str) -> bool:
-        """Is a failure of a request of `tenant` remembered? Without any there is no need to compute a digest."""
-        return tenant in self._by_tenant
 
     def failed(
         self, tenant: str, digest: bytes, request: str, backend: str, now: float, served_since: ServedSince
@@ -71,7 +68,7 @@ class PoisonRequests:
         is_to_blame = any(others)
         trial_at = now + self._blocked_s if is_to_blame else None
         self._records[tenant, digest] = _Record(failures, now + self._remembered_s, trial_at)
-        self._by_tenant[tenant] += 1
+        self.by_tenant[tenant] += 1
         if len(self._records) > self._most:
             self._pop(*next(iter(self._records)))
         return {name: failure.request for name, failure in failures.items()} if is_to_blame else {}
@@ -106,7 +103,7 @@ class PoisonRequests:
     def check(self) -> None:
         """Assert that the bound on memory holds, and that the counts agree."""
         assert len(self._records) <= self._most, f"{self!r}: remembers too much"
-        assert self._by_tenant == Counter(tenant for tenant, _ in self._records), f"{self!r}: counts are wrong"
+        assert self.by_tenant == Counter(tenant for tenant, _ in self._records), f"{self!r}: counts are wrong"
 
     def _forget(self, now: float) -> None:
         while self._records and next(iter(self._records.values())).forgotten_at <= now:
@@ -115,7 +112,7 @@ class PoisonRequests:
     def _pop(self, tenant: str, digest: bytes) -> _Record | None:
         record = self._records.pop((tenant, digest), None)
         if record is not None:
-            self._by_tenant[tenant] -= 1
-            if not self._by_tenant[tenant]:
-                del self._by_tenant[tenant]
+            self.by_tenant[tenant] -= 1
+            if not self.by_tenant[tenant]:
+                del self.by_tenant[tenant]
         return record

@@ -22,7 +22,8 @@ def may_fit(request: Request, backend: BackendView) -> bool:
     A prompt with an estimated length counts with its lower bound: only the backend knows whether it fits. A request
     of many texts (embeddings) passes: each of them must fit, but they are measured together.
     """
-    return backend.context_tokens is None or _fits(request, request.surely_tokens, backend.context_tokens)
+    least, context_tokens = request.least_prompt_tokens, backend.context_tokens
+    return context_tokens is None or _fits(request, request.prompt_tokens if least is None else least, context_tokens)
 
 
 def will_fit(request: Request, backend: BackendView) -> bool:
@@ -102,9 +103,16 @@ def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_token
     """
     drawn, prompt_tokens, least_s = new_tokens * request.sampling.choices, request.prompt_tokens, math.inf
     for backend in would_take(view, decision) if decision.dropped else view.backends:
+        latency = backend.latency
         fresh = max(1, prompt_tokens - (backend.held_tokens or 0))
         cached, batch = max(0, prompt_tokens - fresh), max(1, backend.running)
-        least_s = min(least_s, backend.latency.answer_s(fresh, cached, drawn, batch=batch))
+        # as `Latency.answer_s`, without a call for each backend
+        context_tokens = cached + fresh + drawn / 2
+        share_s = latency.step_s / batch + latency.sequence_s + latency.context_s * context_tokens
+        prefill_s = latency.fixed_s + fresh * (latency.token_s + latency.pair_s * (cached + fresh / 2))
+        answer_s = prefill_s + drawn * share_s
+        if answer_s < least_s:
+            least_s = answer_s
     return least_s if least_s < math.inf else 0.0
 
 

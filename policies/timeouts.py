@@ -62,8 +62,11 @@ def timeouts_of(kind: str) -> Timeouts:
     return _SLOW_KINDS.get(kind, USUAL)
 
 
-def patience_s(service_class: ServiceClass) -> float:
-    """Shortest timeout in seconds for a first token of a request of this class, within the bounds of its backend."""
+def patience_s(service_class: ServiceClass | None) -> float:
+    """Shortest timeout in seconds for a first token of a request of this class, within the bounds of its backend; None:
+    of one that was promised nothing."""
+    if service_class is None:
+        return USUAL_PATIENCE_S
     if service_class.ttft_s is not None:
         return _TARGETS * service_class.ttft_s
     if service_class.deadline_s is not None:

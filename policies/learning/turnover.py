@@ -35,10 +35,13 @@ class FadingSum:
 
     def add(self, amount: float, now: float) -> None:
         """Add `amount`, at least 0, at the time `now`."""
-        self._sum = self.at(now) + amount
-        self._as_of = max(now, self._as_of)
+        passed = now - self._as_of
+        if passed > 0.0:
+            self._sum *= 0.5 ** (passed / self.half_life)
+            self._as_of = now
+        self._sum += amount
 
     def at(self, now: float) -> float:
         """The sum at `now`."""
-        passed = max(0.0, now - self._as_of)
-        return float(self._sum * 0.5 ** (passed / self.half_life))
+        passed = now - self._as_of
+        return float(self._sum * 0.5 ** (passed / self.half_life)) if passed > 0.0 else self._sum

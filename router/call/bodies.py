@@ -82,6 +82,9 @@ class Held:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
         """Give all of it back."""
         if self._arriving:
             self._leave_arriving()

@@ -85,7 +85,8 @@ class Delivery:
     on_won: Callable[[], None]
     _echo: str = field(init=False)
     _unechoed: set[int] = field(init=False)
-    _pending: Coroutine[Any, Any, None] | None = field(default=None, init=False)
+    pending: Coroutine[Any, Any, None] | None = field(default=None, init=False)
+    """What the caller has not taken yet."""
 
     def __post_init__(self) -> None:
         bid = self.placed.bid
@@ -116,21 +117,21 @@ class Delivery:
             return True
         if delta.finish_reason is not None and self.attempt is not None:
             self.attempt.finished(delta.finish_reason)
-        self._pending = self.caller.write(self.at, delta)
-        if self._pending is None:
+        self.pending = self.caller.write(self.at, delta)
+        if self.pending is None:
             return True
         flight.hold()
         return False
 
     async def ready(self) -> None:
         """Return once the caller has taken the newest Delta. Raises CallerGone."""
-        pending, self._pending = self._pending, None
+        pending, self.pending = self.pending, None
         if pending is not None:
             await pending
             self.placed.flight.relayed(self.clock())
 
     def close(self) -> None:
         """Drop what the caller has not taken, where the answer ends before it does."""
-        if self._pending is not None:
-            self._pending.close()
-            self._pending = None
+        if self.pending is not None:
+            self.pending.close()
+            self.pending = None

@@ -30,7 +30,7 @@ def decided(
     avoiding: Collection[str] = (),
     look: Look = USUAL,
     waited_s: float = 0.0,
-    seen: Callable[[ClusterView], ClusterView] = lambda view: view,
+    seen: Callable[[ClusterView], ClusterView] | None = None,
 ) -> tuple[ClusterView, Decision]:
     """The decision of `policy` for `request`, and the view of the backends that it was made on, changed by `seen`.
 
@@ -51,7 +51,9 @@ def decided(
     underway = cluster.computing.of(request, now) if cluster.computing.flights else ()
 
     def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
-        view = seen(cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
+        view = cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names)
+        if seen is not None:
+            view = seen(view)
         if look.awaited:
             backends = (
                 replace(each, awaited=look.awaited[each.name]) if each.name in look.awaited else each

@@ -20,7 +20,6 @@ from policies.learning.drain_rate import DrainRate
 from policies.nouns import ClusterView, Decision
 from policies.predict import uncached_tokens
 from policies.sla.config import Config
-from policies.timeouts import patience_s
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.call.bid import USUAL, Bid, Found, Look, Placed
 from router.call.waking import Waking
@@ -241,7 +240,7 @@ class Dispatcher:
         """Begin the flight that `found` chose, and charge it to the tenant and class once."""
         assert found.decision.chosen is not None, f"{bid!r} found no backend"
         if not bid.is_charged:
-            self._queue(bid).fair.charge(bid.ticket(), self._clock())
+            self._queues[bid.request.model].fair.charge(bid.ticket(), self._clock())
             bid.is_charged = True
         return self._placed(bid, found)
 
@@ -298,11 +297,14 @@ class Dispatcher:
 
     def correct(self, bid: Bid, actual_s: float) -> None:
         """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
-        self._queue(bid).fair.correct(bid.ticket(), actual_s, self._clock())
-        bid.is_charged = False
+        if bid.is_charged:
+            self._queue(bid).fair.correct(bid.ticket(), actual_s, self._clock())
+            bid.is_charged = False
 
     def changed(self, backend: str | None = None) -> None:
         """There may be room at `backend` where there was none; None: at any."""
+        if not self._by_tenant:
+            return
         for queue in self._queues.values():
             if queue.bids:
                 queue.changed.add(backend)
@@ -341,12 +343,20 @@ class Dispatcher:
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whatever waits. Raises its `refusal`."""
         ahead = queue.ahead_of(bid) if queue.awaited else USUAL.awaited
-        view, decision, is_reserved = queue.decide(bid, ahead, all_backends=all_backends)
+        is_reserved = False
+        if queue.reserved:
+            view, decision, is_reserved = queue.decide(bid, ahead, all_backends=all_backends)
+        else:
+            is_usual = not (ahead or all_backends or bid.takes_any)
+            look = USUAL if is_usual else Look(all_backends, bid.takes_any, ahead)
+            view, decision = bid.decide(bid.request, bid.avoiding, look)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
-        is_free = decision.chosen is not None and not is_reserved and not self._is_full
-        return Found(view, decision, is_free)
+        # the config is that of `_queue`, a moment ago
+        assert self._configured is not None, f"{self!r} has no queue yet"
+        has_room = len(self._cluster.on_the_way) < self._configured.server.max_concurrent
+        return Found(view, decision, decision.chosen is not None and has_room and not is_reserved)
 
     def _queue(self, bid: Bid) -> ModelQueue:
         config = self._config()
@@ -460,7 +470,6 @@ class Dispatcher:
             bid.request,
             uncached,
             is_first_try=is_first_try,
-            patience_s=patience_s(bid.service_class),
             fetch=fetch,
         )
         bid.sent(chosen.name)

@@ -91,6 +91,8 @@ class Gateway:
     shadow: Config | None = None
     replicas: Replicas | None = None
     tokens: Verifier | None = None
+    unix_time: Callable[[], float] = time.time
+    """The time of day."""
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
@@ -98,14 +100,6 @@ class Gateway:
     def new_id(self) -> str:
         """A name for one call, unlike any other's."""
         return f"{self.rng.getrandbits(96):024x}"
-
-    def unix_time(self) -> float:
-        """The time of day."""
-        return time.time()
-
-    def unix_time_s(self) -> int:
-        """The time of day, for `created` fields."""
-        return int(self.unix_time())
 
     def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
         """The models that are served now and that `tenant` may use, by name; so are aliases of such models."""

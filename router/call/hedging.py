@@ -34,7 +34,7 @@ class Race:
     begin by its prediction. None for `late_s`: `first` has no second.
 
     The client gets the answer of the `leader`, None until one begins; `placed` is the leader, and before that the
-    attempt that is charged if it ends so.
+    attempt that is charged if it ends so. Without a second `first` leads from the beginning.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Race:
         first: Placed,
         attempt: Callable[[Placed, Race], Coroutine[Any, Any, ExpectedError | None]],
         *,
-        find_second: Callable[[float], Placed | None],
-        late_s: float | None,
+        find_second: Callable[[float], Placed | None] = lambda _: None,
+        late_s: float | None = None,
     ) -> None:
         self.first = self.placed = first
-        self.leader: Placed | None = None
+        self.leader = first if late_s is None else None
         self._attempt, self._find_second, self._late_s = attempt, find_second, late_s
         self._second: Placed | None = None
         self._task: asyncio.Task[ExpectedError | None] | None = None

@@ -28,8 +28,8 @@ class Account:
     id of its API key, `team` its part of the tenant, `user` the end user that its client names, `tags` the tags that
     count, `spent` has an entry for each answered prompt.
 
-    A context manager: leaving it ends the call, and `end` gets it with what it was left by. `trace` is None where the
-    call is not traced; `headers` are the trace context that goes on to backends.
+    `end` the call with its failure, None without one; a context manager that is left does so too. `trace` is None where
+    the call is not traced; `headers` are the trace context that goes on to backends.
     """
 
     def __init__(
@@ -62,7 +62,11 @@ class Account:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._end(self, error)
+        self.end(error)
+
+    def end(self, failure: BaseException | None) -> None:
+        """The call is over."""
+        self._end(self, failure)
 
     def heard(self, now: float) -> None:
         """A piece of the answer came at `now`."""
@@ -82,12 +86,19 @@ class Observer(Protocol):
         """The trace of the next prompt of a call that was classified; None where neither trace nor log wants it."""
         ...
 
-    def decided(self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str) -> None:
-        """`decision` was made for `request` by the SLA file of this version; `chosen` is the view of its backend."""
-        ...
+    def decided(
+        self,
+        request: Request,
+        decision: Decision,
+        chosen: BackendView | None,
+        *,
+        config_version: str,
+        waited_s: float | None = None,
+    ) -> None:
+        """`decision` was made for `request` by the SLA file of this version; `chosen` is the view of its backend.
 
-    def queued(self, request: Request, seconds: float) -> None:
-        """`request` found a backend after `seconds` in the router."""
+        It found that after `waited_s` in the router; None: it found one before, or none.
+        """
         ...
 
     def missed(self, service_class: str, step: str) -> None:

@@ -65,6 +65,7 @@ from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, with
 from router.call.prepare import (
     LookedUp,
     believed,
+    estimated_at_once,
     facts_of,
     find_model,
     learn,
@@ -80,7 +81,7 @@ from router.call.prepare import (
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
 from router.call.splits import How, has_missed
-from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace
+from router.call.tracing import NO_SPAN, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
@@ -108,59 +109,69 @@ async def serve(
     goes to the backends. `known` is the call's identity, where that was found before. `address` is the client's.
     """
     carrier = carrier or Ourselves()
-    with gateway.observer.account(caller.id, caller.trace) as account, Held(gateway.bodies) as held:
-        try:
-            with Stay(gateway.doors):
-                config = gateway.config
-                identity = known or gateway.identities.find(caller.key, config)
-                if identity is None:
-                    identity = await identified(caller.key, config, gateway, address)
-                tenant, account.key = identity.tenant, identity.key_id
-                account.tenant = held.tenant = tenant.name
-                account.team = None if identity.team is None else identity.team.name
-                ask = await caller.read(held)
-                if identity.user is not None:
-                    # what the issuer says counts, not what the client says
-                    ask = replace(ask, user=identity.user)
-                account.user = ask.user
-                if tenant.tag_limits:
-                    account.tags = tags_of(tenant, ask.headers, ask.metadata)
-                if tenant.needs_user:
-                    require_user(ask, tenant)
-                if ask.media_urls:
-                    require_allowed_urls(ask, config)
-                async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
-                    model = ready_model(ask.model, tenant, gateway)
-                    if model is None:
-                        model = await started_model(ask, tenant, gateway)
-                    account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-                    if ask.documents is not None:
-                        ask = await with_documents(ask, model, tenant, gateway, held)
-                    inputs, prompts = await tokenize(ask, model, tenant, gateway), []
-                    for tokens, body in zip(inputs, ask.bodies, strict=True):
-                        chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
-                        prompts.append(looked_up(tokens, body, model, tenant.domain, gateway, chunks=chunks))
-                    facts = facts_of(ask, prompts, tenant=tenant, model=model)
-                    ruling = classify(facts, config)
-                    account.service_class, account.rule = ruling.service_class.name, ruling.rule
-                    if ask.yields:
-                        ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING
-                    prices = config.prices
-                    if prices.later:
-                        prices = prices.at(gateway.unix_time())
-                    claim = claim_of(
-                        caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway
-                    )
-                    async with Permit(gateway.admission, claim, caller.limited) as permit:
-                        call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
-                        if len(prompts) == 1:
-                            await call.answer(0, model, prompts[0])
-                        else:
-                            await together([*map(call.answer, count(), repeat(model), prompts)])
-        except (ExpectedError, CallerGone):
-            raise
-        except Exception as error:
-            raise unplanned(error, gateway.observer) from error
+    failure: BaseException | None = None
+    account, held = gateway.observer.account(caller.id, caller.trace), Held(gateway.bodies)
+    try:
+        with Stay(gateway.doors):
+            config = gateway.config
+            identity = known or gateway.identities.find(caller.key, config)
+            if identity is None:
+                identity = await identified(caller.key, config, gateway, address)
+            tenant, account.key = identity.tenant, identity.key_id
+            account.tenant = held.tenant = tenant.name
+            account.team = None if identity.team is None else identity.team.name
+            ask = await caller.read(held)
+            if identity.user is not None:
+                # what the issuer says counts, not what the client says
+                ask = replace(ask, user=identity.user)
+            account.user = ask.user
+            if tenant.tag_limits:
+                account.tags = tags_of(tenant, ask.headers, ask.metadata)
+            if tenant.needs_user:
+                require_user(ask, tenant)
+            if ask.media_urls:
+                require_allowed_urls(ask, config)
+            async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
+                model = ready_model(ask.model, tenant, gateway)
+                if model is None:
+                    model = await started_model(ask, tenant, gateway)
+                account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+                if ask.documents is not None:
+                    ask = await with_documents(ask, model, tenant, gateway, held)
+                common, prompts = gateway.prepared.of(model, tenant.domain, config), []
+                inputs = estimated_at_once(ask, common, gateway) or await tokenize(ask, model, tenant, gateway)
+                for tokens, body in zip(inputs, ask.bodies, strict=True):
+                    chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
+                    prompts.append(looked_up(tokens, body, common, gateway, chunks=chunks))
+                facts = facts_of(ask, prompts, tenant=tenant, model=model)
+                ruling = classify(facts, config)
+                account.service_class, account.rule = ruling.service_class.name, ruling.rule
+                if ask.yields:
+                    ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING
+                prices = config.prices
+                if prices.later:
+                    prices = prices.at(gateway.unix_time())
+                claim = claim_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
+                async with Permit(gateway.admission, claim, caller.limited) as permit:
+                    call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
+                    if len(prompts) == 1:
+                        await call.answer(0, model, prompts[0])
+                    else:
+                        await together([*map(call.answer, count(), repeat(model), prompts)])
+    except (ExpectedError, CallerGone) as error:
+        failure = error
+        raise
+    except Exception as error:
+        failure = unplanned(error, gateway.observer)
+        raise failure from error
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        held.give_back()
+        account.end(failure)
+        # a failure that refers to this frame, and is referred to by it, would wait for the garbage collector
+        failure = None
 
 
 def unplanned(error: Exception, observer: Observer) -> ExpectedError:
@@ -257,7 +268,7 @@ class _Call(msgspec.Struct, frozen=True):
         trace = gateway.observer.prompt(self.account, config_version=self.config.version)
         with trace or NO_SPAN:
             bid = self._bid(at, model, prompt, trace=trace)
-            if gateway.poison.has_any_of(bid.request.tenant) and self._is_known_to_fail(bid):
+            if bid.request.tenant in gateway.poison.by_tenant and self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
             steps = () if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ())
             if not steps:
@@ -280,7 +291,8 @@ class _Call(msgspec.Struct, frozen=True):
     async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
-            race = self._race(at, await placer.place(bid), trace)
+            placed = placer.place(bid)
+            race = self._race(at, placed if isinstance(placed, Placed) else await placed, trace)
         rule = self.config.rules[self.ruling.rule - 1]
         mirrored = None if rule.mirror is None else self._mirrored(race.placed)
         try:
@@ -299,14 +311,17 @@ class _Call(msgspec.Struct, frozen=True):
 
     def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race:
         """The backend of `placed`, and where its class hedges, a second one once that is late."""
-        bid, gateway = placed.bid, self.gateway
+        bid, gateway, attempt = placed.bid, self.gateway, partial(self._failed, at, trace)
         tenant, service_class = self.facts.tenant.name, self.ruling.service_class
-        late_s: float | None = None
-        if service_class.hedge_quantile is not None and bid.is_new and self.carrier.continues and not self.ask.yields:
-            gateway.hedges.earn(tenant, service_class)
-            late_s = gateway.cluster.late_s(placed.flight, service_class.hedge_quantile)
-            if late_s is not None and placed.found.decision.prefill is not None:
-                late_s += placed.found.decision.prefill.seconds
+        quantile = service_class.hedge_quantile
+        if quantile is None or not bid.is_new or not self.carrier.continues or self.ask.yields:
+            return Race(placed, attempt)
+        gateway.hedges.earn(tenant, service_class)
+        late_s = gateway.cluster.late_s(placed.flight, quantile)
+        if late_s is None:
+            return Race(placed, attempt)
+        if placed.found.decision.prefill is not None:
+            late_s += placed.found.decision.prefill.seconds
 
         def find_second(within_s: float) -> Placed | None:
             if not gateway.hedges.allows(tenant, service_class):
@@ -317,7 +332,7 @@ class _Call(msgspec.Struct, frozen=True):
                 gateway.observer.event("hedged")
             return second
 
-        return Race(placed, partial(self._failed, at, trace), find_second=find_second, late_s=late_s)
+        return Race(placed, attempt, find_second=find_second, late_s=late_s)
 
     async def _failed(self, at: int, trace: PromptTrace | None, placed: Placed, race: Race) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried.
@@ -333,10 +348,9 @@ class _Call(msgspec.Struct, frozen=True):
         leg, fetch = placed.found.decision.prefill, placed.found.decision.fetch
         try:
             try:
-                backend = cluster.backend_of(flight)
+                backend = cluster.on_the_way[flight].backend
                 if placed is race.first:
-                    gateway.observer.queued(bid.request, flight.sent_at - bid.arrived_at)
-                    self._announce(at, placed, backend)
+                    self._announce(at, placed, backend, waited_s=flight.sent_at - bid.arrived_at)
                 attempt = None if trace is None else trace.sent(placed, backend)
                 with attempt or NO_SPAN:
                     prompt = bid.prompt if fetch is None else with_lent(placed, fetch, cluster)
@@ -349,13 +363,17 @@ class _Call(msgspec.Struct, frozen=True):
                         flight.fetch(gateway.clock())
                         has_other = cluster.has_other(flight)
                         gateway.observer.event("prefilled_elsewhere")
-                    delivery = self._delivery(at, placed, backend, attempt, race)
+                    on_won = partial(self._lead, at, placed, backend)
+                    delivery = Delivery(
+                        self.caller, self.ask, at, placed, race, self.account, attempt, gateway.clock, on_won
+                    )
                     try:
                         with UntilGivenUp(flight, can_move):
                             await carrier.carry(placed, backend, prompt, delivery)
                     finally:
-                        delivery.close()
-                if gateway.poison.has_any_of(bid.request.tenant):
+                        if delivery.pending is not None:
+                            delivery.close()
+                if bid.request.tenant in gateway.poison.by_tenant:
                     gateway.poison.passed(bid.request.tenant, digest(bid))
             except BaseException as failure:
                 cluster.end(flight, failure)
@@ -433,11 +451,17 @@ class _Call(msgspec.Struct, frozen=True):
         cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
         return flight.usage or Usage(bid.request.prompt_tokens, drawn_tokens, cached)
 
-    def _announce(self, at: int, placed: Placed, backend: Backend) -> None:
-        """Tell log and client that `backend` answers."""
+    def _announce(self, at: int, placed: Placed, backend: Backend, *, waited_s: float | None = None) -> None:
+        """Tell log and client that `backend` answers a request that was in the router for `waited_s` before; None: the
+        second one of a race takes the lead."""
         bid, found = placed.bid, placed.found
-        self._record(at, bid.request, found.view, found.decision, placed.chosen)
+        self._record(at, bid.request, found.view, found.decision, placed.chosen, waited_s=waited_s)
         self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
+
+    def _lead(self, at: int, placed: Placed, backend: Backend) -> None:
+        """`backend`, the second one of a race, begins its answer first."""
+        self.gateway.observer.event("hedge_won")
+        self._announce(at, placed, backend)
 
     def _is_known_to_fail(self, bid: Bid) -> bool:
         """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
@@ -464,7 +488,8 @@ class _Call(msgspec.Struct, frozen=True):
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         gateway.later(bid.ended, flight, placed.chosen)
-        if flight.answered and placed.chosen.name not in bid.failed:
+        rule = self.config.rules[self.ruling.rule - 1]
+        if rule.split is not None and flight.answered and placed.chosen.name not in bid.failed:
             self._note_split(placed)
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
         if flight.answered or drawn_tokens:
@@ -505,7 +530,7 @@ class _Call(msgspec.Struct, frozen=True):
                 asked = self._in_present_pools(asked)
             # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
-            policy, seen = self.config.policies[asked.policy], self.carrier.seen
+            policy, seen = self.config.policies[asked.policy], None if self.carrier.way is None else self.carrier.seen
             waited_s = began_at - self.account.started_at
             view, decision = decided(
                 asked, policy, latest, gateway, avoiding=avoiding, look=look, waited_s=waited_s, seen=seen
@@ -555,9 +580,9 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             model = find_model(name, tenant, gateway)
             inputs = await tokenize(self.ask, model, tenant, gateway)
-            other = self._bid(
-                at, model, looked_up(inputs[at], self.ask.bodies[at], model, tenant.domain, gateway), trace=trace
-            )
+            common = gateway.prepared.of(model, tenant.domain, gateway.config)
+            prompt = looked_up(inputs[at], self.ask.bodies[at], common, gateway)
+            other = self._bid(at, model, prompt, trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
@@ -577,9 +602,11 @@ class _Call(msgspec.Struct, frozen=True):
         chosen: BackendView | None = None,
         *,
         is_late: bool = False,
+        waited_s: float | None = None,
     ) -> None:
         """Tell the log, the shadow and, if it asked, the client what was decided. `chosen` gets the request, if any.
 
+        That was in the router for `waited_s` before, None: it has been sent elsewhere, or is not sent.
         `is_late`: no backend gets it, because the one that the decision names would begin later than promised.
         """
         gateway, config = self.gateway, self.config
@@ -587,25 +614,13 @@ class _Call(msgspec.Struct, frozen=True):
         if is_late and decision.chosen is not None:
             dropped = (*decision.dropped, (decision.chosen, "late"))
             decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
-        gateway.observer.decided(request, decision, chosen, config_version=config.version)
+        gateway.observer.decided(request, decision, chosen, config_version=config.version, waited_s=waited_s)
         if gateway.shadow is not None:
             found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
             gateway.observer.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why, shown_name))
-
-    def _delivery(
-        self, at: int, placed: Placed, backend: Backend, attempt: AttemptTrace | None, race: Race
-    ) -> Delivery:
-        """What gets the answer of `backend` to prompt number `at`."""
-
-        def on_won() -> None:
-            self.gateway.observer.event("hedge_won")
-            self._announce(at, placed, backend)
-
-        clock = self.gateway.clock
-        return Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, clock, on_won)
 
     def _pools(self, model: ServedModel) -> tuple[str, ...] | None:
         """That of a split which is for this session, user or call, if it serves the model; else those of the rule."""
@@ -658,7 +673,7 @@ class _Call(msgspec.Struct, frozen=True):
         most_tokens = self.facts.max_new_tokens if is_single and is_first_model else room(ask, tokens, model)
         rule = self.config.rules[ruling.rule - 1]
         # other backends have exact KV of a prompt's beginning, and it is not known how much of what is held is that
-        is_fit = self.carrier.continues and is_exact
+        is_fit, native = self.carrier.continues and is_exact, ask.natives[at] if ask.natives else None
         return Request(
             id=self.caller.id if is_single else f"{self.caller.id}-{at}",
             tenant=tenant,
@@ -669,7 +684,7 @@ class _Call(msgspec.Struct, frozen=True):
             likely_prompt_tokens=tokens.likely,
             max_new_tokens=most_tokens,
             service_class=service_class.name,
-            rank=ruling.rank,
+            rank=service_class.rank,
             priority=ask.priority,
             block_keys=tokens.keys,
             pools=ruling.pools if rule.split is None else self._pools(model),
@@ -683,7 +698,7 @@ class _Call(msgspec.Struct, frozen=True):
             sampling=sampling,
             expected_new_tokens=gateway.lengths.expected(tenant, service_class.name, most=most_tokens),
             promised=service_class,
-            may_transfer=is_fit and may_transfer(ask.natives[at] if ask.natives else None),
+            may_transfer=is_fit and gateway.cluster.divides and may_transfer(native),
             may_fetch=is_fit,
             documents=ask.document_ids,
         )

@@ -36,8 +36,8 @@ class Placer(msgspec.Struct, frozen=True):
     on_step: Callable[[str], None] = lambda _: None
     on_shed: Callable[[Bid, Found], None] = lambda *_: None
 
-    def place(self, bid: Bid) -> Coroutine[Any, Any, Placed]:
-        """A backend for `bid`, where its flight has begun.
+    def place(self, bid: Bid) -> Placed | Coroutine[Any, Any, Placed]:
+        """A backend for `bid`, where its flight has begun, at once or after what is to be awaited.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
         its turn. After the last step the bid waits for any backend. If no backend is well, or none has what it needs,
@@ -45,7 +45,10 @@ class Placer(msgspec.Struct, frozen=True):
         Raises Overloaded where a step sheds or the queue is full, and the bid's `refusal` if no backend can take it at
         all, or none is well for too long.
         """
-        return self._by_steps(bid) if self.steps else self.whenever(bid)
+        if self.steps:
+            return self._by_steps(bid)
+        found = self.dispatcher.look(bid)
+        return self.dispatcher.take(bid, found) if found.is_free else self._waited(bid, found)
 
     async def _by_steps(self, bid: Bid) -> Placed:
         for at, step in enumerate(self.steps):
@@ -96,8 +99,10 @@ class Placer(msgspec.Struct, frozen=True):
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
         found = self.dispatcher.look(bid)
-        if found.is_free:
-            return self.dispatcher.take(bid, found)
+        return self.dispatcher.take(bid, found) if found.is_free else await self._waited(bid, found)
+
+    async def _waited(self, bid: Bid, found: Found) -> Placed:
+        """The next backend that has room for `bid`, which found none. Raises as `place` does."""
         placed = await self.dispatcher.wait(bid, found, seconds=None)
         assert placed is not None, "a wait without an end ends with a place"
         return placed

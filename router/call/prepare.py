@@ -19,7 +19,7 @@ from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.call.disclosure import public_trouble, shown_name
 from router.call.gateway import Gateway
-from router.call.prepared import keyed_name, most_tokens
+from router.call.prepared import Prepared, keyed_name, most_tokens
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
@@ -158,6 +158,13 @@ async def tokenize(
     return estimated(ask, how.root, gateway.text_lengths.of(common.name))
 
 
+def estimated_at_once(ask: Ask, common: Prepared, gateway: Gateway) -> list[Tokens]:
+    """Every input of `ask` with an estimated length, where nothing could count it; else none: see `tokenize`."""
+    if not common.is_estimated or ask.reading != _AS_USUAL or ask.echo:
+        return []
+    return estimated(ask, common.how.root, gateway.text_lengths.of(common.name))
+
+
 def how_read(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False) -> How:
     """How the prompts of `ask` become tokens, of any number if the client asked for them."""
     return replaced(
@@ -264,15 +271,13 @@ class LookedUp(NamedTuple):
 def looked_up(
     tokens: Tokens,
     body: Mapping[str, Any] | None,
-    model: ServedModel,
-    domain: str,
+    common: Prepared,
     gateway: Gateway,
     *,
     chunks: tuple[ChunkKeys, ...] = (),
 ) -> LookedUp:
-    """What backends of `model` hold in the cache `domain` now of this prompt, which came in `body`, and of the `chunks`
-    of its documents."""
-    common = gateway.prepared.of(model, domain, gateway.config)
+    """What backends of a model hold now in a cache domain, which the call has in `common` with others, of this prompt,
+    which came in `body`, and of the `chunks` of its documents."""
     keys = PromptKeys(
         tokens.keys,
         common.name,
@@ -283,8 +288,11 @@ def looked_up(
         key_tokens=tokens.key_tokens,
         chunks=chunks,
     )
+    if not tokens.keys:
+        # shorter than what caches hold
+        return LookedUp(tokens, keys, {}, tokens.count)
     held = believed(tokens, keys, gateway)
-    return LookedUp(tokens, keys, held, tokens.count - gateway.cluster.most_held(model.name, held))
+    return LookedUp(tokens, keys, held, tokens.count - gateway.cluster.most_held(common.model.name, held))
 
 
 def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:

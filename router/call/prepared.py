@@ -7,6 +7,7 @@ from typing import NamedTuple
 from policies.sla.config import Config
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.prompt_keys import NO_DOMAIN
+from router.text.sources import Sources
 from router.text.tokenize import How
 from shards.kv.keys import root_key
 
@@ -24,12 +25,15 @@ class Prepared(NamedTuple):
     name: str
     shared_root: int
     how: How
+    is_estimated: bool
+    """Neither the router nor its engines make tokens of text: lengths are estimated."""
 
 
 class PreparedModels:
     """Keeps what calls have in common, by model and cache domain."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._kept: dict[tuple[str, str], Prepared] = {}
 
     def __repr__(self) -> str:
@@ -51,7 +55,9 @@ class PreparedModels:
         )
         if len(self._kept) >= MOST_PREPARED:
             self._kept.clear()
-        found = self._kept[model.name, domain] = Prepared(model, config, name, root_key(name, NO_DOMAIN), how)
+        is_estimated = not (model.readers or model.speaks_tokens or self._sources.may_have(model))
+        shared_root = root_key(name, NO_DOMAIN)
+        found = self._kept[model.name, domain] = Prepared(model, config, name, shared_root, how, is_estimated)
         return found
 
 

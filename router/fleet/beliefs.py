@@ -118,7 +118,8 @@ class Beliefs:
         if prompt.is_exact:
             # a prefix in use is evicted last from the index, however old its events are
             self.index.touch(prompt.keys)
-        self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
+        if prompt.keys:
+            self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
         if backend in self._server_of:
             keys = prompt.keys
             if prompt.token_ids and self._hides_salts(backend):

@@ -35,23 +35,24 @@ class Strangers:
 
     def __init__(self, clock: Callable[[], float], on_limit: Callable[[str], None] = lambda _: None) -> None:
         self._clock, self._on_limit = clock, on_limit
-        self._levels: dict[str, tuple[float, float]] = {}
+        self.levels: dict[str, tuple[float, float]] = {}
+        """The level of each address that was counted, and since when it has it: changed here alone."""
         self._logged = Seldom(_LOG_EVERY_S, clock)
 
     def __repr__(self) -> str:
-        return f"<Strangers at {len(self._levels)} addresses>"
+        return f"<Strangers at {len(self.levels)} addresses>"
 
     def count(self, address: str, per_second: int) -> None:
         """A request of `address` came without a known key."""
         level = self._level(address, per_second)
-        self._levels.pop(address, None)
-        self._levels[address] = (level - 1, self._clock())
-        if len(self._levels) > MOST_ADDRESSES:
-            del self._levels[next(iter(self._levels))]
+        self.levels.pop(address, None)
+        self.levels[address] = (level - 1, self._clock())
+        if len(self.levels) > MOST_ADDRESSES:
+            del self.levels[next(iter(self.levels))]
 
     def is_over(self, address: str, per_second: int) -> bool:
         """Whether `address` has sent too many."""
-        return address in self._levels and self._level(address, per_second) < 1
+        return address in self.levels and self._level(address, per_second) < 1
 
     def refusal(self, address: str) -> Overloaded:
         """The error for a request of `address`, which has sent too many; logged seldom."""
@@ -65,7 +66,7 @@ class Strangers:
 
     def _level(self, address: str, per_second: int) -> float:
         most = float(per_second * BURST_S)
-        if (found := self._levels.get(address)) is None:
+        if (found := self.levels.get(address)) is None:
             return most
         level, at = found
         return min(most, level + (self._clock() - at) * per_second)

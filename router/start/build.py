@@ -123,6 +123,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         on_event=base.telemetry.event,
     )
     tokenizers = Tokenizers()
+    sources = Sources(tokenizers, config.pools)
     waking = Waking(in_force, cluster, base.unix_time, on_waiting=base.telemetry.waking, on_event=base.telemetry.event)
     dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting, waking=waking)
     prefixes = _prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway))
@@ -132,7 +133,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         beliefs=beliefs,
         bodies=Bodies(config.server.memory_bytes),
         tokenizers=tokenizers,
-        sources=Sources(tokenizers, config.pools),
+        sources=sources,
         engine_text=EngineText(tokenizers.cache, base.clock),
         admission=Admission(
             parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls), on_near=alerts.near
@@ -143,7 +144,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
         waking=waking,
-        prepared=PreparedModels(),
+        prepared=PreparedModels(sources),
         identities=Identities(),
         lengths=AnswerLengths(),
         text_lengths=TextLengths(),
@@ -338,12 +339,13 @@ def _introduce(operations: Operations, store_tls: Certificates | None) -> None:
     gateway.beliefs.parity.listener = telemetry
     gateway.cluster.listen(telemetry.backends)
     gateway.cluster.listen(_Membership(gateway, telemetry))
+    gateway.cluster.on_changed = gateway.dispatcher.changed
     gateway.replicas = replicas(gateway.config.store, gateway, telemetry, store_tls)
 
 
 @dataclass(frozen=True, slots=True)
 class _Membership(ClusterListener):
-    """Tells the parts of `gateway` when backends join or leave its cluster, or may have room."""
+    """Tells the parts of `gateway` when backends join or leave its cluster."""
 
     gateway: Gateway
     telemetry: Telemetry
@@ -355,9 +357,6 @@ class _Membership(ClusterListener):
     def health(self, backend: str, healthy: bool) -> None:
         if healthy:
             self.gateway.feeds.ask(backend)
-
-    def changed(self, backend: str) -> None:
-        self.gateway.dispatcher.changed(backend)
 
     def computed(self, backend: str, keys: Sequence[int]) -> None:
         self.gateway.beliefs.computed(backend, keys)

@@ -119,9 +119,13 @@ class Sources:
         """Model -> where its tokenizer comes from, in words; models without a tokenizer are left out."""
         return dict(self._states)
 
+    def may_have(self, model: Served) -> bool:
+        """Whether there is any source for `model`, readable or not."""
+        return bool(model.assets or model.root) or not model.pools.isdisjoint(self._with_source)
+
     async def text_of(self, model: Served) -> ModelText | None:
         """The tokenizer and template of `model`, from the first source that has them; None if none has."""
-        if not model.assets and not model.root and model.pools.isdisjoint(self._with_source):
+        if not self.may_have(model):
             return None
         for source, assets in await self._candidates(model):
             try:

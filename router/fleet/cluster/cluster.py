@@ -23,7 +23,6 @@ from policies.learning.turnover import Turnover
 from policies.nouns import ClusterView, Fetch, Request
 from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist
-from policies.timeouts import USUAL_PATIENCE_S
 from router.fleet.cluster.computing import Computing
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
@@ -90,6 +89,9 @@ class Cluster:
         """Has any backend had another pool that computes prompts for it?"""
         self._elsewhere: dict[str, Elsewhere] = {}
         self._listeners = Listeners()
+        self.on_changed: Callable[[str], None] = lambda _: None
+        """Called with the name of a backend that may have room: a request there has ended, its load was reported (our
+        shards do in each step), its health changed or what its operators want of it."""
         self._probes = Probes(self._probe_until_well, self._listeners.reached)
         self._is_open = False
         self._timekeeper: asyncio.Task[None] | None = None
@@ -300,11 +302,11 @@ class Cluster:
         self._changed_at(server)
 
     def changed(self, name: str) -> None:
-        """`name` may have got room: say so to all that listen."""
+        """`name` may have got room: `on_changed` is called."""
         if name in self._members:
             self._unnoted[name] = None
             self._undescribed.add(name)
-        self._listeners.changed(name)
+        self.on_changed(name)
 
     def view(
         self,
@@ -385,6 +387,8 @@ class Cluster:
 
     def most_held(self, model: str, held: Mapping[str, int]) -> int:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
+        if not held:
+            return 0
         most_first = sorted(held, key=held.__getitem__, reverse=True)
         return next((held[name] for name in most_first if self.may_serve(name, model)), 0)
 
@@ -452,18 +456,15 @@ class Cluster:
         uncached_tokens: int,
         *,
         is_first_try: bool = True,
-        patience_s: float = USUAL_PATIENCE_S,
         fetch: Fetch | None = None,
     ) -> Flight:
         """Count `request` as being at `name` from now on, with a prefill of `uncached_tokens`; `end` must follow.
 
-        Nothing is learnt about speed from one that was tried elsewhere before. `patience_s` is the shortest timeout of
-        its class for a first token. `fetch` brings KV from another backend, in addition to what is there.
+        Nothing is learnt about speed from one that was tried elsewhere before. `fetch` brings KV from another backend,
+        in addition to what is there.
         """
         member = self._members[name]
-        flight = member.begin(
-            request, uncached_tokens, now=self._clock(), is_first_try=is_first_try, patience_s=patience_s, fetch=fetch
-        )
+        flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try, fetch=fetch)
         if fetch is not None and fetch.backend in self._members:
             self._members[fetch.backend].lends_until = flight.sent_at + fetch.seconds
         self.on_the_way[flight] = member
@@ -489,8 +490,7 @@ class Cluster:
             # behind what it learns
             self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
-        for listener in self._listeners.of_changes:
-            listener.changed(name)
+        self.on_changed(name)
 
     def _tell_learnt(self, member: Member) -> None:
         if self._members.get(member.backend.name) is member and member.tell_learnt(self._listeners):
@@ -675,7 +675,7 @@ class Cluster:
         """Requests that wait for the prompt of `flight` look again: it is computed, or nothing becomes of it."""
         if is_computed:
             self._listeners.computed(flight.backend, flight.request.block_keys)
-        self._listeners.changed(flight.backend)
+        self.on_changed(flight.backend)
 
     def _tell(self, member: Member) -> None:
         """The server of `member` may get requests now, or no longer, or more of them."""

@@ -15,7 +15,6 @@ from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import ACCEPTED, Delta, Fetch, Request, Usage
 from policies.rules import BACKGROUND_RANK
-from policies.timeouts import USUAL_PATIENCE_S
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +30,6 @@ class Flight:
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
     one; `predicted_ttft_s` includes `adapter_s` for that. `give_up`, where it is set, ends it there by raising what it
     gets, so that another backend may be tried; `can_move`: that one could take it, or continue its answer.
-    `patience_s` is the shortest timeout of its class for a first token.
 
     `alive_at` is when the backend last showed that it goes on with this request: when it was sent, a piece of its
     prefill's progress or of its answer came, or the client had taken that piece. `accepted_at`: the first sign that the
@@ -70,7 +68,6 @@ class Flight:
     give_up: Callable[[BaseException], None] | None = field(default=None, repr=False)
     can_move: Callable[[], bool] = field(default=lambda: True, repr=False)
     on_computed: Callable[[Flight], None] | None = field(default=None, repr=False)
-    patience_s: float = USUAL_PATIENCE_S
     accepted_at: float | None = None
     alive_at: float = field(init=False)
     fetches: bool = False

@@ -23,10 +23,6 @@ class ClusterListener:
     def health(self, backend: str, healthy: bool) -> None:
         """It may get requests now, or no longer."""
 
-    def changed(self, backend: str) -> None:
-        """It may have got room: a request there has ended, its load was reported (our shards do in each step), its
-        health changed or what its operators want of it."""
-
     def computed(self, backend: str, keys: Sequence[int]) -> None:
         """It has computed the long prompt with blocks `keys`, for which other requests may wait."""
 
@@ -57,14 +53,10 @@ class Listeners(ClusterListener):
 
     def __init__(self) -> None:
         self._all: list[ClusterListener] = []
-        self.of_changes: list[ClusterListener] = []
-        """Those that heed `changed`, which each request causes."""
 
     def add(self, listener: ClusterListener) -> None:
         """Let `listener` hear what happens from now on."""
         self._all.append(listener)
-        if getattr(listener.changed, "__func__", None) is not ClusterListener.changed:
-            self.of_changes.append(listener)
 
     def reached(self, backend: Backend) -> None:
         """See ClusterListener."""
@@ -80,11 +72,6 @@ class Listeners(ClusterListener):
         """See ClusterListener."""
         for listener in self._all:
             listener.health(backend, healthy)
-
-    def changed(self, backend: str) -> None:
-        """See ClusterListener."""
-        for listener in self.of_changes:
-            listener.changed(backend)
 
     def computed(self, backend: str, keys: Sequence[int]) -> None:
         """See ClusterListener."""

@@ -23,13 +23,13 @@ from policies.learning.turnover import FadingSum, Turnover
 from policies.nouns import BackendView, Fetch, Link, Request
 from policies.rules import BACKGROUND_RANK
 from policies.timeouts import (
-    USUAL_PATIENCE_S,
     Overdue,
     SlowTimes,
     between_tokens_s,
     first_byte_s,
     first_token_s,
     overdue,
+    patience_s,
 )
 from router.fleet.cluster.flights import NOTHING_SEEN, Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
@@ -203,19 +203,23 @@ class Member:
     def known(self) -> Standing:
         """What is known whatever the request is: made again when anything that it is made from has changed."""
         load, health = self.backend.load(), self.server.health
-        inputs = (
-            load,
-            self.backend.describe(),
-            self.flights.revision,
-            self.elsewhere.traffic,
-            self.limit.limit if load.max_requests is None else 0,
-            (health.is_well or health.is_on_trial) and not self.server.is_suspect,
-            self.server.is_kept_out or self.is_leaving,
+        standing, inputs = (
+            self.standing,
+            (
+                self.backend.describe(),
+                self.flights.revision,
+                self.elsewhere.traffic,
+                self.limit.limit if load.max_requests is None else 0,
+                (health.is_well or health.is_on_trial) and not self.server.is_suspect,
+                self.server.is_kept_out or self.is_leaving,
+            ),
         )
-        if self.standing is None or self.standing.inputs != inputs:
-            self.model.note_speed(load.prefill_s_per_token)
-            self.standing = standing_of(self.backend, self.flights, Inputs(*inputs), self.role)
-        return self.standing
+        # a new report is seldom equal to the one before, of which it has the time
+        if standing is None or standing.load is not load or standing.inputs != inputs:
+            if load.prefill_s_per_token is not None:
+                self.model.note_speed(load.prefill_s_per_token)
+            standing = self.standing = standing_of(self.backend, self.flights, load, Inputs(*inputs), self.role)
+        return standing
 
     def begin(
         self,
@@ -224,7 +228,6 @@ class Member:
         *,
         now: float,
         is_first_try: bool,
-        patience_s: float = USUAL_PATIENCE_S,
         fetch: Fetch | None = None,
     ) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one, behind those
@@ -241,7 +244,8 @@ class Member:
         there = len(self.flights.open) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
             there = max(0, load.running + (load.waiting or 0) - standing.gone) + standing.unseen
-        latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
+        times, cached = self.model, max(0, request.prompt_tokens - uncached_tokens)
+        latency = times.estimate[0] if times.as_of == times.peers.learnt else times.snapshot()
         readiness = self._readiness(request.model, description, load) if request.model in description.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         queue_s = adapter_s if ahead is NOTHING_AHEAD else latency.queue_s(ahead) + adapter_s
@@ -254,14 +258,13 @@ class Member:
             ahead=ahead,
             crowd=there + 1,
             own_crowd=len(self.flights.open) + 1,
-            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=max(queue_s, fetch_s)),
+            predicted_ttft_s=max(queue_s, fetch_s) + latency.prefill_s(uncached_tokens, cached),
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
             is_silent=description.may_answer_whole and not request.stream,
             readiness=readiness,
             adapter_s=adapter_s,
-            patience_s=patience_s,
             lent=fetch,
         )
         self.flights.begin(flight)
@@ -324,7 +327,7 @@ class Member:
         bounds, slow = self.health.rules.timeouts, self._slow_times(flight)
         if flight.drawn_tokens:
             return overdue("token", now - since, between_tokens_s(bounds, slow), bounds.between_tokens)
-        is_first_try, patience = flight.is_first_try, flight.patience_s
+        is_first_try, patience = flight.is_first_try, patience_s(flight.request.promised)
         if flight.accepted_at is None:
             timeout_s = first_byte_s(bounds, slow, patience, is_first_try=is_first_try)
             return overdue("byte", now - since, timeout_s, bounds.first_byte)

@@ -15,12 +15,11 @@ _NOTHING = Description(models=frozenset())
 
 
 class Inputs(NamedTuple):
-    """All that a Standing is made from, beside the backend's name, pool and kind. Equal inputs make equal Standings.
+    """All that a Standing is made from, beside the backend's report, name, pool and kind.
 
     `flights` is the revision of this router's flights there; `limit` is the adaptive limit.
     """
 
-    load: Load
     description: Description | None
     flights: int
     elsewhere: Traffic
@@ -69,9 +68,10 @@ class Standing:
         return None if reported is None else reported + self.unseen_tokens
 
 
-def standing_of(backend: Backend, flights: Flights, inputs: Inputs, role: Role = BOTH) -> Standing:
-    """The Standing of `backend` in its `role` with `flights` of this router; `inputs` has their revision."""
-    load, description, _, others, limit, may_serve, is_kept_out = inputs
+def standing_of(backend: Backend, flights: Flights, load: Load, inputs: Inputs, role: Role = BOTH) -> Standing:
+    """The Standing of `backend` in its `role` with the report `load` and `flights` of this router; `inputs` has their
+    revision."""
+    description, _, others, limit, may_serve, is_kept_out = inputs
     known = description or _NOTHING
     if load.reported_at is None:
         unseen, unseen_tokens, gone = len(flights.open), flights.waiting_tokens, 0

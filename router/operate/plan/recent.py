@@ -32,7 +32,8 @@ class RecentRequests:
 
     def __init__(self, clock: Callable[[], float], unix_time: Callable[[], float]) -> None:
         self._clock, self._unix_time = clock, unix_time
-        self._read_until = -math.inf
+        self.read_until = -math.inf
+        """Requests should be put before this time of the clock."""
         self._kept: deque[LoggedRequest] = deque(maxlen=MOST_KEPT)
         self._keeping = threading.Lock()
         self._computing = threading.Lock()
@@ -41,11 +42,6 @@ class RecentRequests:
 
     def __repr__(self) -> str:
         return f"<RecentRequests {len(self._kept)}>"
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a request should be put."""
-        return self._clock() < self._read_until
 
     def put(self, ended: Ended) -> None:
         """Keep a request that has ended."""
@@ -61,12 +57,12 @@ class RecentRequests:
         """
         with self._computing:
             now = self._clock()
-            if now >= self._read_until:
+            if now >= self.read_until:
                 # requests are missing since
                 self._needed, self._same_until = {}, -math.inf
                 with self._keeping:
                     self._kept.clear()
-            self._read_until = now + READ_WITHIN_S
+            self.read_until = now + READ_WITHIN_S
             if now >= self._same_until:
                 self._needed = self._computed()
                 self._same_until = now + SAME_FOR_S

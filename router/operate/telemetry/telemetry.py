@@ -169,7 +169,7 @@ class Telemetry:
         """The trace of the next prompt of a classified call; None if no trace, decision log or metric wants it."""
         trace = None if account.trace is None else account.trace.prompt()
         keep: list[Callable[[Ended], object]] = [] if self.decisions is None else [self.decisions.put]
-        if self._recent.is_read:
+        if self._clock() < self._recent.read_until:
             keep.append(self._keep_recent)
         if not keep:
             return trace
@@ -190,20 +190,29 @@ class Telemetry:
         self.later(self._recent.put, ended)
 
     def decided(
-        self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
+        self,
+        request: Request,
+        decision: Decision,
+        chosen: BackendView | None,
+        *,
+        config_version: str = "",
+        waited_s: float | None = None,
     ) -> None:
         """Record one Decision: chosen, dropped, the scores, and the age of the chosen backend's report.
 
-        `config_version` names the SLA file that decided.
+        `config_version` names the SLA file that decided. The request was placed after `waited_s` in the router, None:
+        it was placed before, or is not.
         """
-        self.later(self._count_decision, request, decision, self._clock())
+        self.later(self._count_decision, request, decision, self._clock(), waited_s)
         if _decisions.isEnabledFor(logging.INFO):
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
             _decisions.info(LogFields({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
-    def _count_decision(self, request: Request, decision: Decision, at: float) -> None:
+    def _count_decision(self, request: Request, decision: Decision, at: float, waited_s: float | None) -> None:
+        if waited_s is not None:
+            self._queue_s[request.tenant, request.service_class].observe(waited_s)
         self._decided[decision.policy, decision.chosen or "none"].inc()
         if decision.fetch is not None:
             self._transferred[decision.chosen or "none", "cache"].inc(decision.fetch.tokens)
@@ -229,13 +238,6 @@ class Telemetry:
     def waking(self, pool: str, count: int) -> None:
         """`count` requests wait for `pool` to start."""
         self._waking[pool].set(count)
-
-    def queued(self, request: Request, seconds: float) -> None:
-        """`request` was placed after `seconds` in the router."""
-        self.later(self._count_wait, request.tenant, request.service_class, seconds)
-
-    def _count_wait(self, tenant: str, service_class: str, seconds: float) -> None:
-        self._queue_s[tenant, service_class].observe(seconds)
 
     def refused(self, address: str, error: ExpectedError) -> None:
         """See Observer."""
@@ -330,7 +332,9 @@ class Telemetry:
 
     def _ended(self, account: Account, failure: BaseException | None) -> None:
         now, labels, usage = self._clock(), (account.tenant, account.service_class), account.usage
-        outcome, code, trace = outcome_of(failure), code_of(failure), account.trace
+        outcome, code, trace = Outcome.FINISHED, "finished", account.trace
+        if failure is not None:
+            outcome, code = outcome_of(failure), code_of(failure)
         self.later(self._count, account, outcome, code, failure is not None, now)
         ids = None if trace is None else trace.ids
         if trace is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
 from policies.sla.server import OPEN
 from router.ask import Ask
-from router.call.bodies import Held
+from router.call.bodies import SMALL_BYTES, Held
 from router.call.caller import CallerGone, Placement
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
@@ -83,8 +84,9 @@ class HttpEndpoints:
     def __init__(self, gateway: Gateway, metrics: Metrics, strangers: Strangers) -> None:
         self._gateway, self._metrics, self._strangers = gateway, metrics, strangers
         self.routes = routes = Routes()
-        for path, dialect in DIALECTS.items():
-            routes.add("POST", path, self._endpoint(dialect))
+        for path in DIALECTS:
+            # `answer` looks for these first
+            routes.add("POST", path, self.answer)
         routes.add("POST", COUNT_PATH, self._count_tokens)
         routes.add("GET", MODELS_PATH, self._models)
         routes.add("GET", f"{MODELS_PATH}/{{name:path}}", self._model)
@@ -103,9 +105,10 @@ class HttpEndpoints:
 
         An address that sends too many requests without a known key is answered 429.
         """
-        gateway, path, address = self._gateway, request.path, None
+        gateway, path = self._gateway, request.path
         server = gateway.config.server
-        if (most := server.stranger_requests) is not None and path not in _HEALTH:
+        most = None if path in _HEALTH else server.stranger_requests
+        if most is not None and self._strangers.levels:
             address = self._address(request)
             if self._strangers.is_over(address, most) and not self._is_known(request):
                 return self._turned_away(request, address)
@@ -118,6 +121,13 @@ class HttpEndpoints:
                 allow_origin(request, origins)
                 if is_preflight(request):
                     return preflight(request, origins)
+            if request.method == "POST" and (dialect := DIALECTS.get(path)) is not None:
+                caller = HttpCaller(request, gateway, dialect)
+                try:
+                    await serve(caller, gateway, address=self._address(request))
+                    return await caller.finish()
+                except ExpectedError as error:
+                    return await caller.fail(error)
             by_method = self.routes.at(path)
             method = "GET" if request.method == "HEAD" else request.method
             handler = None if by_method is None else by_method.get(method)
@@ -130,8 +140,8 @@ class HttpEndpoints:
             mistake = unplanned(error, gateway.observer)
             return failure_response(_shape(request)(mistake), mistake, headers={})
         finally:
-            if address is not None and most is not None and not request.is_known:
-                self._strangers.count(address, most)
+            if most is not None and not request.is_known:
+                self._strangers.count(self._address(request), most)
 
     def refuse(self, error: HttpError) -> Response:
         """The reply to bytes that are not a valid request."""
@@ -166,20 +176,6 @@ class HttpEndpoints:
             hint = _ROUTES_HINT if meant is None else f"did you mean '{meant}'?"
             what = InvalidRequest(f"there is no {path} here", hint=hint)
         return failure_response(_shape(request)(what, status), what, headers=headers)
-
-    def _endpoint(self, dialect: Dialect) -> Handler:
-        """The handler of calls in `dialect`."""
-        gateway = self._gateway
-
-        async def answer(http: Request) -> Reply:
-            caller = HttpCaller(http, gateway, dialect)
-            try:
-                await serve(caller, gateway, address=self._address(http))
-                return await caller.finish()
-            except ExpectedError as error:
-                return await caller.fail(error)
-
-        return answer
 
     async def _count_tokens(self, request: Request) -> Response:
         tenant = await self._tenant(request)
@@ -262,9 +258,10 @@ class HttpCaller:
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         headers = http.headers.lowered
-        self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
+        self.id, self.key = gateway.new_id(), key_in(headers)
+        self.trace = w3c_headers(headers) if "traceparent" in headers or "tracestate" in headers else {}
         self._http, self._gateway, self._dialect = http, gateway, dialect
-        self._created_s = gateway.unix_time_s()
+        self._created_s = int(gateway.unix_time())
         self._head: Head | None = None
         self._ask: Ask | None = None
         self._events: EventStream | None = None
@@ -285,20 +282,27 @@ class HttpCaller:
     async def read(self, held: Held) -> Ask:
         """The body, parsed."""
         # a call is identified before it is read
-        self._http.is_known = True
-        raw = await read_body(self._http, self._gateway.config.server.max_body_bytes, held)
-        ask = self._ask = await held.parse(raw, self._parsed)
+        http, most_bytes = self._http, self._gateway.config.server.max_body_bytes
+        http.is_known = True
+        raw = None
+        if "content-encoding" not in http.headers.lowered:
+            # as nearly every body
+            raw = http.arrived(min(SMALL_BYTES, most_bytes))
+        if raw is None:
+            raw = await read_body(http, most_bytes, held)
+        ask = self._ask = await held.parse(raw.removeprefix(BOM_UTF8), self._parsed)
         self._head = Head(self._dialect.prefix + self.id, self._created_s, ask.model)
         if ask.stream:
             self._events = self._dialect.stream(self._head, ask)
             self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
         else:
-            self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
+            choices = len(ask.inputs) * ask.sampling.choices
+            self._answers = [Answer()] if choices == 1 else [Answer() for _ in range(choices)]
         return ask
 
     def _parsed(self, raw: bytes) -> Ask:
-        body = decode(raw)
-        if changes := aliased(body, self._http.path, self._gateway.config.aliases):
+        body, aliases = decode(raw), self._gateway.config.aliases
+        if aliases and (changes := aliased(body, self._http.path, aliases)):
             body, raw = changed(body, changes), changed_bytes(raw, changes)
         ask = self._dialect.parse(body, self._http.headers.lowered)
         # the raw bytes are sent on only if the parsed body is all of them

@@ -67,7 +67,7 @@ class Stage:
         bid = SimpleNamespace(echo="", prompt=SimpleNamespace(beginning=None), request=request, so_far=self.so_far)
         self.placed: Any = [SimpleNamespace(bid=bid, flight=self.flight) for _ in range(2)]
         self.flight.give_up = None  # type: ignore[attr-defined]
-        self.race = Race(self.placed[0], cast("Any", None), find_second=lambda _: None, late_s=None)
+        self.race = Race(self.placed[0], cast("Any", None), late_s=1.0)
         self.won = 0
 
     def delivery(self, number: int = 0) -> Delivery:

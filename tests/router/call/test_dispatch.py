@@ -19,7 +19,7 @@ from router.call.bid import Bid, Look, Placed
 from router.call.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PATIENCE, PAUSE_S, Dispatcher
 from router.fleet.cluster.cluster import Cluster
 from tests.policies.builders import a_request
-from tests.router.parts import MODEL, Heard, a_config, a_tenant
+from tests.router.parts import MODEL, a_config, a_tenant
 from tests.virtual_time import run_virtually
 
 CLASSES = {"chat": ServiceClass("chat", 0), "batch": ServiceClass("batch", 1, preemptible=True)}
@@ -44,7 +44,7 @@ class Stage:
             self.clock,
             on_waiting=lambda name, count: self.waiting.update({name: count}),
         )
-        self.cluster.listen(Heard(changed=self.dispatcher.changed))
+        self.cluster.on_changed = self.dispatcher.changed
         self._made = 0
 
     async def well(self) -> Stage:

@@ -214,7 +214,7 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
     cluster = Cluster([Reporting("b0", "own")])
     await cluster.probe("b0")
     await cluster.probe("b0")
-    cluster.listen(Heard(changed=heard.append))
+    cluster.on_changed = heard.append
     await cluster.probe("b0")
     assert heard == []
     backend = cluster.backend("b0")
@@ -227,7 +227,7 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
 async def test_every_event_that_may_make_room_names_its_backend() -> None:
     heard: list[str] = []
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
-    cluster.listen(Heard(changed=heard.append))
+    cluster.on_changed = heard.append
     assert await cluster.probe("b1")
     assert heard == ["b1"], "its health changed"
     flight = cluster.begin("b0", a_request(), 10)
@@ -328,7 +328,7 @@ async def test_after_an_illness_one_request_is_on_trial_and_then_the_share_grows
     assert await cluster.probe("b0")
     assert may_take() == 1
     heard: list[str] = []
-    cluster.listen(Heard(changed=heard.append))
+    cluster.on_changed = heard.append
     with send(cluster) as trial:
         assert may_take() == 0
         trial.heard(Delta(text="x"), clock.now)

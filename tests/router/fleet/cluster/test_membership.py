@@ -126,8 +126,9 @@ def test_a_removed_backend_is_closed_after_its_time_and_its_requests_fail() -> N
     async def run() -> None:
         counts: list[object] = []
         changed: list[str] = []
-        heard = Heard(used=lambda *what: counts.append(what), changed=changed.append)
+        heard = Heard(used=lambda *what: counts.append(what))
         async with a_cluster(a_mortal("b0"), heard=heard) as cluster:
+            cluster.on_changed = changed.append
             await reached(cluster, "b0")
             flight = cluster.begin("b0", a_request(), 1)
             before = asyncio.get_running_loop().time()

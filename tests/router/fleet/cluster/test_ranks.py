@@ -151,7 +151,7 @@ async def test_ranks_are_drained_and_weighed_together_whichever_is_named(named: 
 async def test_a_new_load_of_one_rank_is_reported_for_that_rank() -> None:
     stage, changed = Stage(a_server()), list[str]()
     await stage.cluster.probe("b0")
-    stage.cluster.listen(Heard(changed=changed.append))
+    stage.cluster.on_changed = changed.append
     await stage.cluster.probe("b0")
     assert changed == []
     stage.server.reports = {2: Load(running=1)}

@@ -12,7 +12,7 @@ from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.errors import BackendErred, BackendFailed
 from policies.health import HealthRules
-from policies.nouns import ACCEPTED, Delta
+from policies.nouns import ACCEPTED, Delta, ServiceClass
 from policies.timeouts import Bounds, Timeouts
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
@@ -50,11 +50,10 @@ class Fleet:
             assert await self.cluster.probe(backend.name)
         return self
 
-    def send(self, *, patience_s: float = 0.0, is_first_try: bool = True, **fields: Any) -> Flight:
-        request = a_request(**{"model": MODEL, "prompt_tokens": 100, **fields})
-        flight = self.cluster.begin(
-            "b0", request, request.prompt_tokens, patience_s=patience_s, is_first_try=is_first_try
-        )
+    def send(self, *, ttft_s: float = 0.0, is_first_try: bool = True, **fields: Any) -> Flight:
+        promised = ServiceClass("chat", 0, ttft_s=ttft_s)
+        request = a_request(**{"model": MODEL, "prompt_tokens": 100, "promised": promised, **fields})
+        flight = self.cluster.begin("b0", request, request.prompt_tokens, is_first_try=is_first_try)
         flight.give_up = lambda failure: self.given_up.setdefault(flight, failure)
         return flight
 
@@ -175,7 +174,7 @@ async def test_a_giant_prompt_on_a_slow_backend_has_as_long_as_it_is_predicted_t
 
 @pytest.mark.parametrize(
     ("sent", "timeout_s"),
-    [({}, 4.0), ({"patience_s": 12.0}, 12.0), ({"is_first_try": False}, 8.0), ({"patience_s": 500.0}, 60.0)],
+    [({}, 4.0), ({"ttft_s": 3.0}, 12.0), ({"is_first_try": False}, 8.0), ({"ttft_s": 125.0}, 60.0)],
 )
 async def test_a_class_that_waits_longer_and_a_second_try_have_longer_timeouts(
     sent: dict[str, Any], timeout_s: float
