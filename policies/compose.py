@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from policies.legs import is_divisible, may_get_prefill
 from policies.nouns import BackendView, ClusterView, Decision, Request
-from policies.predict import place_s, predicted_ttft_s, whole_s, will_fit
+from policies.predict import place_s, predicted_ttft_s, whole_s, will_fit_context
 from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
@@ -142,7 +142,7 @@ class Policy:
             sure, enough = list[BackendView](), math.inf
             for backend in kept:
                 context_tokens = math.inf if backend.context_tokens is None else backend.context_tokens
-                if context_tokens >= enough or will_fit(request, backend):
+                if context_tokens >= enough or will_fit_context(request, backend.context_tokens):
                     # as many or more tokens fit as well
                     enough = min(enough, context_tokens)
                     sure.append(backend)

@@ -164,7 +164,9 @@ class FairQueue:
         Raises ValueError as `push` does.
         """
         self._require_new(ticket)
-        queue = self._queue(ticket.service_class)
+        queue = self._queues.get(ticket.service_class)
+        if queue is None:
+            queue = self._queue(ticket.service_class)
         self._changes += 1
         self._charged[ticket.id] = ticket.cost_s
         waiting = self._backlogged() if self._waiting else ()

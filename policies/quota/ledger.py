@@ -267,7 +267,10 @@ def _refill(buckets: Iterable[_Bucket], now_ms: int) -> list[int]:
         meter = bucket.meter
         stamp = now_ms if meter.period is None else meter.stamp(now_ms)
         if stamp > bucket.at:
-            if bucket.used:
+            if bucket.used and meter.period is None:
+                # as `Meter.level`, of a meter that nearly every request has
+                bucket.used = max(0, bucket.used - meter.limit * (now_ms - bucket.at))
+            elif bucket.used:
                 bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms)
             bucket.at = stamp
         levels.append(bucket.used)

@@ -215,10 +215,10 @@ class Bid:
         """Predict `cost_s` and `due_at` from the first decision; later ones do not change what was promised."""
         if self.cost_s is None:
             self.cost_s = cost_s(self.request, view, decision, new_tokens=self.new_tokens)
-            decode_s = 0.0
+            promised_s = self.service_class.ttft_s
             if self.service_class.deadline_s is not None:
                 decode_s = fastest_decode_s(self.request, view, decision, new_tokens=self.new_tokens)
-            promised_s = promised_ttft_s(self.service_class, decode_s)
+                promised_s = promised_ttft_s(self.service_class, decode_s)
             self.due_at = None if promised_s is None else self.arrived_at + promised_s
 
     def ticket(self) -> Ticket:

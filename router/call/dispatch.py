@@ -298,7 +298,7 @@ class Dispatcher:
     def correct(self, bid: Bid, actual_s: float) -> None:
         """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
         if bid.is_charged:
-            self._queue(bid).fair.correct(bid.ticket(), actual_s, self._clock())
+            self._queues[bid.request.model].fair.correct(bid.ticket(), actual_s, self._clock())
             bid.is_charged = False
 
     def changed(self, backend: str | None = None) -> None:

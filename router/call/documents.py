@@ -18,8 +18,7 @@ from policies.quota.prices import Prices
 from router.ask import Ask, AskDocument, Chat, DocumentSpans
 from router.call.bodies import Held
 from router.call.gateway import Gateway
-from router.call.prepare import how_read, readers_for, text_of_model
-from router.call.prepared import keyed_name
+from router.call.prepare import how_read, keyed_name, readers_for, text_of_model
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.prompt_keys import ChunkKeys
 from router.shared.documents.document_set import Uses

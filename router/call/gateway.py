@@ -25,7 +25,7 @@ from router.call.mirrors import Mirrors
 from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
-from router.call.prepared import PreparedModels
+from router.call.prepare import PreparedModels
 from router.call.splits import Splits
 from router.call.waking import Waking
 from router.fleet.beliefs import Beliefs

@@ -44,12 +44,11 @@ from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
-from router.call.admission import Permit
+from router.call.admission import Permit, claim_at, claim_of
 from router.call.bid import Bid, Look, Placed
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
-from router.call.claims import claim_at, claim_of
 from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents

@@ -1,11 +1,13 @@
-"""What is looked up before a call runs: its model, its tokens, the backends that hold them, and its cost at most."""
+"""What is looked up before a call runs: its model, what the calls to that have in common, its tokens and the backends
+that hold them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as replaced
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,17 +20,20 @@ from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.call.disclosure import public_trouble, shown_name
-from router.call.gateway import Gateway
-from router.call.prepared import Prepared, keyed_name, most_tokens
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
-from router.fleet.prompt_keys import ChunkKeys, PromptKeys
+from router.fleet.prompt_keys import NO_DOMAIN, ChunkKeys, PromptKeys
 from router.text.cuts import UncuttableError
 from router.text.estimates import estimated
+from router.text.sources import Sources
 from router.text.text_tokenizer import TooManyTokensError
 from router.text.tokenize import How, ModelText, Tokens
 from shards.kv.keys import root_key
+
+if TYPE_CHECKING:
+    # it keeps what is prepared here
+    from router.call.gateway import Gateway
 
 UNKNOWN_ROOM_TOKENS = 4096
 """The answer that is planned for where neither client nor backend says how long it may be."""
@@ -370,3 +375,75 @@ def _beyond_context(prompt: str, ask: Ask, model: ServedModel, left: int = 0) ->
 
 def _is_configured(name: str, config: Config) -> bool:
     return any(name == pool.model or name in pool.models for pool in config.pools.values())
+
+
+MOST_PREPARED = 4096
+"""Models of cache domains that are kept; beyond that all are made again."""
+
+
+class Prepared(NamedTuple):
+    """What the calls to `model` in one cache domain have in common, by the SLA file `config`: the `name` by which its
+    backends know it, the root of block keys that all domains share, and how an ordinary prompt becomes tokens.
+    """
+
+    model: ServedModel
+    config: Config
+    name: str
+    shared_root: int
+    how: How
+    is_estimated: bool
+    """Neither the router nor its engines make tokens of text: lengths are estimated."""
+
+
+class PreparedModels:
+    """Keeps what calls have in common, by model and cache domain."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._kept: dict[tuple[str, str], Prepared] = {}
+
+    def __repr__(self) -> str:
+        return f"<PreparedModels {len(self._kept)}>"
+
+    def of(self, model: ServedModel, domain: str, config: Config) -> Prepared:
+        """What calls to `model` in `domain` have in common by `config`, the file in force; made again when the model's
+        backends or the file change."""
+        known = self._kept.get((model.name, domain))
+        if known is not None and known.model is model and known.config is config:
+            return known
+        name = keyed_name(model, config)
+        how = How(
+            root_key(name, domain),
+            vocabulary=model.vocabulary,
+            is_sent=model.speaks_tokens,
+            shows_barred_tools=_shows_barred_tools(model, config),
+            most_tokens=most_tokens(model),
+        )
+        if len(self._kept) >= MOST_PREPARED:
+            self._kept.clear()
+        is_estimated = not (model.readers or model.speaks_tokens or self._sources.may_have(model))
+        shared_root = root_key(name, NO_DOMAIN)
+        found = self._kept[model.name, domain] = Prepared(model, config, name, shared_root, how, is_estimated)
+        return found
+
+
+def keyed_name(model: ServedModel, config: Config) -> str:
+    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
+    for name in sorted(model.pools):
+        pool = config.pools.get(name)
+        if pool is not None and model.name in pool.models:
+            return pool.models[model.name]
+    return model.name
+
+
+def most_tokens(model: ServedModel) -> int | None:
+    """How many tokens a prompt may have, so that an answer of one token fits; None for any number."""
+    return None if model.context_tokens is None else model.context_tokens - 1
+
+
+def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
+    """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
+    if model.speaks_tokens:
+        return False
+    kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
+    return bool(kinds & {"vllm", "openai_compatible"})

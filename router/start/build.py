@@ -38,7 +38,7 @@ from router.call.identify import Identities, known_tenant
 from router.call.mirrors import Mirrors
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
-from router.call.prepared import PreparedModels
+from router.call.prepare import PreparedModels
 from router.call.splits import Splits
 from router.call.tracing import Tracing
 from router.call.waking import Waking

@@ -124,7 +124,8 @@ class HttpEndpoints:
             if request.method == "POST" and (dialect := DIALECTS.get(path)) is not None:
                 caller = HttpCaller(request, gateway, dialect)
                 try:
-                    await serve(caller, gateway, address=self._address(request))
+                    address = self._address(request) if server.trusted_proxies else request.address
+                    await serve(caller, gateway, address=address)
                     return await caller.finish()
                 except ExpectedError as error:
                     return await caller.fail(error)
