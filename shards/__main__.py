@@ -35,6 +35,7 @@ Device = Literal["auto", "cpu", "cuda"]
 RunAhead = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "off"]
 Blend = Literal["auto", "off"]
+WindowKv = Literal["auto", "all"]
 TlsVersion = Literal["1.2", "1.3"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -161,10 +162,11 @@ def host_kv_bytes(model: Model, options: EngineOptions) -> int:
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
     """The pool's options: `asked_share` for pins, or a default that suits the pool. Raises ValueError if empty."""
+    from shards.exec.layout import kv_layout
     from shards.kv.options import PoolOptions, usual_pin_share
     from shards.kv.table import blocks_for
 
-    blocks, context_blocks = options.blocks(model.network.block_bytes), blocks_for(model.network.context_tokens)
+    blocks, context_blocks = kv_layout(model.network, options).blocks, blocks_for(model.network.context_tokens)
     usual = usual_pin_share(blocks, context_blocks=context_blocks)
     return PoolOptions(pin_share=usual if asked_share is None else asked_share)
 
@@ -280,6 +282,10 @@ def shard(
     blend: Annotated[
         Blend, typer.Option(help="Reuse of documents at any position, for requests that permit it; off forbids it.")
     ] = "auto",
+    window_kv: Annotated[
+        WindowKv,
+        typer.Option(help="KV that layers with a window keep: what is visible, if no KV leaves the device; or all."),
+    ] = "auto",
     lora: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A LoRA adapter, as PEFT saves it, under this name; may be repeated."),
@@ -384,6 +390,7 @@ def shard(
         run_ahead=run_ahead,
         speculate=speculate,
         blend=blend,
+        window_kv=window_kv,
         adapters=adapters,
     )
     with exit_on_error():

@@ -6,12 +6,13 @@ import random
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile, zip_longest
 
 from shards.blender import Blender
 from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.hosting import KvExchange, open_hosting
+from shards.exec.layout import allocate, kv_layout
 from shards.exec.moves import BlendingNetwork
 from shards.exec.network import (
     AdaptableNetwork,
@@ -107,23 +108,27 @@ class Engine:
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network
-        blocks = self.options.blocks(network.block_bytes)
+        layout = kv_layout(network, self.options)
+        if layout.window is not None:
+            self.options = replace(self.options, chunk_tokens=layout.chunk_tokens)
         self._runs_ahead = self._check_device(network)
         self._adapters = self._open_adapters(network)
         self._speculates = self.options.speculates
-        with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
-            network.allocate(blocks)
+        size = self.options.blocks(network.block_bytes) * network.block_bytes
+        with memory_for(f"{gib(size)} of KV", hint="give the pool less"):
+            allocate(network, layout)
         self._clock, self._rng = clock, rng or random.Random()
         hosting = open_hosting(model, self.options, copier_of, worker_of=worker_of, clock=clock)
         self._copier = hosting.copier
         self._pool = BlockPool(
-            blocks,
+            layout.blocks,
             model=model.name,
             options=self.options.pool,
             copier=hosting.copier,
             directory=hosting.directory,
             peers=None if hosting.exchange is None else hosting.exchange.peers,
             lending=None if hosting.exchange is None else hosting.exchange.lending,
+            layout=layout,
         )
         self.wake: Callable[[], None] = lambda: None
         """Called, from any thread, when `has_work` became true without a call of the engine."""
@@ -386,7 +391,10 @@ class Engine:
 
     def check(self) -> None:
         """Assert the invariants of pool, sequences and requests."""
-        self._pool.check([sequence.table.ids for sequence in self._roster.running.values()])
+        tables = [sequence.table for sequence in self._roster.running.values()]
+        self._pool.check([table.ids for table in tables])
+        if self._pool.windows is not None:
+            self._pool.windows.check([table.paged for table in tables])
         self._scheduler.check()
         if self._adapters is not None:
             self._adapters.check()
@@ -462,7 +470,8 @@ class Engine:
         return None if objection is None else Refusal(objection)
 
     def _make_blender(self, network: Network) -> Blender | None:
-        if not self.options.blends(is_possible=isinstance(network, BlendingNetwork)):
+        is_possible = isinstance(network, BlendingNetwork) and self._pool.windows is None
+        if not self.options.blends(is_possible=is_possible):
             return None
         assert isinstance(network, BlendingNetwork), "only such a network blends"
         return Blender(self._pool, network)

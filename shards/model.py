@@ -17,6 +17,8 @@ from shards.exec.network import Network
 from shards.kv.cache import KvCache, bytes_per_block
 from shards.kv.host_memory import HostMemory
 from shards.kv.quantised import kv_dtype_of, make_cache
+from shards.kv.window_cache import WindowCache
+from shards.kv.window_layout import KvWindow
 from shards.network.group import ALONE, Group
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class PagedNetwork:
 
     def __init__(self, decoder: Decoder, *, kv_dtype: dtype, computed: dtype | None = None) -> None:
         self._decoder, self._kv_dtype, self._computed = decoder, kv_dtype, computed or kv_dtype
-        self._cache: KvCache | None = None
+        self._cache: KvCache | WindowCache | None = None
         self._mix: AdapterMix | None = None
 
     def __repr__(self) -> str:
@@ -63,9 +65,22 @@ class PagedNetwork:
         """Allocate memory for the KV of `blocks` blocks."""
         self._cache = make_cache(self._decoder.config, blocks, dtype=self._kv_dtype, computed=self._computed)
 
+    @property
+    def window(self) -> KvWindow | None:
+        """The layers with a window; None if there are none."""
+        config = self._decoder.config
+        if config.window is None:
+            return None
+        return KvWindow(config.window, bytes_per_block(config.of_layers(windowed=True), self._kv_dtype))
+
+    def allocate_divided(self, blocks: int, pages: int) -> None:
+        """Allocate memory for `blocks` blocks, and for `pages` pages of the layers with a window."""
+        config = self._decoder.config
+        self._cache = WindowCache(config, blocks, pages, dtype=self._kv_dtype, computed=self._computed)
+
     def host_memory(self, slots: int) -> HostMemory:
         """Host memory for `slots` blocks. Raises RuntimeError before `allocate`."""
-        return HostMemory(self._allocated, slots)
+        return HostMemory(self._undivided, slots)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary]. Raises RuntimeError before `allocate`."""
@@ -89,17 +104,23 @@ class PagedNetwork:
 
     def blend(self, move: KvMove) -> None:
         """Copy the KV of `move`, keys rotated. Raises RuntimeError before `allocate`."""
-        self._decoder.blend(move, self._allocated)
+        self._decoder.blend(move, self._undivided)
 
     def deviations(self, move: KvMove) -> list[float]:
         """How far the target's KV is from that of `move`, token by token. Raises RuntimeError before `allocate`."""
-        return self._decoder.deviations(move, self._allocated)
+        return self._decoder.deviations(move, self._undivided)
 
     @property
-    def _allocated(self) -> KvCache:
+    def _allocated(self) -> KvCache | WindowCache:
         if self._cache is None:
             raise RuntimeError("no memory was allocated for KV")
         return self._cache
+
+    @property
+    def _undivided(self) -> KvCache:
+        if not isinstance(self._allocated, KvCache):
+            raise RuntimeError("blocks do not have the KV of layers with a window, so they cannot be moved")
+        return self._allocated
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ SPECULATE = ("auto", "off")
 
 BLEND = ("auto", "off")
 
+WINDOW_KV = ("auto", "all")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -50,6 +52,10 @@ class EngineOptions:
     `blend`: requests that permit it take the KV of documents from wherever they stood before; auto or off. auto is on
     if the network can move KV and the engine is not deterministic.
 
+    `window_kv`: what is kept of layers that see only the last positions of a sequence; auto or all. auto keeps what
+    they still see, in pages of their own, if that leaves more blocks, the network supports it, and no blocks leave the
+    device (`host_bytes`, `kv_dir`, `kv_listen`). Then nothing is blended.
+
     `deterministic`: a request's tokens do not depend, to the last bit, on its neighbours, on the cache or on how its
     prompt was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
     chunks of prompts are cached, and drawn tokens are recomputed one by one after a preemption. Price: decoding n
@@ -73,6 +79,7 @@ class EngineOptions:
     run_ahead: str = "auto"
     speculate: str = "auto"
     blend: str = "auto"
+    window_kv: str = "auto"
     host_bytes: int = 0
     kv_dir: Path | None = None
     kv_dir_bytes: int = 16 * 2**30
@@ -121,6 +128,16 @@ class EngineOptions:
         if self.blend not in BLEND:
             raise ValueError(f"blend is {self.blend}; it must be {' or '.join(BLEND)}")
         return is_possible and not self.deterministic and self.blend != "off"
+
+    def divides(self, *, is_possible: bool) -> bool:
+        """Whether KV of layers with a window may have pages of its own. Raises ValueError if invalid.
+
+        `is_possible`: the network can divide it.
+        """
+        if self.window_kv not in WINDOW_KV:
+            raise ValueError(f"window_kv is {self.window_kv}; it must be {' or '.join(WINDOW_KV)}")
+        stays = not self.host_bytes and self.kv_dir is None and self.kv_listen is None
+        return is_possible and stays and self.window_kv != "all"
 
     @property
     def unit_tokens(self) -> int:

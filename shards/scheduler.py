@@ -77,6 +77,10 @@ class Scheduler:
         self._stepped_s = now_s
         self.pool.pins.expire(now_s)
         self.pool.settle_tiers()
+        if self.pool.windows is not None:
+            # before others start: pages of one chunk are claimed only until it is computed
+            for sequence in self.roster.running.values():
+                sequence.table.slide(sequence.computed_tokens)
         self._admit(now_s)
         running = self.roster.running
         for sequence in running.values():
@@ -173,7 +177,7 @@ class Scheduler:
                 request.submission.prompt_tokens - request.computed_tokens for request in self.roster.requests.values()
             ),
             blocks_total=self.pool.size,
-            blocks_free=self.pool.available,
+            blocks_free=self.pool.free,
             blocks_pinnable=self.pool.pins.room,
             prefill_s_per_token=self.cost.prefill_s_per_token,
             step_s=step_s,
@@ -231,9 +235,8 @@ class Scheduler:
 
     def _room(self) -> Room:
         # pins and floors leave at least the guaranteed part of the pool to running sequences, now and at any time
-        return Room(
-            self.pool.guaranteed, {arrival: sequence.claim() for arrival, sequence in self.roster.running.items()}
-        )
+        claims = {arrival: sequence.claim() for arrival, sequence in self.roster.running.items()}
+        return Room(self.pool.guaranteed, claims, pages=self.pool.windows.size if self.pool.windows else 0)
 
     def _admit(self, now_s: float) -> None:
         running, waiting = self.roster.running, self.roster.waiting

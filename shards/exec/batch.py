@@ -32,6 +32,9 @@ class Batch:
     `logit_rows` [wanted] are the indices of the tokens that need logits. All tensors are int64. If `is_exact`,
     the bits of the result may depend on shapes, but not on which blocks hold the KV, nor on how often it was computed.
     `ahead` are pairs (token, place): only the device knows this token, the `place`-th that it drew in its last batch.
+
+    Layers with a window may have pages of their own: `window_pages` int32 [blocks + 1] is the page of each block, and
+    of a block of padding. Only the pages of the positions that a token sees there exist.
     """
 
     token_ids: torch.Tensor
@@ -41,3 +44,4 @@ class Batch:
     logit_rows: torch.Tensor
     is_exact: bool = False
     ahead: tuple[tuple[int, int], ...] = ()
+    window_pages: torch.Tensor | None = None

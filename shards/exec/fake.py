@@ -11,6 +11,7 @@ from shards.exec.batch import Batch, Row
 from shards.exec.moves import KvMove
 from shards.kv.fingerprint import Layout
 from shards.kv.keys import BLOCK_TOKENS
+from shards.kv.window_layout import KvWindow
 
 _EMPTY = -1
 
@@ -21,12 +22,16 @@ class FakeNetwork:
     The KV of a token is the token itself, written at its slot. So a wrong block, slot or position, or a block that is
     shared too early or freed too late, changes the drawn tokens; reading an unwritten slot is an error. `answer`
     computes the same without any KV. `calls` counts the steps and `computed` the tokens of each.
+
+    With a `window`, tokens are also written to pages, and those that a token sees there must be the same.
     """
 
-    def __init__(self, *, vocabulary: int = 256, context_tokens: int = 4096) -> None:
+    def __init__(self, *, vocabulary: int = 256, context_tokens: int = 4096, window: KvWindow | None = None) -> None:
         self.vocabulary, self.context_tokens, self.block_bytes = vocabulary, context_tokens, BLOCK_TOKENS * 8
+        self.window = window
         self.computed: list[int] = []
         self._memory = np.full(0, _EMPTY, dtype=np.int64)
+        self._pages = self._memory
 
     @property
     def calls(self) -> int:
@@ -37,6 +42,11 @@ class FakeNetwork:
         """Allocate unwritten memory for `blocks` blocks."""
         self._memory = np.full(blocks * BLOCK_TOKENS, _EMPTY, dtype=np.int64)
 
+    def allocate_divided(self, blocks: int, pages: int) -> None:
+        """Allocate unwritten memory for `blocks` blocks and `pages` pages."""
+        self.allocate(blocks)
+        self._pages = np.full(pages * BLOCK_TOKENS, _EMPTY, dtype=np.int64)
+
     def host_memory(self, slots: int) -> FakeHostMemory:
         """Host memory for `slots` blocks."""
         return FakeHostMemory(self._memory.reshape(-1, BLOCK_TOKENS), slots)
@@ -45,10 +55,15 @@ class FakeNetwork:
         """Logits [len(batch.logit_rows), vocabulary] float32."""
         self.computed.append(len(batch.token_ids))
         self._memory[batch.slots.numpy()] = batch.token_ids.numpy()
+        if batch.window_pages is not None:
+            pages = batch.window_pages.numpy()[batch.slots.numpy() // BLOCK_TOKENS]
+            self._pages[pages * BLOCK_TOKENS + batch.slots.numpy() % BLOCK_TOKENS] = batch.token_ids.numpy()
         at = {int(index): place for place, index in enumerate(batch.logit_rows)}
         logits = np.zeros((len(at), self.vocabulary), dtype=np.float32)
         for row in batch.rows:
             tokens = self._read(row)
+            if batch.window_pages is not None:
+                self._compare(row, tokens, batch.window_pages.numpy())
             for index in range(row.start, row.start + row.tokens):
                 position = int(batch.positions[index])
                 if position != row.context_tokens - row.tokens + index - row.start:
@@ -85,6 +100,14 @@ class FakeNetwork:
         if len(tokens) < row.context_tokens or (tokens == _EMPTY).any():
             raise ValueError("KV is read that was never written")
         return tokens
+
+    def _compare(self, row: Row, tokens: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> None:
+        """Raise ValueError unless the pages that `row` sees have its `tokens`."""
+        assert self.window is not None, "there are no pages without a window"
+        seen = np.arange(max(0, row.context_tokens - row.tokens - self.window.tokens + 1), row.context_tokens)
+        slots = pages[np.array(row.blocks)[seen // BLOCK_TOKENS]].astype(np.int64) * BLOCK_TOKENS + seen % BLOCK_TOKENS
+        if (self._pages[slots] != tokens[seen]).any():
+            raise ValueError("a page that is seen has other tokens")
 
     def _logits(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         state = int(((tokens + 1) * (np.arange(len(tokens)) * 7919 + 104729) % 1_000_003).sum())

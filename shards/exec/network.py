@@ -10,6 +10,7 @@ from torch import Tensor
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing
 from shards.kv.copier import BlockMemory
+from shards.kv.window_layout import KvWindow
 
 if TYPE_CHECKING:
     from shards.lora.checkpoint import AdapterFormat
@@ -71,6 +72,20 @@ class WatchedNetwork(Protocol):
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, from any thread, once no later step could succeed."""
+        ...
+
+
+@runtime_checkable
+class WindowedNetwork(Protocol):
+    """A network that can keep the KV of layers with a window in pages of its own (`Batch.window_pages`)."""
+
+    @property
+    def window(self) -> KvWindow | None:
+        """The layers with a window; None if there are none."""
+        ...
+
+    def allocate_divided(self, blocks: int, pages: int) -> None:
+        """As `allocate`, with `blocks` blocks of the layers without a window and `pages` pages of the others."""
         ...
 
 

@@ -144,8 +144,11 @@ def lay_out(
     With `drafts_apart` the certain token and each drafted one are rows of their own: a GPU has graphs for such rows,
     and each finds the keys of all tokens before it, because they are written first.
     """
+    windows = pieces[0].sequence.table.pool.windows
+    # a copy: pages change while a device still computes the batch
+    pages = None if windows is None else torch.from_numpy(windows.of_blocks.copy())
     if all(piece.stop == piece.start + 1 and not piece.draft for piece in pieces):
-        return _lay_out_single(pieces, places, is_exact=is_exact)
+        return _lay_out_single(pieces, places, is_exact=is_exact, pages=pages)
     token_ids: list[Tokens] = []
     rows: list[Row] = []
     logit_rows: list[int] = []
@@ -165,7 +168,7 @@ def lay_out(
         logit_rows += range(start - piece.logits, start)
     ids, positions, slots = _several(rows, token_ids)
     wanted = torch.tensor(logit_rows, dtype=torch.int64)
-    return Batch(ids, positions, slots, tuple(rows), wanted, is_exact, tuple(ahead))
+    return Batch(ids, positions, slots, tuple(rows), wanted, is_exact, tuple(ahead), pages)
 
 
 Tokens = npt.NDArray[np.uint32] | list[int]
@@ -176,7 +179,7 @@ def _token_ids(piece: Piece) -> Tokens:
     return [*known, *piece.draft] if piece.draft else known
 
 
-def _lay_out_single(pieces: Listed[Piece], places: Mapping[int, int], *, is_exact: bool) -> Batch:
+def _lay_out_single(pieces: Listed[Piece], places: Mapping[int, int], *, is_exact: bool, pages: Tensor | None) -> Batch:
     """The batch of pieces with one known token each, as in decoding; lists take a third of numpy's time here."""
     rows: list[Row] = []
     ids: list[int] = []
@@ -195,7 +198,7 @@ def _lay_out_single(pieces: Listed[Piece], places: Mapping[int, int], *, is_exac
     wanted = [token for token, piece in enumerate(pieces) if piece.draws]
     columns = (ids, [piece.start for piece in pieces], slots, wanted)
     numbers, positions, at, logit_rows = (torch.tensor(column, dtype=torch.int64) for column in columns)
-    return Batch(numbers, positions, at, tuple(rows), logit_rows, is_exact, tuple(ahead))
+    return Batch(numbers, positions, at, tuple(rows), logit_rows, is_exact, tuple(ahead), pages)
 
 
 def _several(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:

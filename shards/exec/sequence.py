@@ -176,13 +176,15 @@ class Sequence:
         submission = self.request.submission
         final_tokens = submission.prompt_tokens + submission.max_new_tokens - 1
         is_steady = self.is_decoding and self.table.is_landed
-        return Claim(self.table.ids, self.known_tokens, final_tokens, is_steady, lag=self._lag)
+        windows = self.table.pool.windows
+        pages = 0 if windows is None else windows.claim(final_tokens, is_decoding=self.is_decoding)
+        return Claim(self.table.ids, self.known_tokens, final_tokens, is_steady, lag=self._lag, pages=pages)
 
     def look_up(self) -> list[CachedBlock]:
         """The cached blocks that it would share if it started now, in whole units."""
         limit, domain = self.shareable_blocks, self.table.domain
         self.table.pool.prefix.extend_path(self.match, self.block_tokens, limit=limit, domain=domain)
-        return self.match[: self._whole(len(self.match))]
+        return self.match[: self._readable(self.match)]
 
     def share(self) -> int:
         """Share the cached blocks that continue it, if it is at a unit boundary; returns the number of tokens."""
@@ -327,7 +329,13 @@ class Sequence:
         pool.prefix.extend_path(path, self.block_tokens, limit=limit, domain=domain)
         here = sum(cached.block is not None for cached in path)
         restorable = max(0, pool.available_for(domain) - here)
-        return self._whole(min(len(path), here + restorable))
+        return self._readable(path[: min(len(path), here + restorable)])
+
+    def _readable(self, path: list[CachedBlock]) -> int:
+        """The number of blocks of `path`, in whole units, behind which it could go on."""
+        windows = self.table.pool.windows
+        unit = self.unit_tokens // BLOCK_TOKENS
+        return self._whole(len(path)) if windows is None else windows.reach(path, unit=unit)
 
     def _whole(self, blocks: int) -> int:
         return blocks - blocks % (self.unit_tokens // BLOCK_TOKENS)

@@ -18,6 +18,8 @@ from shards.kv.peers import KvPeers, PeerTier
 from shards.kv.pins import Pins
 from shards.kv.prefix import CachedBlock, PrefixCache
 from shards.kv.residents import Residents
+from shards.kv.window_layout import KvLayout
+from shards.kv.window_pages import WindowPages
 
 PINNED_TURNS = 16.0
 """Turnovers of the pool that a pin is worth on disk and at another shard: as many as a rank."""
@@ -40,6 +42,8 @@ class BlockPool:
     A cached block that leaves the device goes to the host tier if that has room or a block of less worth, and comes
     back when it is matched. From there it is written to the disk tier, if there is one. Pins and floors never keep
     `guaranteed` blocks: a request that needs no more than that can always start once others have finished.
+
+    With a divided `layout` the KV of layers with a window is in `windows`, and there is no other tier.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class BlockPool:
         directory: KvDirectory | None = None,
         peers: KvPeers | None = None,
         lending: KvLending | None = None,
+        layout: KvLayout | None = None,
     ) -> None:
         self.size, self.options = size, options or PoolOptions()
         self.guaranteed = self.options.guaranteed(size)
@@ -68,6 +73,10 @@ class BlockPool:
         self._holders: dict[int, int] = {}
         self._cached = Residents()
         self._taken = 0
+        self.windows: WindowPages | None = None
+        if layout is not None and layout.window is not None:
+            assert not self.host.size, "pages are not copied to the host"
+            self.windows = WindowPages(layout, self._is_pinned)
         # early eviction would cost a small pool too much of its cache
         self._run_blocks = max(1, min(_MOST_EARLY, size // 64))
 
@@ -99,6 +108,13 @@ class BlockPool:
         """Whether `block` is held."""
         return block in self._holders
 
+    @property
+    def free(self) -> int:
+        """Blocks that `take` could give; if fewer pages are left, as large a share of all blocks as of the pages."""
+        if self.windows is None:
+            return self.available
+        return min(self.available, self.size * self.windows.available // self.windows.size)
+
     def has_landed(self, blocks: Iterable[int]) -> bool:
         """Whether all of `blocks` can be read: not while a copy from the host is unfinished."""
         self._settle(self.host.flights.land())
@@ -114,6 +130,8 @@ class BlockPool:
         room = self.available_for(domain)
         if count > room:
             raise OutOfBlocks(f"{count} blocks are wanted and {room} of {self.size} are free or evictable")
+        if self.windows is not None and count > self.windows.available:
+            raise OutOfBlocks(f"{count} pages are wanted, and there are these: {self.windows!r}")
         if after is not None and after + 1 not in self._free and len(self._free) < self.size // 32:
             # a run of its own for a sequence that grows in a full pool: 3 extents in 16 blocks beside 15 other
             # sequences, instead of 16
@@ -123,6 +141,8 @@ class BlockPool:
         while len(self._free) < count:
             self._settle(self.host.flights.wait())
         taken = self._free.take(count, after=after)
+        if self.windows is not None:
+            self.windows.give(taken, after=after)
         self._holders.update(dict.fromkeys(taken, 1))
         self._taken += count
         return taken
@@ -168,6 +188,8 @@ class BlockPool:
         known = self.prefix.find(parent, token_ids, domain=domain)
         if known is not None and known.block is not None:
             self.share(known)
+            if self.windows is not None:
+                self.windows.move(block, known.block)
             self.release([block])
             return known
         if known is not None:
@@ -329,6 +351,8 @@ class BlockPool:
             part.check()
         self.peers.check()
         self.lending.check()
+        if self.windows is not None:
+            self.windows.check()
         kept = {block for block, cached in self._cached.items() if cached in self.pins} - self._holders.keys()
         idle = [cached.block for cached in self._idle if cached.block is not None]
         places = [*self._free.ids(), *self._draining, *idle, *kept, *self._holders]
@@ -378,7 +402,13 @@ class BlockPool:
             self._settle(self.host.flights.wait())
         self.disk.begin()
 
+    def _is_pinned(self, block: int) -> bool:
+        cached = self._cached.get(block)
+        return cached is not None and cached in self.pins
+
     def _vacate(self, block: int) -> None:
+        if self.windows is not None:
+            self.windows.forget(block)
         if self.host.flights.is_busy(block):
             self._draining.add(block)
         else:

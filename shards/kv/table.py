@@ -22,12 +22,18 @@ class BlockTable:
     how long its blocks stay cached afterwards, and may be changed at any time.
 
     A parked table has its KV in the host tier and no device block: it can be unparked or released.
+
+    If layers with a window have pages of their own, the table holds those of its blocks from `first_page` on. Pages of
+    blocks that were cached already, when it came to them, have proven that they are found again.
     """
 
     def __init__(self, pool: BlockPool, domain: str, *, rank: int = 0) -> None:
         self.pool, self.domain, self.rank = pool, domain, rank
         self.path: list[CachedBlock] = []
         self.is_chained = True
+        self.first_page = 0
+        self._proven = 0
+        self._known: list[CachedBlock] = []
         self._blocks: list[int] = []
         self._ids: tuple[int, ...] | None = ()
         self._slots: list[int] | None = None
@@ -45,6 +51,11 @@ class BlockTable:
         if self._ids is None:
             self._ids = tuple(self._blocks)
         return self._ids
+
+    @property
+    def paged(self) -> list[int]:
+        """The blocks with pages that it holds."""
+        return self._blocks[self.first_page :]
 
     @property
     def tip(self) -> CachedBlock | None:
@@ -69,8 +80,7 @@ class BlockTable:
         if self.is_parked or not self.is_chained or len(self.path) != len(self._blocks):
             return 0
         had = len(self._blocks)
-        path = list(self.path)
-        self.pool.prefix.extend_path(path, tokens_of, limit=limit, domain=self.domain)
+        path = self._find(tokens_of, limit=limit)
         for cached in path[had:]:
             if cached.block is None:
                 break
@@ -80,6 +90,7 @@ class BlockTable:
             self._blocks += self.pool.restore(rest, after=self._blocks[-1] if self._blocks else None)
         if len(self._blocks) > had:
             self.path, self._ids = path[: len(self._blocks)], None
+            self._take_pages(had)
         return len(self._blocks) - had
 
     def grow(self, tokens: int) -> None:
@@ -102,6 +113,19 @@ class BlockTable:
                 self.path.append(cached)
                 if cached.block is not None and cached.block != self._blocks[at]:
                     self._blocks[at], self._ids = cached.block, None
+                    self._proven = max(self._proven, at + 1)
+
+    def slide(self, computed_tokens: int) -> None:
+        """Give back the pages that the token behind the first `computed_tokens` does not see, and none behind it."""
+        windows = self.pool.windows
+        if windows is None:
+            return
+        first = min(windows.window.first_seen(computed_tokens), len(self._blocks))
+        if first > self.first_page:
+            proven = max(self.first_page, min(first, self._proven))
+            windows.leave(self._blocks[self.first_page : proven])
+            windows.leave(self._blocks[proven:first], is_cold=True)
+            self.first_page = first
 
     def park(self) -> bool:
         """Move all KV, including a partial last block, to the host tier, and release the device blocks.
@@ -135,8 +159,11 @@ class BlockTable:
         """Release all blocks, including parked ones."""
         if self._slots is not None:
             self.pool.forsake(self._slots)
+        if self.pool.windows is not None:
+            self.pool.windows.leave(self.paged)
         self.pool.release(self._blocks, rank=self.rank)
         self._blocks, self.path, self._ids, self._slots = [], [], (), None
+        self.first_page, self._proven, self._known = 0, 0, []
 
     def check(self) -> None:
         """Assert that the cached blocks are the table's first ones, linked in order, and that it holds them."""
@@ -152,3 +179,28 @@ class BlockTable:
             assert cached.domain == self.domain, "a table holds another domain's block"
             assert cached in self.pool.prefix, "a held block was evicted"
         assert len(set(places)) == len(places), "a table holds a block twice"
+        windows = self.pool.windows
+        assert windows is None or all(map(windows.has, self.paged)), "a block that is seen has no page"
+
+    def _find(self, tokens_of: Callable[[int], bytes], *, limit: int) -> list[CachedBlock]:
+        """The longest cached path of up to `limit` blocks that begins with this table's, and can be read at its end."""
+        had, windows = len(self.path), self.pool.windows
+        path = self._known
+        # what was found and lacks pages is not looked up again in every step
+        if windows is None or len(path) < had or (had and path[had - 1] is not self.path[-1]):
+            path = list(self.path)
+        self.pool.prefix.extend_path(path, tokens_of, limit=limit, domain=self.domain)
+        if windows is None:
+            return path
+        self._known = path
+        return path[: max(had, windows.reach(path[:limit]))]
+
+    def _take_pages(self, had: int) -> None:
+        """Hold the pages that the next token sees among the blocks behind the first `had`, which were cached."""
+        windows = self.pool.windows
+        if windows is None:
+            return
+        first = windows.window.first_seen(len(self._blocks) * BLOCK_TOKENS)
+        windows.hold(self._blocks[max(first, had) :])
+        windows.leave(self._blocks[self.first_page : min(first, had)])
+        self.first_page, self._proven = max(first, self.first_page), len(self._blocks)

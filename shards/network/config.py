@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,21 @@ class NetworkConfig:
     def layers(self) -> int:
         """The number of decoder layers."""
         return len(self.windows)
+
+    @property
+    def window(self) -> int | None:
+        """The largest window of a layer; None if no layer has one."""
+        return max((window for window in self.windows if window is not None), default=None)
+
+    def of_layers(self, *, windowed: bool) -> NetworkConfig:
+        """The shape of only the layers with a window, or of only the others, for the memory of their KV."""
+        return replace(self, windows=tuple(window for window in self.windows if (window is not None) == windowed))
+
+    @property
+    def kv_places(self) -> tuple[int, ...]:
+        """The number of each layer among those that have a window too, or among those that have none too."""
+        kinds = [window is None for window in self.windows]
+        return tuple(kinds[:layer].count(kind) for layer, kind in enumerate(kinds))
 
     @property
     def kv_planes(self) -> int:

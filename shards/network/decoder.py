@@ -9,11 +9,13 @@ from torch.nn import functional
 from shards.exec.batch import Batch
 from shards.exec.moves import KvMove
 from shards.kv.cache import KvCache, extents_of
+from shards.kv.window_cache import WindowCache
 from shards.network.attention import PagedAttention
 from shards.network.config import NetworkConfig
 from shards.network.group import ALONE, Group
 from shards.network.layers import Weights, normalize
 from shards.network.rope import RotaryEmbedding, rotate_in_place, squared_distances
+from shards.network.views import kv_views
 
 
 class Decoder:
@@ -29,7 +31,7 @@ class Decoder:
         return f"Decoder({config.architecture}, {config.layers} layers, hidden {config.hidden_size})"
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KvCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KvCache | WindowCache) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocab]; afterwards `cache` holds the new tokens' keys and values.
 
         A row's logits depend only on its own sequence: not on its neighbours, nor on how the sequence was cut into
@@ -38,18 +40,22 @@ class Decoder:
         config, eps = self.config, self.config.rms_norm_eps
         hidden = self._embed(batch.token_ids)
         rotations = {rope: rotary.at(batch.positions, hidden.dtype) for rope, rotary in self._rotary.items()}
+        plain, windowed = kv_views(config, batch, cache)
+        views = {window: plain if window is None else windowed for window in set(config.windows)}
         attention = {
-            window: PagedAttention(batch, cache, window, scale=config.attention_scale) for window in set(config.windows)
+            window: PagedAttention(view.batch, view.cache, window, scale=config.attention_scale)
+            for window, view in views.items()
         }
         last = config.layers - 1
         for index, (layer, window) in enumerate(zip(self.weights.layers, config.windows, strict=True)):
             normal = normalize(hidden, layer.attention_norm, eps)
             projected = layer.attention.project(normal, rotations[self._ropes[index]])
-            queries, keys_values = (heads.to(cache.dtype) for heads in projected)
-            cache.write(index, batch.slots, keys_values)
+            view = views[window]
+            queries, keys_values = (heads.to(view.cache.dtype) for heads in projected)
+            view.cache.write(view.places[index], view.batch.slots, keys_values)
             if index == last and not len(batch.logit_rows):
                 return hidden.new_empty((0, config.vocab_size), dtype=torch.float32)
-            mixed = attention[window].attend(index, queries, keys_values, sinks=layer.sinks)
+            mixed = attention[window].attend(view.places[index], queries, keys_values, sinks=layer.sinks)
             if index == last:
                 # past the last attention no token needs another, so only the wanted ones continue
                 hidden, mixed = hidden[batch.logit_rows], mixed[batch.logit_rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ class Claim(NamedTuple):
     After t more steps it has KV of at most min(next_tokens + t - 1, final_tokens) positions. A sequence that
     `is_steady` draws a token in every step, so it has ended `lag` steps after final_tokens - next_tokens + 1 of them;
     another sequence may take any time. The lag is 1 if a step is planned before the previous one is collected.
+
+    If layers with a window have pages of their own, it never holds more than `pages` of them.
     """
 
     blocks: tuple[int, ...]
@@ -28,6 +30,7 @@ class Claim(NamedTuple):
     final_tokens: int
     is_steady: bool
     lag: int = 0
+    pages: int = 0
 
     @property
     def steps_left(self) -> int:
@@ -50,10 +53,12 @@ class Room:
 
     Decoding sequences free their blocks at known times, so this admits more than the sum of all peaks would. Between
     two ends every sequence only grows, so only the ends must be checked (as LightLLM does).
+
+    `pages`, if there are any, are divided: each sequence has as many as it claims, shared or not, until it ends.
     """
 
-    def __init__(self, blocks: int, claims: Mapping[int, Claim]) -> None:
-        self._blocks, self._claims = blocks, dict(claims)
+    def __init__(self, blocks: int, claims: Mapping[int, Claim], *, pages: int = 0) -> None:
+        self._blocks, self._claims, self._pages = blocks, dict(claims), pages
 
     def __repr__(self) -> str:
         return f"Room({len(self._claims)} claims, {self._blocks - self.peak_blocks} of {self._blocks} blocks to spare)"
@@ -66,7 +71,7 @@ class Room:
     @property
     def is_sound(self) -> bool:
         """Whether every sequence can finish."""
-        return self.peak_blocks <= self._blocks
+        return self.peak_blocks <= self._blocks and self._has_pages(self._claims.values())
 
     @property
     def is_sound_at_any_pace(self) -> bool:
@@ -79,7 +84,8 @@ class Room:
 
     def fits(self, claim: Claim) -> bool:
         """Whether every sequence can still finish after `claim` joins."""
-        return peak_blocks([*self._claims.values(), claim]) <= self._blocks
+        claims = [*self._claims.values(), claim]
+        return self._has_pages(claims) and peak_blocks(claims) <= self._blocks
 
     def add(self, id: int, claim: Claim) -> None:  # noqa: A002
         """Let `claim` join as `id`."""
@@ -87,7 +93,11 @@ class Room:
 
     def without(self, id: int) -> Room:  # noqa: A002
         """The room as it would be without `id`."""
-        return Room(self._blocks, {other: claim for other, claim in self._claims.items() if other != id})
+        others = {other: claim for other, claim in self._claims.items() if other != id}
+        return Room(self._blocks, others, pages=self._pages)
+
+    def _has_pages(self, claims: Iterable[Claim]) -> bool:
+        return sum(claim.pages for claim in claims) <= self._pages
 
 
 def peak_blocks(claims: Sequence[Claim]) -> int:

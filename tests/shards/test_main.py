@@ -68,6 +68,7 @@ def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_a_sentence() -> None:
     assert "'sideways' is not one of 'auto', 'on', 'off'" in started("--run-ahead", "sideways").stderr
     assert "'wildly' is not one of 'auto', 'off'" in started("--speculate", "wildly").stderr
+    assert "'some' is not one of 'auto', 'all'" in started("--window-kv", "some").stderr
 
 
 def test_a_port_for_kv_that_is_no_address_and_a_secret_that_can_be_guessed_are_sentences(tmp_path: Path) -> None:

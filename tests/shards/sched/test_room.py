@@ -85,3 +85,13 @@ def test_the_closed_form_is_the_peak_over_all_steps(seed):
             prompt = len(blocks) * BLOCK_TOKENS + rng.randint(1, 300)
             claims.append(Claim(blocks, prompt, prompt + rng.randint(0, 300), is_steady=False))
     assert peak_blocks(claims) == by_brute_force(claims)
+
+
+def test_pages_are_claimed_until_the_end_whether_shared_or_not() -> None:
+    claims = {number: Claim((1, 2), 100, 120, is_steady=True, pages=3) for number in range(2)}
+    room, third = Room(100, claims, pages=8), Claim((), 10, 20, is_steady=False, pages=3)
+    assert room.is_sound
+    assert not room.fits(third)
+    assert room.fits(third._replace(pages=2))
+    assert room.without(0).fits(third)
+    assert not Room(100, claims, pages=5).is_sound
