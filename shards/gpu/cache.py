@@ -34,17 +34,34 @@ class GpuCache:
     data [blocks + 1, layers, k|v, kv_heads, 64, head_dim]: a block is one piece of memory, so it moves to the host in
     one copy, and one head's page is one tile of a kernel. scales [blocks + 1, layers, k|v, kv_heads, 64] float32, if
     `dtype` is int8 or float8_e4m3fn. Rows of padding write to the last block and read nothing.
+
+    With `pages` the layers with a window are not in these tensors, but in as many pages of their own, and one more.
     """
 
-    def __init__(self, config: NetworkConfig, blocks: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: NetworkConfig,
+        blocks: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int | None = None,
+    ) -> None:
+        self.blocks, self.pages = blocks, pages
+        self._windowed: GpuCache | None = None
+        self._windows = config.windows
+        self._places = tuple(range(config.layers)) if pages is None else config.kv_places
+        if pages is not None:
+            self._windowed = GpuCache(config.of_layers(windowed=True), pages, dtype=dtype, device=device)
+            config = config.of_layers(windowed=False)
         shape = (blocks + 1, config.layers, 2, config.kv_heads, BLOCK_TOKENS)
-        self.blocks = blocks
         self.data = torch.empty(*shape, config.head_dim, dtype=dtype, device=device)
         self.scales = torch.empty(shape, dtype=torch.float32, device=device) if dtype in QUANTISED else None
 
     def __repr__(self) -> str:
         _, layers, _, kv_heads, _, head_dim = self.data.shape
-        return f"GpuCache({self.blocks} blocks, {layers=}, {kv_heads=}, {head_dim=}, {self.data.dtype})"
+        beside = "" if self._windowed is None else f", windowed={self._windowed!r}"
+        return f"GpuCache({self.blocks} blocks, {layers=}, {kv_heads=}, {head_dim=}, {self.data.dtype}{beside})"
 
     @property
     def padding_slot(self) -> int:
@@ -52,13 +69,22 @@ class GpuCache:
         return self.blocks * BLOCK_TOKENS
 
     @property
+    def mapped(self) -> int:
+        """The entries of a map from blocks to pages, padding included; 0 without pages."""
+        return 0 if self.pages is None else self.blocks + 1
+
+    @property
     def planes(self) -> tuple[Tensor, ...]:
         """The memory as tensors with one row per block, for copies to the host and back."""
+        assert self.pages is None, "blocks do not have the KV of layers with a window"
         return (self.data,) if self.scales is None else (self.data, self.scales)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """One layer's (kv, scales), as the kernels take them."""
-        return self.data[:, index], None if self.scales is None else self.scales[:, index]
+        """One layer's (kv, scales), as the kernels take them; by page if it has a window and there are pages."""
+        place = self._places[index]
+        if self._windowed is not None and self._windows[index] is not None:
+            return self._windowed.layer(place)
+        return self.data[:, place], None if self.scales is None else self.scales[:, place]
 
 
 def require_kv_type(dtype: torch.dtype, gpu: Gpu) -> None:

@@ -26,9 +26,11 @@ class Decodes:
     """The sequences with one new token each, which are the first tokens of a step.
 
     tables [sequences, pages], context_tokens [sequences], int32; `plans` by window, filled from these contexts.
+    window_tables are those of layers with a window, which may have pages of their own.
     """
 
     tables: Tensor
+    window_tables: Tensor
     context_tokens: Tensor
     plans: Mapping[int | None, DecodePlan]
 
@@ -37,10 +39,12 @@ class Decodes:
 class Prefills:
     """The sequences with several new tokens, one after the other. new_tokens and context_tokens are on the host.
 
-    `is_dense`: their chunks are long enough for dense attention to pay off in layers without a window.
+    `is_dense`: their chunks are long enough for dense attention to pay off in layers without a window. window_tables
+    as in `Decodes`.
     """
 
     tables: Tensor
+    window_tables: Tensor
     plan: PrefillPlan
     new_tokens: list[int]
     context_tokens: list[int]
@@ -51,12 +55,14 @@ class Prefills:
 class Inputs:
     """One step on the device: integers [tokens], first those of `decodes`, then those of each of `prefills`.
 
-    `wanted` [wanted] are the indices of the tokens that need logits; None means all of them.
+    `wanted` [wanted] are the indices of the tokens that need logits; None means all of them. `window_slots` are those
+    of layers with a window.
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
+    window_slots: Tensor
     decodes: Decodes | None
     prefills: tuple[Prefills, ...]
     wanted: Tensor | None
@@ -124,7 +130,7 @@ class GpuDecoder:
             projected.view(len(normal), -1, config.head_dim), [config.heads, config.kv_heads, config.kv_heads], dim=1
         )
         kv, scales = cache.layer(index)
-        places = (inputs.positions, inputs.slots)
+        places = (inputs.positions, inputs.slots if config.windows[index] is None else inputs.window_slots)
         queries = kv_write(
             (split[0], split[1], split[2]),
             places,
@@ -145,7 +151,8 @@ class GpuDecoder:
         out = queries.new_empty(queries.shape)
         if inputs.decodes is not None:
             decodes, start = inputs.decodes, len(inputs.decodes.context_tokens)
-            tables, contexts, plan = decodes.tables, decodes.context_tokens, decodes.plans[window]
+            tables = decodes.tables if window is None else decodes.window_tables
+            contexts, plan = decodes.context_tokens, decodes.plans[window]
             paged_decode(
                 queries[:start],
                 kv,
@@ -181,7 +188,7 @@ class GpuDecoder:
             paged_prefill(
                 queries,
                 kv,
-                tables=prefills.tables,
+                tables=prefills.tables if window is None else prefills.window_tables,
                 plan=prefills.plan,
                 window=window,
                 scales=scales,

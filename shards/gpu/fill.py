@@ -44,6 +44,11 @@ def fill_tokens(arrays: Arrays, step: Step, *, pool_rows: int, padding_slot: int
         arrays[name][tokens:] = padding
 
 
+def fill_pages(arrays: Arrays, step: Step, *, padding: int) -> None:
+    """The page of each block; `padding` is the page of all in a step without a map."""
+    arrays["page_of"][:] = padding if step.page_of is None else step.page_of
+
+
 def fill_decodes(arrays: Arrays, rows: Sequence[Row]) -> None:
     """Contexts and tables of rows with one new token; rows of padding have no context, so they read nothing."""
     arrays["context"][: len(rows)] = [row.context_tokens for row in rows]

@@ -101,27 +101,32 @@ def token_fields(tokens: int) -> list[FieldShape]:
     return [(name, "int32", (tokens,)) for name in ("source", "known", "position", "slot")]
 
 
-def decode_fields(rows: int, pages: int) -> list[FieldShape]:
-    """All fields of a step that only decodes. Tables come last, because their width changes from step to step."""
+def decode_fields(rows: int, pages: int, mapped: int = 0) -> list[FieldShape]:
+    """All fields of a step that only decodes. Tables come last, because their width changes from step to step.
+
+    `page_of` is the page of each of `mapped` blocks, in layers with a window that have pages of their own.
+    """
     return [
         *drawing_fields(rows),
         *token_fields(rows),
         ("context", "int32", (rows,)),
+        ("page_of", "int32", (mapped,)),
         ("tables", "int32", (rows, pages)),
     ]
 
 
 @lru_cache(maxsize=1024)
-def decode_layout(rows: int, pages: int) -> Layout:
+def decode_layout(rows: int, pages: int, mapped: int = 0) -> Layout:
     """The layout of `decode_fields`, cached: making it would take as long as filling it."""
-    return Layout.of(decode_fields(rows, pages))
+    return Layout.of(decode_fields(rows, pages, mapped))
 
 
 def mixed_fields(
-    tokens: int, wanted: int, *, decodes: tuple[int, int], prefills: Sequence[tuple[int, int, int]]
+    tokens: int, wanted: int, *, decodes: tuple[int, int], prefills: Sequence[tuple[int, int, int]], mapped: int = 0
 ) -> list[FieldShape]:
     """All fields of other steps. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) by kind of chunk."""
     fields = [*drawing_fields(wanted), *token_fields(tokens), ("wanted", "int32", (wanted,))]
+    fields += [("page_of", "int32", (mapped,))]
     fields += [("context", "int32", (decodes[0],)), ("tables", "int32", decodes)]
     for index, (rows, pages, tiles) in enumerate(prefills):
         fields += [

@@ -23,6 +23,7 @@ from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
+from shards.kv.window_layout import KvWindow
 from shards.network.config import NetworkConfig
 from shards.network.group import ALONE, Group
 
@@ -122,14 +123,32 @@ class GpuNetwork:
 
     def allocate(self, blocks: int) -> None:
         """Allocate memory for the KV of `blocks` blocks. Raises ValueError if there is not enough."""
+        self._allocate(blocks, None)
+
+    @property
+    def window(self) -> KvWindow | None:
+        """The layers with a window; None if there are none."""
+        config = self.decoder.config
+        if config.window is None:
+            return None
+        return KvWindow(config.window, bytes_per_block(config.of_layers(windowed=True), self._kv_dtype))
+
+    def allocate_divided(self, blocks: int, pages: int) -> None:
+        """Allocate memory for `blocks` blocks, and for `pages` pages of the layers with a window. Raises ValueError if
+        there is not enough.
+        """
+        self._allocate(blocks, pages)
+
+    def _allocate(self, blocks: int, pages: int | None) -> None:
         # earlier memory is released first: there is no room for both
         self._steps = None
         try:
-            cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
+            cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device, pages=pages)
             self._steps = Steps(self.decoder, cache, self._options)
         except torch.OutOfMemoryError as error:
-            size = f"{blocks * self.block_bytes / 2**30:.1f} GiB"
-            raise ValueError(f"{size} for KV are not free on the GPU; ask for less: {error}") from error
+            apart = 0 if pages is None or self.window is None else self.window.page_bytes
+            size = blocks * (self.block_bytes - apart) + (pages or 0) * apart
+            raise ValueError(f"{size / 2**30:.1f} GiB for KV are not free on the GPU; ask for less: {error}") from error
 
     def device_answers(self) -> bool:
         """Whether the GPU still computes."""

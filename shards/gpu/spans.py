@@ -44,6 +44,7 @@ class Step:
     `ahead` are pairs (token, row of the token pool), for tokens that only the device knows. `wanted` [wanted] are the
     tokens after which logits are needed; for each, `drawings` are the parameters of its draw, and `targets` the row of
     the pool that stores it. A step that `is_exact` is always computed in one way, whatever its size and history.
+    `page_of` is the page of each block, and of padding, if layers with a window have pages of their own.
     """
 
     known: Ints
@@ -55,6 +56,7 @@ class Step:
     drawings: tuple[Drawing, ...]
     targets: Ints
     is_exact: bool = False
+    page_of: npt.NDArray[np.int32] | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -84,6 +86,7 @@ class Step:
             drawings=self.drawings,
             targets=self.targets,
             is_exact=self.is_exact,
+            page_of=self.page_of,
         )
         return step, counts
 
@@ -107,6 +110,7 @@ def step_of_batch(batch: Batch, *, unread: int) -> Step:
         drawings=(GREEDY,) * len(wanted),
         targets=np.full(len(wanted), unread),
         is_exact=batch.is_exact,
+        page_of=None if batch.window_pages is None else batch.window_pages.numpy(),
     )
 
 

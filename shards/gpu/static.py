@@ -18,8 +18,8 @@ class StaticBuffers:
     """Room for decoding steps of up to `rows` rows.
 
     `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
-    have room for a full cache without shared blocks. Steps that need more (many long contexts with one prefix) are
-    computed in buffers of their own.
+    have room for a full cache without shared blocks, or for all that a window shows. Steps that need more (many long
+    contexts with one prefix) are computed in buffers of their own.
     """
 
     def __init__(
@@ -27,28 +27,32 @@ class StaticBuffers:
     ) -> None:
         pages = -(-config.max_positions // BLOCK_TOKENS)
         self.tables = torch.zeros(rows, pages, dtype=torch.int32, device=device)
-        self._buffer = torch.zeros(decode_layout(rows, pages).words, dtype=torch.int32, device=device)
+        words = decode_layout(rows, pages, cache.mapped).words
+        self._buffer = torch.zeros(words, dtype=torch.int32, device=device)
         # one for all graphs: separate ones would take a gigabyte in total for a large vocabulary
         self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)
-        self._room = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
+        full = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
+        self._rooms = {window: min(full, _most_splits(rows, window, full)) for window in set(config.windows)}
         self._plans = {
             window: DecodePlan.with_room(
-                rows, self._room, heads=config.heads, dim=config.head_dim, device=device, window=window
+                rows, room, heads=config.heads, dim=config.head_dim, device=device, window=window
             )
-            for window in set(config.windows)
+            for window, room in self._rooms.items()
         }
 
     def __repr__(self) -> str:
-        return f"StaticBuffers({len(self.tables)} rows, {self._room} splits)"
+        return f"StaticBuffers({len(self.tables)} rows, splits by window {self._rooms})"
 
     def has_room(self, contexts: Sequence[int]) -> bool:
         """Do a step's contexts fit? Checked on the host before each step: splits beyond the room would be lost."""
         if max(contexts) > self.tables.shape[1] * BLOCK_TOKENS:
             return False
-        # an upper bound for all windows: nearly always sufficient, and ten times as fast as counting
-        if sum(contexts) // SPLIT_TOKENS + len(contexts) <= self._room:
-            return True
-        return all(splits_of(contexts, window=window) <= self._room for window in self._plans)
+        # an upper bound: nearly always sufficient, and ten times as fast as counting
+        bound = sum(contexts) // SPLIT_TOKENS + len(contexts)
+        return all(
+            min(bound, _most_splits(len(contexts), window, bound)) <= room or splits_of(contexts, window=window) <= room
+            for window, room in self._rooms.items()
+        )
 
     def input(self, words: int) -> Tensor:
         """The memory for the first `words` words of a step's metadata."""
@@ -60,3 +64,8 @@ class StaticBuffers:
             window: DecodePlan(plan.splits, plan.first_splits[: rows + 1], plan.partial, plan.logsumexp, window)
             for window, plan in self._plans.items()
         }
+
+
+def _most_splits(rows: int, window: int | None, otherwise: int) -> int:
+    """The most splits that `rows` rows with a window can have; without a window `otherwise`."""
+    return otherwise if window is None else rows * (-(-window // SPLIT_TOKENS) + 1)

@@ -20,7 +20,15 @@ from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY, Drawing
 from shards.gpu.cache import GpuCache
 from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
-from shards.gpu.fill import fill_decodes, fill_drawings, fill_tables, fill_tokens, for_every_row, most_pages
+from shards.gpu.fill import (
+    fill_decodes,
+    fill_drawings,
+    fill_pages,
+    fill_tables,
+    fill_tokens,
+    for_every_row,
+    most_pages,
+)
 from shards.gpu.graphs import Graphs, cuda_capture
 from shards.gpu.guard import require_step
 from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, drawing_fields, mixed_fields
@@ -154,7 +162,8 @@ class Steps:
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:
         """The drawn tokens [token|is sound, wanted] int32, or the logits [wanted, vocabulary]."""
-        require_step(step, self._decoder.config, blocks=self.cache.blocks, rows=self.options.rows)
+        cache, rows = self.cache, self.options.rows
+        require_step(step, self._decoder.config, blocks=cache.blocks, rows=rows, pages=cache.pages)
         contexts = [row.context_tokens for row in step.rows]
         # padding would change shapes, and with them the bits of the result
         may_pad = step.is_decode and not step.is_exact
@@ -165,12 +174,13 @@ class Steps:
 
     def _run_decode(self, step: Step, bucket: int, *, draws: bool) -> Tensor:
         rows, pages = len(step.rows), most_pages(step.rows)
-        layout = decode_layout(bucket, pages)
+        layout = decode_layout(bucket, pages, self.cache.mapped)
         host = self._outbound.next(layout.words)
         arrays = layout.arrays(host.numpy())
         fill_drawings(arrays, *for_every_row(step, bucket, unread=self.unread))
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
         fill_decodes(arrays, step.rows)
+        fill_pages(arrays, step, padding=self.cache.pages or 0)
         sent = self._outbound.send(host, self._static.input(layout.words))
         self._static.tables[:bucket, :pages].copy_(layout.tensors(sent)["tables"])
         computed = (self._drawing if draws else self._plain).run(bucket)
@@ -184,12 +194,13 @@ class Steps:
 
     @torch.inference_mode()
     def _compute_decode(self, bucket: int, *, draws: bool) -> Tensor:
-        layout = decode_layout(bucket, 0)
+        layout = decode_layout(bucket, 0, self.cache.mapped)
         fields = layout.tensors(self._static.input(layout.words))
         plans = self._static.plans(bucket)
         for plan in plans.values():
             plan_decode(plan, fields["context"])
-        decodes = Decodes(self._static.tables[:bucket], fields["context"], plans)
+        tables = self._static.tables[:bucket]
+        decodes = Decodes(tables, self._of_windows(fields, tables), fields["context"], plans)
         return self._compute(fields, decodes, (), None, draws=draws, out=self._static.logits[:bucket])
 
     def _run_mixed(self, step: Step, *, draws: bool) -> Tensor:
@@ -203,6 +214,7 @@ class Steps:
                 len(step.wanted),
                 decodes=(len(decoding), most_pages(decoding)),
                 prefills=[(len(rows), most_pages(rows), len(plan.tiles)) for rows, plan in chunks],
+                mapped=self.cache.mapped,
             )
         )
         host = self._outbound.next(layout.words)
@@ -210,6 +222,7 @@ class Steps:
         fill_drawings(arrays, step.drawings, step.targets.tolist())
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
         fill_decodes(arrays, decoding)
+        fill_pages(arrays, step, padding=self.cache.pages or 0)
         arrays["wanted"][:] = step.wanted
         for index, (rows, plan) in enumerate(chunks):
             arrays[f"first_queries {index}"][:] = plan.first_queries.numpy()
@@ -218,7 +231,8 @@ class Steps:
             fill_tables(arrays[f"tables {index}"], rows)
         fields = layout.tensors(self._outbound.send(host))
         prefills = tuple(
-            _prefills(fields, index, rows, plan, is_dense=rows is long) for index, (rows, plan) in enumerate(chunks)
+            self._prefills(fields, index, rows, plan, is_dense=rows is long)
+            for index, (rows, plan) in enumerate(chunks)
         )
         decodes = self._plan_decodes(fields, [row.context_tokens for row in decoding]) if decoding else None
         return self._compute(fields, decodes, prefills, fields["wanted"], draws=draws)
@@ -234,7 +248,11 @@ class Steps:
         out: Tensor | None = None,
     ) -> Tensor:
         token_ids = torch.cat((self._pool, fields["known"])).index_select(0, fields["source"])
-        inputs = Inputs(token_ids, fields["position"], fields["slot"], decodes, prefills, wanted)
+        slots = window_slots = fields["slot"]
+        if self.cache.pages is not None:
+            blocks = torch.div(slots, BLOCK_TOKENS, rounding_mode="floor")
+            window_slots = self._of_windows(fields, blocks) * BLOCK_TOKENS + slots % BLOCK_TOKENS
+        inputs = Inputs(token_ids, fields["position"], slots, window_slots, decodes, prefills, wanted)
         logits = self._decoder.forward(inputs, self.cache, out=out)
         if not draws:
             return logits
@@ -262,20 +280,31 @@ class Steps:
                 len(contexts), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
             )
             plan_decode(plans[window], fields["context"], contexts=contexts)
-        return Decodes(fields["tables"], fields["context"], plans)
+        return Decodes(fields["tables"], self._of_windows(fields, fields["tables"]), fields["context"], plans)
 
+    def _prefills(
+        self, fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool
+    ) -> Prefills:
+        on_device = PrefillPlan(
+            fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.tile
+        )
+        tables = fields[f"tables {index}"]
+        return Prefills(
+            tables=tables,
+            window_tables=self._of_windows(fields, tables),
+            plan=on_device,
+            new_tokens=[row.tokens for row in rows],
+            context_tokens=[row.context_tokens for row in rows],
+            is_dense=is_dense,
+        )
 
-def _prefills(fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool) -> Prefills:
-    on_device = PrefillPlan(
-        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.tile
-    )
-    return Prefills(
-        tables=fields[f"tables {index}"],
-        plan=on_device,
-        new_tokens=[row.tokens for row in rows],
-        context_tokens=[row.context_tokens for row in rows],
-        is_dense=is_dense,
-    )
+    def _of_windows(self, fields: Tensors, blocks: Tensor) -> Tensor:
+        """The pages of `blocks` in layers with a window; the blocks themselves if there are no pages."""
+        if self.cache.pages is None:
+            return blocks
+        # behind the end of a sequence a table has any number
+        known = blocks.flatten().clamp(0, self.cache.blocks)
+        return fields["page_of"].index_select(0, known).view(blocks.shape)
 
 
 def _drawn(logits: Tensor, fields: Tensors) -> Tensor:

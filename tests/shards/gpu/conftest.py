@@ -13,7 +13,7 @@ PLAIN = {
     f"test_{name}.py"
     for name in ("graphs", "guard", "layout", "spans", "transfers", "device", "dense", "host", "support")
 }
-KERNELS = {"test_decoder.py", "test_serving.py"}
+KERNELS = {"test_decoder.py", "test_serving.py", "test_window_pages.py"}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 
 if INTERPRETED:
