@@ -16,6 +16,6 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 async def test_a_vllm_that_is_stopped_or_killed_loses_no_request_and_leaves_nothing() -> None:
     async with a_system(ENGINES) as system:
         for name in ("vllm stopped", "vllm killed"):
-            result = await run(system, (BY_NAME[name],), Times(recovery=30), Shape(per_s=6))
+            result = await run(system, (BY_NAME[name],), Times(recovery=30), Shape(per_s=6, timeout_s=30))
             print(result)
             assert not result.violations, str(result)
