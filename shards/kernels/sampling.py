@@ -153,7 +153,7 @@ def _masses(row, vocabulary, key, digit, highest, scale, TILE: tl.constexpr):
 
 @triton.jit
 def _with_low_bits(key, BITS: tl.constexpr):
-    """The key of a logit whose type has `BITS` bits of float32, from those: negative numbers are stored inverted."""
+    """The key of a logit, from its first `BITS` bits, if the rest of float32 is 0: negative numbers are inverted."""
     low: tl.constexpr = (1 << (32 - BITS)) - 1
     return tl.where(key >= 0x80000000, key, key | low)
 

@@ -15,7 +15,7 @@ from shards.kv.window_layout import KvLayout, KvWindow
 
 
 class WindowPages:
-    """The pages of `layout`, by the block whose positions they hold.
+    """The pages of `layout`, by block: a page holds the positions of one block.
 
     A page is free, held (by the tables with a next token that sees it) or idle: its block is still there, and the page
     stays with it until another block needs it. Idle pages are evicted in the order in which they became idle, those

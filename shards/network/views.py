@@ -1,4 +1,4 @@
-"""A batch as the layers of a network see it, whose KV may be in two memories."""
+"""A batch as the layers of a network see it: their KV may be in two memories."""
 
 from __future__ import annotations
 
