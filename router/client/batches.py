@@ -337,7 +337,7 @@ def _details(batch: ShownBatch) -> list[str]:
 
 def _table(batches: list[ShownBatch], *, is_wide: bool) -> Table:
     """A row for each; without the endpoint and the time where these would cut the ids."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for name in ("batch", "status", *(("endpoint", "created") if is_wide else ())):
         table.add_column(name, no_wrap=True)
     for name in ("done", "failed", "left"):
