@@ -49,8 +49,7 @@ def paged(batch: Batch, pages: dict[int, int]) -> Batch:
     return replace(batch, window_pages=of_blocks)
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["as computed", "int8"])
-@pytest.mark.parametrize("windows", [BOTH, ALL], ids=["one of two layers", "all layers"])
+@pytest.mark.parametrize(("windows", "kv_dtype"), [(BOTH, None), (ALL, torch.int8)], ids=["one of two", "all, int8"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_logits_are_those_of_one_pool(
     device: torch.device, windows: tuple[int | None, ...], kv_dtype: torch.dtype | None, dtype: torch.dtype
