@@ -132,7 +132,7 @@ def main() -> None:
         count(shape, int(asked.gib * 2**30))
     use_threads(1)
     engines = {window_kv: an_engine(window_kv) for window_kv in ("all", "auto")}
-    for rows, prompt_tokens, new in ((1, 300, 64), (8, 1500, 32)):
+    for rows, prompt_tokens, new in ((1, 300, 64), (2, 700, 24)):
         ratios: list[tuple[float, float]] = []
         for number in range(asked.rounds + 1):
             order = list(engines.items())
