@@ -42,14 +42,7 @@ class _Watched(NamedTuple):
 class _Waiter(NamedTuple):
     line: str
     model: str
-    entered: asyncio.Future[frozenset[str]]
-
-
-class _Room(NamedTuple):
-    """How many further lines of a model may be sent now, and the backends to which they may not go."""
-
-    lines: int
-    avoiding: frozenset[str] = frozenset()
+    entered: asyncio.Future[None]
 
 
 class LineRoom:
@@ -91,13 +84,13 @@ class LineRoom:
         """Lines that all backends together may have now, as far as other requests allow it."""
         return sum(self.spare.window(name) for name in self._gateway().cluster.names())
 
-    async def enter(self, line: str, tenant: str, model: str) -> frozenset[str]:
-        """Return when there is room for the call `line`, which `leave` ends: the backends to which it may not go."""
+    async def enter(self, line: str, tenant: str, model: str) -> None:
+        """Return when there is room for the call `line`, which `leave` ends."""
         waiter = _Waiter(line, model, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(waiter)
         self._look_soon(0.0)
         try:
-            return await waiter.entered
+            await waiter.entered
         except asyncio.CancelledError:
             if line in self._lines:
                 # it was let in in the same moment
@@ -185,37 +178,35 @@ class LineRoom:
         free = self._most() - len(self._lines)
         models = {waiter.model for queue in self._waiting.values() for waiter in queue}
         rooms = {model: self._room(model, gateway) for model in models} if free > 0 else {}
-        places = {model: room.lines for model, room in rooms.items()}
         is_changed = True
         while is_changed and free > 0:
             is_changed = False
             for tenant in list(self._waiting):
-                waiter = next((each for each in self._waiting[tenant] if places[each.model] > 0), None)
+                waiter = next((each for each in self._waiting[tenant] if rooms[each.model] > 0), None)
                 if waiter is None or free <= 0:
                     continue
-                places[waiter.model] -= 1
+                rooms[waiter.model] -= 1
                 free -= 1
                 is_changed = True
                 self._waiting.move_to_end(tenant)
                 self._forget(tenant, waiter)
                 if not waiter.entered.done():
                     self._lines[waiter.line], self._models[waiter.line] = None, waiter.model
-                    waiter.entered.set_result(rooms[waiter.model].avoiding)
+                    waiter.entered.set_result(None)
         if self._waiting:
             self._look_soon(max(LOOK_S, _LOOK_BACKENDS * len(gateway.cluster.names())))
 
-    def _room(self, model: str, gateway: Gateway) -> _Room:
-        """Where and how many further lines for `model` may be sent now."""
+    def _room(self, model: str, gateway: Gateway) -> int:
+        """How many further lines for `model` may be sent now."""
         now, config = gateway.clock(), gateway.config
         if gateway.cluster.model(model) is None and not gateway.awaits_backends():
             # its call will say that there is no such model
-            return _Room(1)
+            return 1
         last = max(service_class.rank for service_class in config.classes.values())
         views = [
             backend for backend in gateway.cluster.view(now, rank=last, model=model).backends if model in backend.models
         ]
         waits = gateway.dispatcher.waits(model, last)
-        avoiding = set[str]()
         room = -sum(self._models[line] == model for line, where in self._lines.items() if where is None)
         for backend in views:
             name, is_shared = backend.name, self._is_shared(backend.name, now)
@@ -224,9 +215,7 @@ class LineRoom:
             room += self.spare.room(
                 backend, self._at[name], now, is_shared=is_shared, computed=self._computed_at(name, now)
             )
-            if self.spare.avoids(backend, self._at[name], now, is_shared=is_shared):
-                avoiding.add(name)
-        return _Room(0 if waits else room, frozenset(avoiding))
+        return 0 if waits else room
 
     def _computed_at(self, backend: str, now: float) -> int:
         """The number of lines of which `backend` computes the prompts."""

@@ -210,9 +210,9 @@ class JobRun:
         means = self._means
         for attempt in count(1):
             call = means.gateway().new_id()
-            avoiding = await self._enter(call, model)
+            await self._enter(call, model)
             try:
-                reply, rest_s = await self._called(call, body, attempt, avoiding)
+                reply, rest_s = await self._called(call, body, attempt)
             finally:
                 means.room.leave(call)
                 self._turns.leave(call)
@@ -221,27 +221,21 @@ class JobRun:
             await asyncio.sleep(rest_s)
         raise AssertionError("tries have no end")
 
-    async def _enter(self, call: str, model: str) -> frozenset[str]:
-        """Return when there may be quota for the call and there is room: the backends that have none."""
+    async def _enter(self, call: str, model: str) -> None:
+        """Return when there may be quota for the call and there is room."""
         while True:
             await self._turns.take(call)
             try:
-                avoiding = await self._means.room.enter(call, self._job.tenant, model)
+                await self._means.room.enter(call, self._job.tenant, model)
             except asyncio.CancelledError:
                 self._turns.leave(call)
                 raise
             if self._turns.holds(call):
-                return avoiding
+                return
             # it would be refused as another line was in the meantime
             self._means.room.leave(call)
 
-    async def _called(
-        self,
-        id: str,  # noqa: A002
-        body: bytes,
-        attempt: int,
-        avoiding: frozenset[str],
-    ) -> tuple[LineReply | None, float]:
+    async def _called(self, id: str, body: bytes, attempt: int) -> tuple[LineReply | None, float]:  # noqa: A002
         """The reply to one try; None and a pause in seconds if it failed for now."""
         means, job = self._means, self._job
         gateway = means.gateway()
@@ -252,7 +246,6 @@ class JobRun:
             headers=job.headers,
             created_s=int(means.unix_time()),
             service_class=means.settings().service_class,
-            avoiding=avoiding,
             on_placed=lambda backend: self._placed(id, backend),
             on_begun=lambda: means.room.begun(id),
         )
