@@ -24,7 +24,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def an_engine(folder: Path, **options: object) -> Iterator[Engine]:
-    engine = Engine(Model.load(folder), EngineOptions(**{"kv_blocks": 64, **options}))  # type: ignore[arg-type]
+    engine = Engine(Model.load(folder), EngineOptions(**{"kv_blocks": 64, "window_kv": "all", **options}))  # type: ignore[arg-type]
     try:
         yield engine
     finally:

@@ -33,7 +33,7 @@ def test_mistakes_name_the_file(tmp_path: Path) -> None:
         ("local: 1", "deterministic: perhaps", r"must be true or false, not 'perhaps'"),
         ("local: 1", "device: [cpu, cuda]", r"must be auto, cpu or cuda, not 'cpu, cuda'"),
         ("local: 1", "kv_memory: 2", r"there is no option 'kv_memory' \(did you mean 'kv-memory'\?\)"),
-        ("local: 1", "socket: 'a:1'", r"there is no option 'socket' \(known: answer_s, .*kv-memory.*threads\)"),
+        ("local: 1", "socket: 'a:1'", r"there is no option 'socket' \(known: answer_s, .*kv-memory.*threads.*\)"),
         ("at: ['a:1']", "dtype: int8", r"there is no option 'dtype' \(known: answer_s, attach_s,"),
         ("at: ['a:1']", "attach_s: soon", r"option 'attach_s' must be a number, not 'soon'"),
         ("kind: vllm, at: ['http://a:1']", "prioritty: true", r"\(did you mean 'priority'\?\)"),

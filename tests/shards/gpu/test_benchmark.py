@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_a_part_that_is_unknown_is_named() -> None:
     done = run("--only", "decode,speed")
     assert done.returncode == 2
-    assert "speed is none of kernels, checks, decode, prefill, tune, e2e" in done.stderr
+    assert "speed is none of kernels, checks, decode, prefill, times, tune, e2e" in done.stderr
 
 
 def a_report(file: Path, **changes: object) -> Report:

@@ -135,7 +135,7 @@ async def test_a_dead_backend_and_a_drained_one_look_different() -> None:
         (decision,) = (await operator.snapshot()).decisions
         assert (decision.chosen, decision.why) == (
             "own-0",
-            "own-0 is the only candidate. Left out: 2 backends not well.",
+            "own-0 is the only candidate. Left out: 2 backends not well, or draining.",
         )
 
 
