@@ -27,6 +27,7 @@ DIFFERENCES = (
     Difference("*", "error.*", "errors are the router's, in the client's dialect, with a hint"),
     Difference("/v1/chat/completions", "system_fingerprint", "of several choices, only the last one's end has it"),
     Difference("/v1/completions", "system_fingerprint", "of several choices, only the last one's end has it"),
+    Difference("/v1/chat/completions", "choices[].delta.tool_calls[].id", "each call has an id of its own"),
     Difference("/v1/responses", "response.id", "each answer has an id of its own"),
     Difference("/v1/responses", "response.created_at", "the time"),
     Difference("/v1/responses", "response.output[].id", "each item has an id of its own"),
