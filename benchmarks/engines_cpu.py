@@ -7,7 +7,7 @@ Prefixes are not reused: every measurement has new prompts.
 
     make engines                                                    # vLLM
     pip install llama-cpp-python gguf                               # llama.cpp, in an environment of its own
-    python benchmarks/engines_cpu.py --vllm .venv-engines/bin/python --llama OTHER/bin/python
+    python -m benchmarks.engines_cpu --vllm .venv-engines/bin/python --llama OTHER/bin/python
 """
 
 from __future__ import annotations
