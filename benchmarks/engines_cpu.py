@@ -3,7 +3,7 @@
 The model has the shape of Qwen3-0.6B and random weights, made in `--folder`. Each engine runs in a process of its own,
 from an environment of its own, with the same number of threads. They measure in turns, so that other work on the
 machine meets all of them. Printed are tokens per CPU second, medians, and the median of the ratios within a round.
-Prefixes are not reused: every measurement has new prompts.
+Prefixes are not reused: every measurement has new prompts. All engines are there at the same time and need 20 GB.
 
     make engines                                                    # vLLM
     pip install llama-cpp-python gguf                               # llama.cpp, in an environment of its own

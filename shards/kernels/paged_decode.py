@@ -27,8 +27,9 @@ from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
 SPLIT_TOKENS = 512
 
-# Partial results that are merged at once, 16 KiB, by one warp with 16 bytes a thread. On an H200 the merging of 64
-# sequences takes 3 us, with 4 warps 8 us: it waits for two loads, so what counts is how many programs wait at a time.
+# Numbers of partial results that one warp merges at once: 16 KiB, loaded with 16 bytes a thread. On an H200 the merging
+# of 64 sequences takes 3 us, with 4 warps 8 us: it waits for two loads, so what counts is how many programs wait at a
+# time.
 MERGED_AT_ONCE = 4096
 
 # The matrix units multiply at least 16 rows.

@@ -21,8 +21,8 @@ from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes
 
 # Rows and warps of a program on heads of up to 128 dimensions. On an H100 4 warps compute 444 TFLOP/s and 8 warps 354:
 # a processor then runs two programs, one multiplies during the softmax of the other, and that is worth some 200 bytes
-# of spilled registers a thread. Elsewhere, the most rows that spill none (tests/shards/kernels prints the table). A
-# matrix unit takes 64 rows of 4 warps there; AMD's warps are twice as wide.
+# of spilled registers a thread. Elsewhere, the most rows that spill none (tests/shards/kernels prints the table).
+# Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
 TILES = {"sm_90": (128, 4), "sm_100": (128, 8), "gfx942": (128, 4)}
 OTHER_TILES = (64, 8)
 

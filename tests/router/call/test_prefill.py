@@ -288,13 +288,15 @@ async def test_the_kv_of_a_prompt_is_fetched_at_most_once_and_for_that_prompt_al
         error = rng.choice(failures) if prompt.transfer is not None else None
         return Answer() if error is None else Answer(error=error)
 
-    world = World(lost_at_times, prefilling=2)
+    world, answered = World(lost_at_times, prefilling=2), 0
     for number in range(5):
         world.prompts.seconds = rng.choice((0.1, 1000.0))
         asked = await asyncio.gather(*(world.ask(f"{number} {other} {LONG}") for other in range(8)))
         # a prompt that failed at three backends is not tried again, and backends that fail are ill for a while
         assert {type(error) for _, error, _ in asked} <= {type(None), BackendFailed, NoBackend}
         assert all(text_of(caller) == TEXT for caller, error, _ in asked if error is None)
+        answered += sum(error is None for _, error, _ in asked)
+    assert answered >= 10
     sent = [(request, prompt) for backend in world.answers for request, prompt in backend.received]
     fetched = [(request.id, prompt.transfer["for"]) for request, prompt in sent if prompt.transfer is not None]
     assert len(fetched) >= 10
