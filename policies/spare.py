@@ -64,12 +64,19 @@ class Spare:
         limit = UNKNOWN_LIMIT if limit is None else limit
         there = max(lines, backend.running + backend.waiting)
         free = limit - there - (-(-limit // _RESERVED) if limit > 1 else 0)
-        window = self._of(backend.name)
-        allowed = int(window.size) if window.size >= 1.0 else int(there == lines)
+        allowed = self._allowed(backend, lines)
         if lines >= allowed:
-            window.is_filled = True
+            self._of(backend.name).is_filled = True
         room = max(0, min(free, allowed - lines))
         return min(room, _COMPUTED - computed) if is_shared else room
+
+    def avoids(self, backend: BackendView, lines: int, now: float, *, is_shared: bool) -> bool:
+        """Whether no further line may go to `backend`, though others have room: its window is full, or it rests."""
+        return lines >= self._allowed(backend, lines) or (is_shared and rests(backend.name, now))
+
+    def _allowed(self, backend: BackendView, lines: int) -> int:
+        size, there = self._of(backend.name).size, max(lines, backend.running + backend.waiting)
+        return int(size) if size >= 1.0 else int(there == lines)
 
     def tick(self, backend: str, now: float, *, most: float | None, waits: bool) -> None:
         """Change the window of `backend`, at most once in EVERY_S. Other requests do not notice `most` lines there;

@@ -29,8 +29,9 @@ class LineReply(NamedTuple):
 
 
 class LineCall:
-    """See Caller. `service_class` is the one that it counts in; `on_placed` gets the backend that it goes
-    to, and `on_begun` is called when the first piece of its answer comes from there."""
+    """See Caller. `service_class` is the one that it counts in, and it does not go to backends in `avoiding`.
+    `on_placed` gets the backend that it goes to, and `on_begun` is called when the first piece of its answer comes
+    from there."""
 
     def __init__(
         self,
@@ -41,13 +42,15 @@ class LineCall:
         headers: Mapping[str, str],
         created_s: int,
         service_class: str,
+        avoiding: frozenset[str],
         on_placed: Callable[[str], None],
         on_begun: Callable[[], None],
     ) -> None:
         self.id, self._raw, self._dialect, self._created_s = id, raw, dialect, created_s
         self._headers = headers
         self.key: str | None = None
-        self._service_class, self._on_placed, self._on_begun = service_class, on_placed, on_begun
+        self._service_class, self._avoiding = service_class, avoiding
+        self._on_placed, self._on_begun = on_placed, on_begun
         self._has_begun = False
         self._ask: Ask | None = None
         self._answers: list[Answer] = []
@@ -74,7 +77,13 @@ class LineCall:
         body.pop("stream_options", None)
         ask = self._dialect.parse(body, self._headers)
         return replace(
-            ask, priority=self._service_class, counted_as=self._service_class, yields=True, explain=False, stream=False
+            ask,
+            priority=self._service_class,
+            counted_as=self._service_class,
+            avoiding=ask.avoiding | self._avoiding,
+            yields=True,
+            explain=False,
+            stream=False,
         )
 
     def limited(self, standing: Standing) -> None:

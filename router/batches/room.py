@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.learning.company import Company
@@ -39,10 +40,52 @@ class _Watched(NamedTuple):
     rests: bool
 
 
-class _Waiter(NamedTuple):
-    line: str
+class Places(NamedTuple):
+    """Where a line may go: to the backends of `model` in these pools, None: in any."""
+
     model: str
-    entered: asyncio.Future[None]
+    pools: tuple[str, ...] | None = None
+
+    def has(self, pool: str) -> bool:
+        """Whether it may go to `pool`."""
+        return self.pools is None or pool in self.pools
+
+    def meets(self, other: Places) -> bool:
+        """Whether lines of both may go to the same backend."""
+        is_one = self.pools is None or other.pools is None or not set(self.pools).isdisjoint(other.pools)
+        return self.model == other.model and is_one
+
+    def with_(self, other: Places) -> Places:
+        """Where lines of either may go."""
+        if self.pools is None or other.pools is None:
+            return Places(self.model)
+        return Places(self.model, tuple(dict.fromkeys(self.pools + other.pools)))
+
+
+class _Waiter(NamedTuple):
+    """A line that waits. `places` is None until it was tried: see LineRoom._places_of."""
+
+    line: str
+    tenant: str
+    model: str
+    places: Places | None
+    entered: asyncio.Future[frozenset[str]]
+
+
+@dataclass(slots=True)
+class _Inside:
+    """A line that was let in, and its backend once it has one."""
+
+    places: Places
+    backend: str | None = None
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many further lines may be sent to some places now, and the backends to which they may not go."""
+
+    lines: int
+    avoiding: frozenset[str] = frozenset()
 
 
 class LineRoom:
@@ -55,9 +98,9 @@ class LineRoom:
         self._gateway, self._most, self._slowdown = gateway, most, slowdown
         self.spare = Spare()
         self._company: dict[str, Company] = {}
-        self._lines: dict[str, str | None] = {}
-        """The line calls that are inside, and the backends where they are."""
-        self._models: dict[str, str] = {}
+        self._lines: dict[str, _Inside] = {}
+        self._seen: dict[tuple[str, str], Places] = {}
+        """By tenant and model, where rules have let lines go since there was none."""
         self._at: Counter[str] = Counter()
         self._computed: dict[str, dict[str, float]] = {}
         """By backend, the lines of which it computes the prompts, and when they were sent."""
@@ -84,13 +127,14 @@ class LineRoom:
         """Lines that all backends together may have now, as far as other requests allow it."""
         return sum(self.spare.window(name) for name in self._gateway().cluster.names())
 
-    async def enter(self, line: str, tenant: str, model: str) -> None:
-        """Return when there is room for the call `line`, which `leave` ends."""
-        waiter = _Waiter(line, model, asyncio.get_running_loop().create_future())
+    async def enter(self, line: str, tenant: str, model: str, places: Places | None = None) -> frozenset[str]:
+        """Return when there is room for the call `line`, which `leave` ends: the backends to which it may not go.
+        `places` is what `leave` returned when it was tried before."""
+        waiter = _Waiter(line, tenant, model, places, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(waiter)
         self._look_soon(0.0)
         try:
-            await waiter.entered
+            return await waiter.entered
         except asyncio.CancelledError:
             if line in self._lines:
                 # it was let in in the same moment
@@ -102,27 +146,30 @@ class LineRoom:
     def placed(self, line: str, backend: str) -> None:
         """The call `line` goes to `backend`; again if that failed."""
         self._take_away(line)
-        self._lines[line] = backend
+        self._lines[line].backend = backend
         self._at[backend] += 1
         self._computed.setdefault(backend, {})[line] = self._gateway().clock()
 
     def begun(self, line: str) -> None:
         """The first piece of the answer to `line` has come."""
-        if (backend := self._lines[line]) is not None:
+        if (backend := self._lines[line].backend) is not None:
             self._computed[backend].pop(line, None)
             if self._waiting:
                 self._look_soon(0.0)
 
-    def leave(self, line: str) -> None:
-        """The call `line` has ended."""
+    def leave(self, line: str) -> Places:
+        """The call `line` has ended: where the rules let it go, as far as a decision has told."""
         self._take_away(line)
-        del self._lines[line], self._models[line]
+        places = self._lines.pop(line).places
         if self._waiting:
             self._look_soon(0.0)
+        elif not self._lines:
+            self._seen.clear()
+        return places
 
     def _take_away(self, line: str) -> None:
         """It is at no backend any more."""
-        backend = self._lines[line]
+        backend = self._lines[line].backend
         if backend is not None:
             self._computed[backend].pop(line, None)
             self._at[backend] -= 1
@@ -139,7 +186,12 @@ class LineRoom:
     def decided(self, request: Request, decision: Decision, at: float) -> None:
         """See Listener."""
         backend = decision.chosen
-        if backend is None or request.id in self._lines:
+        if (line := self._lines.get(request.id)) is not None:
+            line.places = Places(line.places.model, request.pools)
+            key = request.tenant, line.places.model
+            self._seen[key] = self._seen.get(key, line.places).with_(line.places)
+            return
+        if backend is None:
             return
         self._shared_at[backend] = at
         if not self._lines and not self._waiting:
@@ -176,46 +228,54 @@ class LineRoom:
         self._timer = None
         gateway = self._gateway()
         free = self._most() - len(self._lines)
-        models = {waiter.model for queue in self._waiting.values() for waiter in queue}
-        rooms = {model: self._room(model, gateway) for model in models} if free > 0 else {}
+        wanted = {self._places_of(waiter) for queue in self._waiting.values() for waiter in queue}
+        rooms = {places: self._room(places, gateway) for places in wanted} if free > 0 else {}
         is_changed = True
         while is_changed and free > 0:
             is_changed = False
             for tenant in list(self._waiting):
-                waiter = next((each for each in self._waiting[tenant] if rooms[each.model] > 0), None)
+                queue = self._waiting[tenant]
+                waiter = next((each for each in queue if rooms[self._places_of(each)].lines > 0), None)
                 if waiter is None or free <= 0:
                     continue
-                rooms[waiter.model] -= 1
+                places = self._places_of(waiter)
+                for other, room in rooms.items():
+                    room.lines -= other.meets(places)
                 free -= 1
                 is_changed = True
                 self._waiting.move_to_end(tenant)
                 self._forget(tenant, waiter)
                 if not waiter.entered.done():
-                    self._lines[waiter.line], self._models[waiter.line] = None, waiter.model
-                    waiter.entered.set_result(None)
+                    self._lines[waiter.line] = _Inside(places)
+                    waiter.entered.set_result(rooms[places].avoiding)
         if self._waiting:
             self._look_soon(max(LOOK_S, _LOOK_BACKENDS * len(gateway.cluster.names())))
 
-    def _room(self, model: str, gateway: Gateway) -> int:
-        """How many further lines for `model` may be sent now."""
-        now, config = gateway.clock(), gateway.config
+    def _places_of(self, waiter: _Waiter) -> Places:
+        """Where it may go. Only its call tells which rule it has; until then, where the others of its tenant go."""
+        return waiter.places or self._seen.get((waiter.tenant, waiter.model)) or Places(waiter.model)
+
+    def _room(self, places: Places, gateway: Gateway) -> _Room:
+        """How many further lines for `places` may be sent now, and where not."""
+        now, config, model = gateway.clock(), gateway.config, places.model
         if gateway.cluster.model(model) is None and not gateway.awaits_backends():
             # its call will say that there is no such model
-            return 1
+            return _Room(1)
         last = max(service_class.rank for service_class in config.classes.values())
-        views = [
-            backend for backend in gateway.cluster.view(now, rank=last, model=model).backends if model in backend.models
-        ]
-        waits = gateway.dispatcher.waits(model, last)
-        room = -sum(self._models[line] == model for line, where in self._lines.items() if where is None)
-        for backend in views:
+        waits, avoiding = gateway.dispatcher.waits(model, last), set[str]()
+        room = -sum(line.backend is None and line.places.meets(places) for line in self._lines.values())
+        for backend in gateway.cluster.view(now, rank=last, model=model).backends:
             name, is_shared = backend.name, self._is_shared(backend.name, now)
+            if model not in backend.models or not places.has(backend.pool):
+                continue
             most = self._company_of(backend.pool).most_lines(self._slowdown()) if is_shared else None
             self.spare.tick(name, now, most=most, waits=waits)
             room += self.spare.room(
                 backend, self._at[name], now, is_shared=is_shared, computed=self._computed_at(name, now)
             )
-        return 0 if waits else room
+            if self.spare.avoids(backend, self._at[name], now, is_shared=is_shared):
+                avoiding.add(name)
+        return _Room(0 if waits else room, frozenset(avoiding))
 
     def _computed_at(self, backend: str, now: float) -> int:
         """The number of lines of which `backend` computes the prompts."""

@@ -33,7 +33,7 @@ from router.batches.order import LineOrder, OrderedLine, order_of
 from router.batches.pace import Pace
 from router.batches.quota_turns import QuotaTurns
 from router.batches.rate import Rate
-from router.batches.room import LineRoom
+from router.batches.room import LineRoom, Places
 from router.batches.shelf import BatchShelf, log_key
 from router.batches.shown import answered
 from router.batches.store.base import JobClaim
@@ -207,35 +207,41 @@ class JobRun:
 
     async def _replied(self, body: bytes, model: str) -> tuple[str, LineReply]:
         """The id of the call that was answered, and its reply, after as many tries as it takes."""
-        means = self._means
+        means, places = self._means, None
         for attempt in count(1):
             call = means.gateway().new_id()
-            await self._enter(call, model)
+            avoiding = await self._enter(call, model, places)
             try:
-                reply, rest_s = await self._called(call, body, attempt)
+                reply, rest_s = await self._called(call, body, attempt, avoiding)
             finally:
-                means.room.leave(call)
+                places = means.room.leave(call)
                 self._turns.leave(call)
             if reply is not None:
                 return call, reply
             await asyncio.sleep(rest_s)
         raise AssertionError("tries have no end")
 
-    async def _enter(self, call: str, model: str) -> None:
-        """Return when there may be quota for the call and there is room."""
+    async def _enter(self, call: str, model: str, places: Places | None) -> frozenset[str]:
+        """Return when there may be quota for the call and there is room: the backends that have none."""
         while True:
             await self._turns.take(call)
             try:
-                await self._means.room.enter(call, self._job.tenant, model)
+                avoiding = await self._means.room.enter(call, self._job.tenant, model, places)
             except asyncio.CancelledError:
                 self._turns.leave(call)
                 raise
             if self._turns.holds(call):
-                return
+                return avoiding
             # it would be refused as another line was in the meantime
             self._means.room.leave(call)
 
-    async def _called(self, id: str, body: bytes, attempt: int) -> tuple[LineReply | None, float]:  # noqa: A002
+    async def _called(
+        self,
+        id: str,  # noqa: A002
+        body: bytes,
+        attempt: int,
+        avoiding: frozenset[str],
+    ) -> tuple[LineReply | None, float]:
         """The reply to one try; None and a pause in seconds if it failed for now."""
         means, job = self._means, self._job
         gateway = means.gateway()
@@ -246,6 +252,7 @@ class JobRun:
             headers=job.headers,
             created_s=int(means.unix_time()),
             service_class=means.settings().service_class,
+            avoiding=avoiding,
             on_placed=lambda backend: self._placed(id, backend),
             on_begun=lambda: means.room.begun(id),
         )
@@ -259,6 +266,8 @@ class JobRun:
                 return call.failure(error), 0.0
             rest_s = min(_MOST_REST_S, error.retry_after_s or _FIRST_REST_S * 2 ** min(attempt - 1, 6))
             means.observer.again(error.code)
+            # what was decided is told now, so that its room knows the places
+            gateway.later.flush()
             if isinstance(error, QuotaExceeded):
                 # others of this job would be refused too; other routers ask a little earlier or later
                 self._turns.refused(rest_s * (1.0 + _SPREAD * means.rng.random()))

@@ -57,6 +57,16 @@ def test_lines_give_way_while_others_wait() -> None:
     assert spare.window("a") == 0.25
 
 
+def test_a_backend_is_avoided_while_its_window_is_full_or_it_rests() -> None:
+    spare, rest_at = Spare(), next(float(at) for at in range(40) if rests("a", at))
+    seen = [spare.avoids(a_backend(running=lines), lines, NOW, is_shared=True) for lines in range(4)]
+    assert seen == [False, False, True, True]
+    assert spare.avoids(a_backend(), 0, rest_at, is_shared=True)
+    assert not spare.avoids(a_backend(), 0, rest_at, is_shared=False)
+    # a prompt that is computed there is no reason to compute its documents elsewhere
+    assert not spare.avoids(a_backend(queue_s=1.0), 0, NOW, is_shared=True)
+
+
 def test_a_small_window_is_one_line_at_an_idle_backend() -> None:
     spare = grown(10, most=None, waits=True)
     assert spare.room(a_backend(), 0, NOW, is_shared=False) == 1

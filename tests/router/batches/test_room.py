@@ -1,0 +1,75 @@
+"""Which lines are let in, and where they may not go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from policies.rules import Rule
+from router.batches.room import Places
+from tests.router.batches.parts import a_batch_config, a_batch_router, a_line, begun, ended, openai_client
+from tests.router.parts import MODEL, ScriptedBackend, a_router, an_answer, series
+
+MANY = 100
+"""Lines that are more than a window has after some seconds."""
+
+LINES = 40
+
+
+async def test_lines_do_not_go_where_the_window_is_full_though_their_prefix_is_there(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path, ScriptedBackend("b0"), ScriptedBackend("b1")) as router:
+        assert router.operations.batches is not None
+        room = router.operations.batches.room
+        for number in range(MANY):
+            await room.enter(f"line-{number}", "acme", MODEL)
+            room.placed(f"line-{number}", "b0")
+        assert await room.enter("another", "acme", MODEL) == {"b0"}
+        room.leave("another")
+        for number in range(MANY):
+            room.leave(f"line-{number}")
+        assert await room.enter("the last", "acme", MODEL) == frozenset()
+        room.leave("the last")
+
+
+async def test_room_is_counted_only_where_rules_let_a_line_go(tmp_path: Path) -> None:
+    own, other = ScriptedBackend("b0"), ScriptedBackend("b1", pool="other", address="b1.test:8000")
+    async with a_router(own, other, config=a_batch_config(tmp_path)) as router:
+        assert router.operations.batches is not None
+        room, only_own = router.operations.batches.room, Places(MODEL, ("own",))
+        for number in range(2):
+            assert await room.enter(f"line-{number}", "acme", MODEL, only_own) == frozenset()
+            room.placed(f"line-{number}", "b0")
+        waiting = asyncio.create_task(room.enter("another", "acme", MODEL, only_own))
+        # a line that may go anywhere is not held up by the one before it
+        assert await room.enter("elsewhere", "acme", MODEL) == {"b0"}
+        room.placed("elsewhere", "b1")
+        assert not waiting.done()
+        room.leave("line-0")
+        assert await waiting == frozenset()
+        for line in ("line-1", "elsewhere", "another"):
+            room.leave(line)
+
+
+async def test_lines_are_not_refused_for_room_that_their_rule_does_not_allow(tmp_path: Path) -> None:
+    free = asyncio.Event()
+    own = ScriptedBackend("b0", scripts=[[free, *an_answer("yes")] for _ in range(LINES)])
+    other = ScriptedBackend("b1", pool="other", address="b1.test:8000")
+    config = a_batch_config(tmp_path)
+    pools = {**config.pools, "other": replace(config.pools["own"], name="other")}
+    config = replace(config, rules=(Rule("chat", pools=("own",)),), pools=pools)
+    async with a_router(own, other, config=config) as router, openai_client(router) as client:
+        assert router.operations.batches is not None
+        room = router.operations.batches.room
+        batch = await begun(client, [a_line(number) for number in range(LINES)])
+        async with asyncio.timeout(30):
+            while room.inside + room.waiting < LINES:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+        free.set()
+        done = await ended(client, batch)
+        assert done.request_counts is not None
+        assert done.request_counts.completed == LINES
+        assert not other.prompts
+        # those that were let in before the first of them was refused
+        retries = series(router.telemetry.registry, "batch_retries_total")
+        assert sum(retries.values()) <= 4, retries
