@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--backends", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--slowdown", default="5%")
+    parser.add_argument("--slowdown", default="2%")
     parser.add_argument("--kv-tokens", type=int, default=300_000)
     parser.add_argument("--how", nargs="+", default=["alone", "batch", "file order", "naive"])
     parser.add_argument("--show", action="store_true")

@@ -45,7 +45,7 @@ BATCHES = Table(
         "max_lines": Key(read_count, "most lines of a job; default 1M"),
         "max_jobs": Key(read_count, "most jobs of a tenant that have not ended; default 100"),
         "max_storage": Key(read_bytes, "most bytes of a tenant's files and results; default 10GiB"),
-        "slowdown": Key(read_share, "share by which first tokens of other requests may come later; default 5%"),
+        "slowdown": Key(read_share, "share by which first tokens of other requests may come later; default 2%"),
         "concurrent": Key(read_count, "most lines of a router that are at backends at once; default 256"),
     }
 )

@@ -168,7 +168,7 @@ class BatchSettings:
     max_jobs: int = 100
     max_storage_bytes: int = 10 * 2**30
     concurrent: int = 256
-    slowdown: float = 0.05
+    slowdown: float = 0.02
     s3: S3Settings | None = None
 
 
