@@ -26,6 +26,7 @@ from shards.exec.batch import Batch, Row
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.table import blocks_for
 from shards.lora.adapter import Adapter, LowRank, Update
+from shards.lora.options import AdapterOptions
 from shards.lora.sites import sites_of
 from shards.model import PagedNetwork
 from shards.network.config import NetworkConfig
@@ -76,7 +77,7 @@ def a_batch(rows: int, tokens: int, adapters: Sequence[Adapter]) -> Batch:
 def a_network(config: NetworkConfig, weights: Weights, *, adapts: bool) -> PagedNetwork:
     network = PagedNetwork(Decoder(config, weights), kv_dtype=weights.dtype)
     if adapts:
-        network.adapt()
+        network.adapt(AdapterOptions())
     network.allocate(32 * blocks_for(CONTEXT + 1))
     # memory that was never written may hold NaN
     network._allocated.data.zero_()

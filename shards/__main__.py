@@ -145,9 +145,14 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, g
 
     Raises ValueError if a GPU has none left.
     """
+    from shards.exec.network import AdaptableNetwork
+
     room = getattr(model.network, "room_bytes", None)
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
+    if options.adapters.is_used and isinstance(model.network, AdaptableNetwork):
+        # their memory is taken first: what is left is for KV
+        model.network.adapt(options.adapters)
     return int(room(batch_tokens=options.batch_tokens, rows=options.max_running, shards=gpu_shards))
 
 
@@ -296,6 +301,7 @@ def shard(
     ] = None,
     max_loras: Annotated[int, typer.Option(help="LoRA adapters in memory at a time.", min=1)] = 8,
     lora_memory: Annotated[float, typer.Option(help="Memory for LoRA adapters, in GiB.", min=0.001)] = 1,
+    max_lora_rank: Annotated[int, typer.Option(help="Largest rank of LoRA adapters on a GPU.", min=1)] = 16,
     grace_s: Annotated[float, typer.Option(help="Seconds that running requests get to end after SIGTERM.", min=0)] = 10,
     register: Annotated[
         list[str] | None,
@@ -376,6 +382,7 @@ def shard(
             None if lora_dir is None else Path(lora_dir),
             most=max_loras,
             most_bytes=int(lora_memory * 2**30),
+            most_rank=max_lora_rank,
         )
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),

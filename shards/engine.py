@@ -462,8 +462,8 @@ class Engine:
         if not self.options.adapters.is_used:
             return None
         if not isinstance(network, AdaptableNetwork):
-            raise ValueError("adapters change the matrices of networks on CPUs; choose device cpu")
-        return AdapterShelf(self.options.adapters, network.adapt())
+            raise ValueError("adapters change the matrices of a whole network; this one has none")
+        return AdapterShelf(*network.adapt(self.options.adapters))
 
     def _adapter_refusal(self, name: str) -> Refusal | None:
         objection = "this shard serves no adapters" if self._adapters is None else self._adapters.objection(name)

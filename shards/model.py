@@ -24,6 +24,7 @@ from shards.network.group import ALONE, Group
 if TYPE_CHECKING:
     from shards.lora.checkpoint import AdapterFormat
     from shards.lora.mixing import AdapterMix
+    from shards.lora.options import AdapterOptions
     from shards.network.decoder import Decoder
     from shards.network.loading import DtypeChoice, OnProgress
 
@@ -89,8 +90,8 @@ class PagedNetwork:
         with self._mix.computing(batch):
             return self._decoder.forward(batch, self._allocated)
 
-    def adapt(self) -> AdapterFormat:
-        """Let batches have adapters (`Row.adapter`); returns how adapters for it are read."""
+    def adapt(self, options: AdapterOptions) -> tuple[AdapterOptions, AdapterFormat]:
+        """Let batches have adapters (`Row.adapter`); returns `options`, and how adapters for it are read."""
         from shards.lora.checkpoint import AdapterFormat
         from shards.lora.mixing import AdapterMix, adapted
         from shards.lora.sites import sites_of
@@ -100,7 +101,7 @@ class PagedNetwork:
         self._mix = AdapterMix()
         config, weights = self._decoder.config, self._decoder.weights
         self._decoder = Decoder(config, adapted(weights, self._mix))
-        return AdapterFormat(sites_of(config), weights.dtype, family_of(config.architecture).prefixes)
+        return options, AdapterFormat(sites_of(config), weights.dtype, family_of(config.architecture).prefixes)
 
     def blend(self, move: KvMove) -> None:
         """Copy the KV of `move`, keys rotated. Raises RuntimeError before `allocate`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from shards.lora.adapter import Adapter
+    from shards.lora.adapter import LoadedAdapter
 
 
 class Row(NamedTuple):
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     tokens: int
     context_tokens: int
     blocks: tuple[int, ...]
-    adapter: Adapter | None = None
+    adapter: LoadedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from shards.kv.copier import BlockMemory
 from shards.kv.window_layout import KvWindow
 
 if TYPE_CHECKING:
-    from shards.lora.checkpoint import AdapterFormat
+    from shards.lora.options import AdapterOptions
+    from shards.lora.shelf import ReadsAdapters
 
 
 class Network(Protocol):
@@ -102,8 +103,11 @@ class HostedNetwork(Protocol):
 class AdaptableNetwork(Protocol):
     """A network with matrices that LoRA adapters can change, row by row of a batch."""
 
-    def adapt(self) -> AdapterFormat:
-        """Let batches have adapters (`Row.adapter`); returns how adapters for it are read."""
+    def adapt(self, options: AdapterOptions) -> tuple[AdapterOptions, ReadsAdapters]:
+        """Let batches have adapters (`Row.adapter`), as many as `options` say or fewer.
+
+        Returns `options` with as many as it has room for, and how adapters for it are read.
+        """
         ...
 
 

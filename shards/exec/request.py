@@ -14,7 +14,7 @@ from shards.nouns import Submission
 from shards.sched.limits import peak_blocks
 
 if TYPE_CHECKING:
-    from shards.lora.adapter import Adapter
+    from shards.lora.adapter import LoadedAdapter
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
@@ -42,7 +42,7 @@ class Request:
         self.is_paused = False
         self.awaits_grammar = submission.sampling.grammar is not None
         self.awaits_adapter = bool(submission.adapter)
-        self.adapter: Adapter | None = None
+        self.adapter: LoadedAdapter | None = None
         self.domain = submission.domain
         self.prompt = bytearray()
         self.open_choices = submission.choices

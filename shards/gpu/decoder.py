@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shards.gpu.adapters import AdapterSlots, adapted
 from shards.gpu.cache import GpuCache
 from shards.gpu.weights import GpuLayer, GpuWeights
 from shards.kernels.gather_prefill import Dense, gather_prefill
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
+from shards.kernels.low_rank import AdaptedRows
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode
 from shards.kernels.paged_prefill import PrefillPlan, paged_prefill
+from shards.lora.sites import HEAD
 from shards.network.config import NetworkConfig, Rope
 from shards.network.group import ALONE, Group
 from shards.network.rope import attention_factors, inverse_frequencies
@@ -56,7 +59,8 @@ class Inputs:
     """One step on the device: integers [tokens], first those of `decodes`, then those of each of `prefills`.
 
     `wanted` [wanted] are the indices of the tokens that need logits; None means all of them. `window_slots` are those
-    of layers with a window.
+    of layers with a window. `adapted` are the tokens with adapters, among all and among the wanted ones; None if no
+    token has one.
     """
 
     token_ids: Tensor
@@ -66,19 +70,21 @@ class Inputs:
     decodes: Decodes | None
     prefills: tuple[Prefills, ...]
     wanted: Tensor | None
+    adapted: tuple[AdaptedRows, AdaptedRows] | None = None
 
 
 class GpuDecoder:
     """A network of a family that `shards.gpu.support` names. The cache holds all state between steps.
 
     `dense` is the attention for long chunks; None uses the paged kernel for all. `config` and `weights` are those of
-    this process's part if there is a `group`.
+    this process's part if there is a `group`. `slots` have the adapters of rows, once it was bound to them.
     """
 
     def __init__(
         self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None, group: Group = ALONE
     ) -> None:
         self.config, self.weights, self.dense, self.group = config, weights, dense, group
+        self.slots: AdapterSlots | None = None
         self.device = weights.embedding.device
         ropes = [config.rope_of(layer) for layer in range(config.layers)]
         tables = {rope: rotation_table(rope, config, self.device) for rope in set(ropes)}
@@ -90,6 +96,10 @@ class GpuDecoder:
         config = self.config
         return f"GpuDecoder({config.architecture}, {config.layers} layers, {self.weights.embedding.dtype})"
 
+    def bind(self, slots: AdapterSlots) -> None:
+        """Compute rows with adapters from now on, which are in `slots`."""
+        self.slots, self.weights = slots, adapted(self.weights, slots)
+
     @torch.inference_mode()
     def forward(self, inputs: Inputs, cache: GpuCache, *, out: Tensor | None = None) -> Tensor:
         """Logits [wanted, vocabulary] in the weights' type, in `out` if it is given.
@@ -98,6 +108,7 @@ class GpuDecoder:
         """
         epsilon, last = self.config.rms_norm_eps, self.config.layers - 1
         hidden, residual = self._embed(inputs.token_ids), None
+        self._adapt(inputs, wanted=False)
         for index, layer in enumerate(self.weights.layers):
             normal, stream = _joined(hidden, layer.attention_norm, epsilon, residual)
             queries = self._write(index, normal, inputs, cache)
@@ -107,13 +118,22 @@ class GpuDecoder:
             if index == last and inputs.wanted is not None:
                 # past the last attention no token needs another, so only the wanted ones continue
                 mixed, stream = mixed.index_select(0, inputs.wanted), stream.index_select(0, inputs.wanted)
+                self._adapt(inputs, wanted=True)
             hidden = _after(self.group.sum(layer.output(mixed)), layer.attention_after_norm, epsilon)
             normal, residual = _joined(hidden, layer.mlp_norm, epsilon, stream)
             hidden = _after(self.group.sum(layer.mlp(normal)), layer.mlp_after_norm, epsilon)
         normal, _ = rms_norm(hidden, self.weights.norm, epsilon=epsilon, residual=residual)
         if self.group.size == 1:
-            return torch.mm(normal, self.weights.head.mT, out=out)
+            logits = torch.mm(normal, self.weights.head.mT, out=out)
+            if self.slots is not None:
+                self.slots.add(HEAD, logits, normal)
+            return logits
         return self.group.logits(torch.mm(normal, self.weights.head.mT), self.config.vocab_size, out=out)
+
+    def _adapt(self, inputs: Inputs, *, wanted: bool) -> None:
+        """The products that follow are those of all tokens, or of the `wanted` ones."""
+        if self.slots is not None:
+            self.slots.computing(None if inputs.adapted is None else inputs.adapted[wanted])
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         hidden, scale = functional.embedding(token_ids, self.weights.embedding), self.config.embedding_scale

@@ -101,32 +101,40 @@ def token_fields(tokens: int) -> list[FieldShape]:
     return [(name, "int32", (tokens,)) for name in ("source", "known", "position", "slot")]
 
 
-def decode_fields(rows: int, pages: int, mapped: int = 0) -> list[FieldShape]:
+def decode_fields(rows: int, pages: int, mapped: int = 0, adapted: Sequence[FieldShape] = ()) -> list[FieldShape]:
     """All fields of a step that only decodes. Tables come last, because their width changes from step to step.
 
-    `page_of` is the page of each of `mapped` blocks, in layers with a window that have pages of their own.
+    `page_of` is the page of each of `mapped` blocks, in layers with a window that have pages of their own. `adapted`
+    are those of rows with adapters.
     """
     return [
         *drawing_fields(rows),
         *token_fields(rows),
         ("context", "int32", (rows,)),
         ("page_of", "int32", (mapped,)),
+        *adapted,
         ("tables", "int32", (rows, pages)),
     ]
 
 
 @lru_cache(maxsize=1024)
-def decode_layout(rows: int, pages: int, mapped: int = 0) -> Layout:
+def decode_layout(rows: int, pages: int, mapped: int = 0, adapted: tuple[FieldShape, ...] = ()) -> Layout:
     """The layout of `decode_fields`, cached: making it would take as long as filling it."""
-    return Layout.of(decode_fields(rows, pages, mapped))
+    return Layout.of(decode_fields(rows, pages, mapped, adapted))
 
 
 def mixed_fields(
-    tokens: int, wanted: int, *, decodes: tuple[int, int], prefills: Sequence[tuple[int, int, int]], mapped: int = 0
+    tokens: int,
+    wanted: int,
+    *,
+    decodes: tuple[int, int],
+    prefills: Sequence[tuple[int, int, int]],
+    mapped: int = 0,
+    adapted: Sequence[FieldShape] = (),
 ) -> list[FieldShape]:
     """All fields of other steps. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) by kind of chunk."""
     fields = [*drawing_fields(wanted), *token_fields(tokens), ("wanted", "int32", (wanted,))]
-    fields += [("page_of", "int32", (mapped,))]
+    fields += [("page_of", "int32", (mapped,)), *adapted]
     fields += [("context", "int32", (decodes[0],)), ("tables", "int32", decodes)]
     for index, (rows, pages, tiles) in enumerate(prefills):
         fields += [

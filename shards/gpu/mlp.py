@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -54,7 +55,16 @@ class PackedMatrix:
             yield self.bias
 
 
-AnyMatrix = Matrix | PackedMatrix
+class AnyMatrix(Protocol):
+    """A linear layer in any form."""
+
+    def __call__(self, hidden: Tensor, /) -> Tensor:
+        """The product of [tokens, in], [tokens, out]."""
+        ...
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that a product reads."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing
 from shards.exec.moves import KvMove
+from shards.gpu.adapters import AdapterSlots, PackedFormat
 from shards.gpu.blending import Blending
 from shards.gpu.cache import GpuCache, GpuMemory, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
@@ -24,7 +25,11 @@ from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.kv.window_layout import KvWindow
+from shards.lora.checkpoint import AdapterFormat
+from shards.lora.options import AdapterOptions
+from shards.lora.sites import sites_of
 from shards.network.config import NetworkConfig
+from shards.network.families.table import family_of
 from shards.network.group import ALONE, Group
 
 log = logging.getLogger(__name__)
@@ -88,6 +93,22 @@ class GpuNetwork:
         if self._steps is None:
             raise RuntimeError("no memory was allocated for KV")
         return self._steps
+
+    def adapt(self, options: AdapterOptions) -> tuple[AdapterOptions, PackedFormat]:
+        """Let batches have adapters, in slots that are allocated at once; before `allocate`.
+
+        Returns `options` with as many adapters as there are slots, and how adapters are read; the same again if called
+        again. Raises ValueError without room for a slot.
+        """
+        config, decoder = self.decoder.config, self.decoder
+        dtype, device = decoder.weights.embedding.dtype, decoder.device
+        if decoder.slots is None:
+            decoder.bind(AdapterSlots.within(options, sites_of(config), dtype=dtype, device=device))
+        slots = decoder.slots
+        assert slots is not None, "the decoder was bound to slots"
+        form = AdapterFormat(sites_of(config), dtype, family_of(config.architecture).prefixes)
+        packed = PackedFormat(form, slots.layout, dtype, is_pinned=device.type == "cuda")
+        return replace(options, most=slots.count), packed
 
     def room_bytes(self, *, batch_tokens: int, rows: int, shards: int = 1) -> int:
         """Bytes of GPU memory left for KV beside steps of `batch_tokens` tokens and `rows` rows.
@@ -166,6 +187,8 @@ class GpuNetwork:
     def prepare(self, rows: int) -> None:
         """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
+        if self.decoder.slots is not None:
+            self.steps.warm_up_adapted(range(1, rows + 1))
         self.steps.warm_up_long()
 
     def blend(self, move: KvMove) -> None:

@@ -80,7 +80,7 @@ class Step:
             known=self.known[moved],
             positions=self.positions[moved],
             slots=self.slots[moved],
-            rows=tuple(Row(int(place[row.start]), row.tokens, row.context_tokens, row.blocks) for row in rows),
+            rows=tuple(row._replace(start=int(place[row.start])) for row in rows),
             ahead=tuple((int(place[token]), row) for token, row in self.ahead),
             wanted=place[self.wanted],
             drawings=self.drawings,

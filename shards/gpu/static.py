@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shards.gpu.cache import GpuCache
-from shards.gpu.layout import decode_layout
+from shards.gpu.layout import FieldShape, decode_layout
 from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, splits_of
 from shards.network.config import NetworkConfig
@@ -19,15 +19,22 @@ class StaticBuffers:
 
     `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
     have room for a full cache without shared blocks, or for all that a window shows. Steps that need more (many long
-    contexts with one prefix) are computed in buffers of their own.
+    contexts with one prefix) are computed in buffers of their own. `adapted` are the fields of rows with adapters.
     """
 
     def __init__(
-        self, config: NetworkConfig, cache: GpuCache, rows: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        config: NetworkConfig,
+        cache: GpuCache,
+        rows: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        adapted: tuple[FieldShape, ...] = (),
     ) -> None:
         pages = -(-config.max_positions // BLOCK_TOKENS)
         self.tables = torch.zeros(rows, pages, dtype=torch.int32, device=device)
-        words = decode_layout(rows, pages, cache.mapped).words
+        words = decode_layout(rows, pages, cache.mapped, adapted).words
         self._buffer = torch.zeros(words, dtype=torch.int32, device=device)
         # one for all graphs: separate ones would take a gigabyte in total for a large vocabulary
         self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY, Drawing
+from shards.gpu.adapted_rows import MOST_FEW, AdaptedFields, shapes_of, tile_rows
 from shards.gpu.cache import GpuCache
 from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
 from shards.gpu.fill import (
+    Arrays,
     fill_decodes,
     fill_drawings,
     fill_pages,
@@ -37,6 +39,7 @@ from shards.gpu.static import StaticBuffers
 from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
 from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
+from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
 from shards.kernels.sampling import Draw, sample
@@ -70,10 +73,14 @@ class Steps:
         group = config.heads // config.kv_heads
         self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
-        self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype)
+        adapted = shapes_of(self._adapted(self._buckets[-1], adapts=decoder.slots is not None))
+        self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype, adapted=adapted)
         capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
         self._drawing = Graphs(partial(self._compute_decode, draws=True), capture)
         self._plain = Graphs(partial(self._compute_decode, draws=False), capture)
+        # apart, so that steps without adapters have no launch for them
+        self._drawing_adapted = Graphs(partial(self._compute_decode, draws=True, adapts=True), capture)
+        self._plain_adapted = Graphs(partial(self._compute_decode, draws=False, adapts=True), capture)
 
     def __repr__(self) -> str:
         return f"Steps({self._decoder!r}, {self.cache!r}, {self._drawing!r}, {self._inbound!r})"
@@ -86,7 +93,8 @@ class Steps:
     @property
     def uncaptured_steps(self) -> int:
         """Steps that were computed without a graph since a capture failed."""
-        return self._drawing.uncaptured_steps + self._plain.uncaptured_steps
+        graphs = (self._drawing, self._plain, self._drawing_adapted, self._plain_adapted)
+        return sum(each.uncaptured_steps for each in graphs)
 
     def submit(self, step: Step) -> Ticket:
         """Start a step behind the submitted ones, of which at most two are uncollected.
@@ -117,16 +125,23 @@ class Steps:
         drawn = _drawn(logits, layout.tensors(self._outbound.send(host)))
         return tokens_of(drawn.cpu())
 
-    def warm_up(self, rows: Iterable[int], *, draws: bool = True) -> None:
+    def warm_up(self, rows: Iterable[int], *, draws: bool = True, adapts: bool = False) -> None:
         """Compile and capture decoding steps of each number of `rows`, largest first so that they share their memory.
 
-        Those for `submit`; or, unless it `draws`, those for `logits`.
+        Those for `submit`; or, unless it `draws`, those for `logits`. With `adapts` those of rows with adapters.
         """
         # in the padding block, so no cached block changes
         span = Span(self.unread, [0], 0, [self.cache.blocks], GREEDY)
         buckets = {bucket for count in rows if (bucket := bucket_for(count, self._buckets)) is not None}
         for bucket in sorted(buckets, reverse=True):
-            self._run(step_of_spans([span] * bucket), draws=draws)
+            self._run(step_of_spans([span] * bucket), draws=draws, adapts=adapts)
+
+    def warm_up_adapted(self, rows: Iterable[int]) -> None:
+        """Compile and capture decoding steps of rows with adapters, and compile a chunk that has one."""
+        self.warm_up(rows, adapts=True)
+        tokens = min(MOST_FEW + 1, self._decoder.config.max_positions)
+        blocks = [self.cache.blocks] * -(-tokens // BLOCK_TOKENS)
+        self._run(step_of_spans([Span(self.unread, [0] * tokens, 0, blocks, GREEDY)]), draws=True, adapts=True)
 
     def check(self) -> None:
         """Assert that no buffer in use can be overwritten."""
@@ -157,33 +172,40 @@ class Steps:
             chunk = min(most, left - behind)
             spans.append(Span(self.unread, [0] * chunk, most - chunk if chunk > 1 else 0, blocks, GREEDY))
             left -= chunk
-        self._run(step_of_spans(spans), draws=True)
+        self._run(step_of_spans(spans), draws=True, adapts=self._decoder.slots is not None)
 
     @torch.inference_mode()
-    def _run(self, step: Step, *, draws: bool) -> Tensor:
-        """The drawn tokens [token|is sound, wanted] int32, or the logits [wanted, vocabulary]."""
+    def _run(self, step: Step, *, draws: bool, adapts: bool = False) -> Tensor:
+        """The drawn tokens [token|is sound, wanted] int32, or the logits [wanted, vocabulary].
+
+        A step `adapts` if a row has an adapter; a warm-up asks for it without one.
+        """
         cache, rows = self.cache, self.options.rows
         require_step(step, self._decoder.config, blocks=cache.blocks, rows=rows, pages=cache.pages)
+        if self._decoder.slots is not None and not adapts:
+            adapts = any(row.adapter is not None for row in step.rows)
         contexts = [row.context_tokens for row in step.rows]
         # padding would change shapes, and with them the bits of the result
         may_pad = step.is_decode and not step.is_exact
         bucket = bucket_for(len(step.rows), self._buckets) if may_pad else None
         if bucket is not None and self._static.has_room(contexts):
-            return self._run_decode(step, bucket, draws=draws)
-        return self._run_mixed(step, draws=draws)
+            return self._run_decode(step, bucket, draws=draws, adapts=adapts)
+        return self._run_mixed(step, draws=draws, adapts=adapts)
 
-    def _run_decode(self, step: Step, bucket: int, *, draws: bool) -> Tensor:
+    def _run_decode(self, step: Step, bucket: int, *, draws: bool, adapts: bool) -> Tensor:
         rows, pages = len(step.rows), most_pages(step.rows)
-        layout = decode_layout(bucket, pages, self.cache.mapped)
+        adapted = self._adapted(bucket, adapts=adapts)
+        layout = decode_layout(bucket, pages, self.cache.mapped, shapes_of(adapted))
         host = self._outbound.next(layout.words)
         arrays = layout.arrays(host.numpy())
         fill_drawings(arrays, *for_every_row(step, bucket, unread=self.unread))
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
         fill_decodes(arrays, step.rows)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
+        self._fill_adapted(arrays, step, adapted)
         sent = self._outbound.send(host, self._static.input(layout.words))
         self._static.tables[:bucket, :pages].copy_(layout.tensors(sent)["tables"])
-        computed = (self._drawing if draws else self._plain).run(bucket)
+        computed = self._graphs(draws=draws, adapts=adapts).run(bucket)
         of_rows = 1 if draws else 0
         if np.array_equal(step.wanted, np.arange(rows)):
             return computed.narrow(of_rows, 0, rows)
@@ -192,22 +214,29 @@ class Steps:
         wanted.numpy()[:] = step.wanted
         return computed.index_select(of_rows, self._outbound.send(wanted))
 
+    def _graphs(self, *, draws: bool, adapts: bool) -> Graphs:
+        if adapts:
+            return self._drawing_adapted if draws else self._plain_adapted
+        return self._drawing if draws else self._plain
+
     @torch.inference_mode()
-    def _compute_decode(self, bucket: int, *, draws: bool) -> Tensor:
-        layout = decode_layout(bucket, 0, self.cache.mapped)
+    def _compute_decode(self, bucket: int, *, draws: bool, adapts: bool = False) -> Tensor:
+        adapted = self._adapted(bucket, adapts=adapts)
+        layout = decode_layout(bucket, 0, self.cache.mapped, shapes_of(adapted))
         fields = layout.tensors(self._static.input(layout.words))
         plans = self._static.plans(bucket)
         for plan in plans.values():
             plan_decode(plan, fields["context"])
         tables = self._static.tables[:bucket]
         decodes = Decodes(tables, self._of_windows(fields, tables), fields["context"], plans)
-        return self._compute(fields, decodes, (), None, draws=draws, out=self._static.logits[:bucket])
+        return self._compute(fields, decodes, (), None, adapted=adapted, draws=draws, out=self._static.logits[:bucket])
 
-    def _run_mixed(self, step: Step, *, draws: bool) -> Tensor:
+    def _run_mixed(self, step: Step, *, draws: bool, adapts: bool) -> Tensor:
         step, counts = step.sorted(dense_from_pairs=self.options.dense_from_pairs)
         bounds = np.cumsum((0, *counts)).tolist()
         decoding, short, long = (step.rows[start:stop] for start, stop in pairwise(bounds))
         chunks = [(rows, self._plan_prefill(rows)) for rows in (short, long) if rows]
+        adapted = self._adapted(len(step.known), len(step.wanted), adapts=adapts)
         layout = Layout.of(
             mixed_fields(
                 len(step.known),
@@ -215,6 +244,7 @@ class Steps:
                 decodes=(len(decoding), most_pages(decoding)),
                 prefills=[(len(rows), most_pages(rows), len(plan.tiles)) for rows, plan in chunks],
                 mapped=self.cache.mapped,
+                adapted=shapes_of(adapted),
             )
         )
         host = self._outbound.next(layout.words)
@@ -223,6 +253,7 @@ class Steps:
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
         fill_decodes(arrays, decoding)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
+        self._fill_adapted(arrays, step, adapted)
         arrays["wanted"][:] = step.wanted
         for index, (rows, plan) in enumerate(chunks):
             arrays[f"first_queries {index}"][:] = plan.first_queries.numpy()
@@ -235,7 +266,7 @@ class Steps:
             for index, (rows, plan) in enumerate(chunks)
         )
         decodes = self._plan_decodes(fields, [row.context_tokens for row in decoding]) if decoding else None
-        return self._compute(fields, decodes, prefills, fields["wanted"], draws=draws)
+        return self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted, draws=draws)
 
     def _compute(
         self,
@@ -244,6 +275,7 @@ class Steps:
         prefills: tuple[Prefills, ...],
         wanted: Tensor | None,
         *,
+        adapted: Sequence[AdaptedFields],
         draws: bool,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -252,7 +284,11 @@ class Steps:
         if self.cache.pages is not None:
             blocks = torch.div(slots, BLOCK_TOKENS, rounding_mode="floor")
             window_slots = self._of_windows(fields, blocks) * BLOCK_TOKENS + slots % BLOCK_TOKENS
-        inputs = Inputs(token_ids, fields["position"], slots, window_slots, decodes, prefills, wanted)
+        rows = [each.read(fields) for each in adapted]
+        inputs = Inputs(
+            *(token_ids, fields["position"], slots, window_slots, decodes, prefills, wanted),
+            adapted=(rows[0], rows[-1]) if rows else None,
+        )
         logits = self._decoder.forward(inputs, self.cache, out=out)
         if not draws:
             return logits
@@ -261,6 +297,20 @@ class Steps:
         drawn = _drawn(logits, fields)
         self._pool.index_copy_(0, fields["target"], drawn[0])
         return drawn
+
+    def _adapted(self, tokens: int, wanted: int | None = None, *, adapts: bool) -> tuple[AdaptedFields, ...]:
+        """The fields of the adapters of all tokens, and of the `wanted` ones if they are others."""
+        slots = self._decoder.slots
+        if slots is None or not adapts:
+            return ()
+        of_all = AdaptedFields(tokens, slots.count, tile_rows(tokens))
+        return (of_all,) if wanted is None else (of_all, AdaptedFields(wanted, slots.count, FEW_ROWS, " wanted"))
+
+    def _fill_adapted(self, arrays: Arrays, step: Step, adapted: Sequence[AdaptedFields]) -> None:
+        if self._decoder.slots is not None and adapted:
+            slots = self._decoder.slots.of_tokens(step.rows, len(step.known))
+            for each, own in zip(adapted, (slots, slots[step.wanted]), strict=False):
+                each.fill(arrays, own)
 
     def _plan_prefill(self, rows: Sequence[Row]) -> PrefillPlan:
         """The plan on the host; it is sent with the other metadata."""

@@ -1,12 +1,29 @@
-"""A LoRA adapter in memory."""
+"""A LoRA adapter in memory, as CPUs compute with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class LoadedAdapter(Protocol):
+    """An adapter in memory, in the form that the network computes with.
+
+    `digest` identifies the weights: adapters with different weights differ in it, whatever their `name`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name for clients."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A hash of its files."""
+        ...
 
 
 class Update(NamedTuple):
@@ -39,10 +56,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """The changes of a network's matrices, by the names of `shards.lora.sites`. Only the same object is equal.
-
-    `digest` identifies the weights: adapters with different weights differ in it, whatever their `name`.
-    """
+    """The changes of a network's matrices, by the names of `shards.lora.sites`. Only the same object is equal."""
 
     name: str
     digest: str

@@ -86,6 +86,11 @@ class AdapterFormat:
         )
         return sum(numbers) * self._dtype.itemsize
 
+    def rank(self, folder: Path) -> int:
+        """The largest rank of the adapter in `folder`, by the header of its file. Raises CheckpointError."""
+        header = _header(folder / TENSORS)
+        return max((int(tensor["shape"][0]) for name, tensor in header.items() if name.endswith(_DOWN)), default=0)
+
     def read(self, folder: Path, name: str) -> Adapter:
         """The adapter in `folder`. Raises CheckpointError with the name of the field or tensor."""
         config = _config(folder / CONFIG)

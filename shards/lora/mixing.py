@@ -40,6 +40,7 @@ class AdapterMix:
         rows: dict[Adapter, list[Tensor]] = {}
         for row in batch.rows:
             if row.adapter is not None:
+                assert isinstance(row.adapter, Adapter), "an adapter for a GPU"
                 rows.setdefault(row.adapter, []).append(torch.arange(row.start, row.start + row.tokens))
         if rows:
             tokens = {adapter: torch.cat(spans) for adapter, spans in rows.items()}

@@ -17,13 +17,15 @@ class AdapterOptions:
     """Adapters that a shard serves: `named` folders by name, and every folder in `folder` with an adapter, by its name.
 
     `folder` is looked through again every `look_s`, so adapters can come, change and go while the shard runs. Adapters
-    are loaded when a request names them: at most `most` of them in at most `most_bytes` of memory.
+    are loaded when a request names them: at most `most` of them in at most `most_bytes` of memory. On a GPU each has
+    room for ranks up to `most_rank`; CPUs take any rank.
     """
 
     named: Mapping[str, Path] = field(default_factory=dict)
     folder: Path | None = None
     most: int = 8
     most_bytes: int = 2**30
+    most_rank: int = 16
     look_s: float = 5.0
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shards.lora.adapter import Adapter
+from shards.lora.adapter import LoadedAdapter
 from shards.lora.options import MOST_ADAPTERS, AdapterOptions, name_objection
 from shards.network.errors import CheckpointError
 from shards.nouns import AdapterUse
@@ -26,7 +26,7 @@ class ReadsAdapters(Protocol):
         """The bytes that the adapter in `folder` takes in memory. Raises CheckpointError."""
         ...
 
-    def read(self, folder: Path, name: str) -> Adapter:
+    def read(self, folder: Path, name: str) -> LoadedAdapter:
         """The adapter in `folder`. Raises CheckpointError."""
         ...
 
@@ -49,8 +49,8 @@ class _Entry:
     """A known adapter: on its way into memory, in memory, or neither. `users` are the requests that it computes."""
 
     found: Found
-    adapter: Adapter | None = None
-    coming: Future[Adapter] | None = None
+    adapter: LoadedAdapter | None = None
+    coming: Future[LoadedAdapter] | None = None
     users: set[Hashable] = field(default_factory=set)
 
     @property
@@ -150,7 +150,7 @@ class AdapterShelf:
         self._awaited[key] = name
         self._note_change()
 
-    def answers(self, now_s: float) -> list[tuple[Hashable, Adapter | CannotLoad]]:
+    def answers(self, now_s: float) -> list[tuple[Hashable, LoadedAdapter | CannotLoad]]:
         """The requests that can begin since the last call, each with its adapter, or that cannot, with the reason."""
         self._see(now_s)
         for entry in self._entries.values():
@@ -193,12 +193,12 @@ class AdapterShelf:
         assert not set(users) & self._awaited.keys(), "a request waits for the adapter that it uses"
         assert all(entry.adapter is not None for entry in entries if entry.users), "an adapter in use was dropped"
 
-    def _answer(self, key: Hashable) -> Adapter | CannotLoad | None:
+    def _answer(self, key: Hashable) -> LoadedAdapter | CannotLoad | None:
         """The adapter of the waiting request `key`, which uses it from now on; None if it must wait."""
         name = self._awaited[key]
         entry = self._entries.get(name)
         if entry is None:
-            outcome: Adapter | CannotLoad = CannotLoad(f"the adapter '{name}' was removed")
+            outcome: LoadedAdapter | CannotLoad = CannotLoad(f"the adapter '{name}' was removed")
         elif entry.found.trouble:
             outcome = CannotLoad(f"the adapter '{name}' cannot be loaded: {entry.found.trouble}")
         elif entry.adapter is not None:
@@ -212,7 +212,7 @@ class AdapterShelf:
         self._note_change()
         return outcome
 
-    def _land(self, entry: _Entry, coming: Future[Adapter]) -> None:
+    def _land(self, entry: _Entry, coming: Future[LoadedAdapter]) -> None:
         entry.coming = None
         error = coming.exception()
         if error is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from shards.__main__ import kv_bytes
 from shards.exec.drawing import Drawing
+from shards.gpu.adapters import PackedAdapter
 from shards.gpu.cache import MOST_SHARE, GpuCache, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.host import PinnedMemory
@@ -17,9 +21,13 @@ from shards.gpu.step import StepOptions
 from shards.gpu.transfers import TURNS, Inbound, Outbound
 from shards.gpu.weights import moved
 from shards.kv.copier import BlockCopy
+from shards.lora.options import AdapterOptions
+from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
 from shards.network.loading import random_weights
+from shards.options import EngineOptions
 from tests.late_gpu.device import LateGpu
+from tests.shards.lora.written import write_adapter
 from tests.shards.tiny_checkpoints import a_batch, some_tokens
 
 GPU = torch.device("cuda")
@@ -167,6 +175,61 @@ def test_no_kernel_is_compiled_after_the_warm_up(network: GpuNetwork) -> None:
     for context in (0, 15, 63, 128, 300):
         network.forward(a_batch(([5], context, (0, 1, 2, 3, 4))))
     assert gpu.variants - warm == set()
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> tuple[GpuNetwork, PackedAdapter]:
+    """A network with an adapter for its rows."""
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.float32)
+    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4))
+    _, form = network.adapt(AdapterOptions())
+    network.allocate(8)
+    return network, form.read(write_adapter(tmp_path / "a", CONFIG, rank=4, seed=1), "a")
+
+
+def test_no_kernel_is_compiled_for_adapters_after_the_warm_up(adapted: tuple[GpuNetwork, PackedAdapter]) -> None:
+    network, adapter = adapted
+    gpu = LateGpu.present
+    assert gpu is not None
+    network.prepare(2)
+    network.forward(a_batch((some_tokens(65), 0, (1, 2))))
+    warm = set(gpu.variants)
+    for tokens in (3, 64, 300):
+        batch = a_batch((some_tokens(tokens), 0, (1, 2, 3, 4, 5)), ([5], 90, (6, 7)), wanted=[tokens - 1, tokens])
+        rows = (batch.rows[0]._replace(adapter=adapter), batch.rows[1])
+        network.submit(replace(batch, rows=rows), [Drawing()] * 2)
+    network.steps.collect(network.steps._inbound._due[0][0])
+    assert gpu.variants - warm == set()
+
+
+def test_a_decoding_step_with_adapters_is_one_launch_too(adapted: tuple[GpuNetwork, PackedAdapter]) -> None:
+    network, adapter = adapted
+    gpu = LateGpu.present
+    assert gpu is not None
+    launches = []
+    for context in range(3):
+        batch = a_batch(([7], context, (1,)))
+        before = gpu.launches.copy()
+        network.collect(network.submit(replace(batch, rows=(batch.rows[0]._replace(adapter=adapter),)), [Drawing()]))
+        launches.append(gpu.launches - before)
+    # the first one loads the adapter and captures the graph
+    assert launches[1] == launches[2] == {"graph": 1, "aten::copy_": 3}
+
+
+def test_the_room_for_kv_is_what_adapters_leave(tmp_path: Path) -> None:
+    rooms = []
+    for most in (0, 8):
+        weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.bfloat16)
+        network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=8))
+        options = EngineOptions(
+            batch_tokens=40, max_running=3, adapters=AdapterOptions({"a": tmp_path}, most=most or 1)
+        )
+        if not most:
+            options = replace(options, adapters=AdapterOptions())
+        gc.collect()
+        rooms.append(kv_bytes(Model("m", network), None, options, gpu_shards=1))
+    assert network.decoder.slots is not None
+    assert rooms[0] - rooms[1] >= network.decoder.slots.nbytes * MOST_SHARE - 4096
 
 
 def test_a_decoding_step_is_one_launch_and_what_moves_its_numbers(network: GpuNetwork) -> None:

@@ -11,9 +11,20 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PLAIN = {
     f"test_{name}.py"
-    for name in ("graphs", "guard", "layout", "spans", "transfers", "device", "dense", "host", "support")
+    for name in (
+        "adapted_rows",
+        "graphs",
+        "guard",
+        "layout",
+        "spans",
+        "transfers",
+        "device",
+        "dense",
+        "host",
+        "support",
+    )
 }
-KERNELS = {"test_decoder.py", "test_serving.py", "test_window_pages.py"}
+KERNELS = {"test_adapters.py", "test_decoder.py", "test_serving.py", "test_window_pages.py"}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 
 if INTERPRETED:

@@ -30,6 +30,7 @@ from shards.kernels.gate import gate
 from shards.kernels.gather_pages import gather_pages
 from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.launch import Gpu, Launch
+from shards.kernels.low_rank import AdaptedRows, LowRankSlots, add_low_rank
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
@@ -164,6 +165,15 @@ def multiply(gpu: Gpu, rows: int, stored: torch.dtype, group: int, *, has_zeros:
         multiply_quantised(empty(rows, WIDTH), matrix, gpu=gpu)
 
 
+def adapt(gpu: Gpu, rows: int, *, tile: int, rank: int = 16) -> None:
+    # queries, keys and values, with eight slots
+    outputs, parts, int32 = 6144, 3, torch.int32
+    tiles = AdaptedRows(empty(rows, dtype=int32), empty(rows // tile + 8, 3, dtype=int32), tile)
+    matrices = empty(8, parts, rank, WIDTH), empty(8, outputs, rank)
+    slots = LowRankSlots(*matrices, empty(8, parts, dtype=int32), empty(parts + 1, dtype=int32), WIDTH)
+    add_low_rank(empty(rows, outputs), empty(rows, WIDTH), slots, tiles, gpu=gpu)
+
+
 ROWS: dict[str, Callable[[Gpu], object]] = {
     "norm": lambda gpu: rms_norm(empty(64, WIDTH), empty(WIDTH), epsilon=1e-6, residual=empty(64, WIDTH), gpu=gpu),
     "gate": lambda gpu: gate(empty(64, 2 * INNER), gpu=gpu),
@@ -174,6 +184,8 @@ ROWS: dict[str, Callable[[Gpu], object]] = {
     "experts, few": partial(mix, tokens=4),
     "experts, many": partial(mix, tokens=2048),
     "experts, many, fp8": partial(mix, tokens=2048, stored=torch.float8_e4m3fn),
+    "adapters, few": partial(adapt, rows=64, tile=16),
+    "adapters, many, rank 64": partial(adapt, rows=2048, tile=64, rank=64),
     "rows 8 fp8 by row": partial(multiply, rows=8, stored=torch.float8_e4m3fn, group=WIDTH),
     "rows 2048 int4 with zeros": partial(multiply, rows=2048, stored=torch.uint8, group=128, has_zeros=True),
 }

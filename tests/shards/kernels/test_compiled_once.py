@@ -51,6 +51,24 @@ def a_step(sequences: int, pages: int, gpu: Any) -> None:
     gather_pages(kv, tables[-1], tokens=64 * pages - 1, dtype=torch.bfloat16, gpu=gpu)
 
 
+def adapted_rows(count: int, tiles: int, gpu: Any) -> None:
+    from shards.kernels.low_rank import AdaptedRows, LowRankSlots, add_low_rank
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    int32 = torch.int32
+    matrices = empty(8, 3, 16, 2048), empty(8, 4096, 16)
+    slots = LowRankSlots(*matrices, empty(8, 3, dtype=int32), empty(4, dtype=int32), 2048)
+    rows = AdaptedRows(empty(count, dtype=int32), empty(tiles, 3, dtype=int32), 16)
+    add_low_rank(empty(count, 4096), empty(count, 2048), slots, rows, gpu=gpu)
+
+
+@pytest.mark.parametrize(("count", "tiles"), [(1, 1), (8, 8), (16, 9), (200, 21)])
+def test_the_rows_with_adapters_compile_no_kernel_anew(count: int, tiles: int) -> None:
+    assert asked_of(lambda gpu: adapted_rows(count, tiles, gpu)) == asked_of(lambda gpu: adapted_rows(3, 3, gpu))
+
+
 @pytest.mark.parametrize(("sequences", "pages"), [(1, 1), (1, 16), (16, 1), (16, 32), (3, 7), (16, 1000)])
 def test_neither_the_batch_nor_the_contexts_compile_a_kernel_anew(sequences: int, pages: int) -> None:
     assert asked_of(lambda gpu: a_step(sequences, pages, gpu)) == asked_of(lambda gpu: a_step(2, 5, gpu))

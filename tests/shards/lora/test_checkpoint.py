@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shards.lora.checkpoint import CONFIG, TENSORS, AdapterFormat
+from shards.lora.options import AdapterOptions
 from shards.lora.sites import sites_of
 from shards.model import Model, PagedNetwork
 from shards.network.config_file import read_config
@@ -38,7 +39,7 @@ def modules_of(kind: str) -> Sequence[str] | str:
 def adapted(folder: Path, adapter: Path, dtype: str = "auto") -> tuple[PagedNetwork, Any]:
     network = Model.load(folder, dtype=dtype).network
     assert isinstance(network, PagedNetwork)
-    form = network.adapt()
+    _, form = network.adapt(AdapterOptions())
     network.allocate(8)
     read = form.read(adapter, "x")
     assert form.size(adapter) == read.nbytes
