@@ -20,8 +20,7 @@ from shards.lora.sites import Site, site_name
 from shards.network.errors import UnsupportedCheckpoint
 
 _ALIGNED, _ALIGNED_RANKS = 64, 4
-"""Matrices and ranks begin at multiples of so many numbers: Triton compiles anew for a pointer that is no multiple of 16
-bytes."""
+"""Matrices and ranks begin at multiples of so many numbers: Triton compiles anew for pointers that are not aligned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -137,11 +137,13 @@ class Steps:
             self._run(step_of_spans([span] * bucket), draws=draws, adapts=adapts)
 
     def warm_up_adapted(self, rows: Iterable[int]) -> None:
-        """Compile and capture decoding steps of rows with adapters, and compile a chunk that has one."""
+        """Compile and capture decoding steps of rows with adapters, and compile a step of many tokens with some."""
         self.warm_up(rows, adapts=True)
-        tokens = min(MOST_FEW + 1, self._decoder.config.max_positions)
-        blocks = [self.cache.blocks] * -(-tokens // BLOCK_TOKENS)
-        self._run(step_of_spans([Span(self.unread, [0] * tokens, 0, blocks, GREEDY)]), draws=True, adapts=True)
+        tokens = min(BLOCK_TOKENS, self._decoder.config.max_positions)
+        # equal rows, so that all write the same numbers to the padding block
+        first = Span(self.unread, [0] * tokens, 0, [self.cache.blocks], GREEDY)
+        spans = [first, *[replace(first, drawing=None)] * (MOST_FEW // tokens)]
+        self._run(step_of_spans(spans), draws=True, adapts=True)
 
     def check(self) -> None:
         """Assert that no buffer in use can be overwritten."""

@@ -190,8 +190,9 @@ def add_low_rank(
     # for many rows, tiles alone are enough programs
     most_splits = _MOST_SPLITS if rows.most == FEW_ROWS else 1
     splits = max(1, min(most_splits, inputs // _SPLIT_INPUTS))
-    step = 32 if hidden.dtype == torch.float32 else 128
-    step = min(step, max(16, triton.next_power_of_2(inputs)))
+    # larger tiles would not fit into registers
+    wide = 128 if rows.most == FEW_ROWS else 64
+    step = min(32 if hidden.dtype == torch.float32 else wide, max(16, triton.next_power_of_2(inputs)))
     split_inputs = triton.cdiv(triton.cdiv(inputs, splits), step) * step
     inner = torch.empty(splits, count, parts * most_rank, dtype=torch.float32, device=hidden.device)
     constants = {"PARTS": parts, "MOST_RANK": most_rank, "ROWS": rows.most, "RANKS": ranks}
@@ -207,7 +208,7 @@ def add_low_rank(
             stages=3,
         )
     )
-    columns = min(128, max(16, triton.next_power_of_2(slots.widest)))
+    columns = min(wide, max(16, triton.next_power_of_2(slots.widest)))
     gpu.start(
         Launch(
             _expand,

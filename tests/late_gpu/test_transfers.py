@@ -221,11 +221,8 @@ def test_the_room_for_kv_is_what_adapters_leave(tmp_path: Path) -> None:
     for most in (0, 8):
         weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.bfloat16)
         network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=8))
-        options = EngineOptions(
-            batch_tokens=40, max_running=3, adapters=AdapterOptions({"a": tmp_path}, most=most or 1)
-        )
-        if not most:
-            options = replace(options, adapters=AdapterOptions())
+        adapters = AdapterOptions({"a": tmp_path}, most=most) if most else AdapterOptions()
+        options = EngineOptions(batch_tokens=40, max_running=3, adapters=adapters)
         gc.collect()
         rooms.append(kv_bytes(Model("m", network), None, options, gpu_shards=1))
     assert network.decoder.slots is not None

@@ -40,7 +40,7 @@ BLOCKS = 12
 CONFIG = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 2, 1, 16, 512, 1e-6, Rope(), (None,) * 2)
 # the interpreter multiplies the bits of bf16
 TYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @pytest.fixture(scope="module")
