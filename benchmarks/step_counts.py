@@ -7,13 +7,16 @@ and operations are those of the real model's shape. The prediction: memory and m
 
     python benchmarks/step_counts.py
     python benchmarks/step_counts.py --rows 256 --context 1536 --prefill 300
+    python benchmarks/step_counts.py --adapters 8
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,15 +28,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shards.exec.batch import Batch, Row
 from shards.exec.drawing import Drawing
+from shards.gpu.adapters import PackedAdapter
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.network import GpuNetwork
 from shards.gpu.step import StepOptions
 from shards.gpu.weights import random_on
 from shards.kernels.launch import Gpu, Launch
+from shards.lora.options import AdapterOptions
 from shards.network.config import NetworkConfig, Rope
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
 """Llama-3.1-8B, in bfloat16."""
+
+RANK = 16
 
 NO_LAUNCH = {
     *("view", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "t", "transpose", "unsqueeze", "squeeze"),
@@ -57,8 +64,8 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def a_network(rows: int) -> GpuNetwork:
-    """Llama-3.1-8B with small matrices and a small vocabulary."""
+def a_network(rows: int, *, adapters: int = 0) -> tuple[GpuNetwork, list[PackedAdapter]]:
+    """Llama-3.1-8B with small matrices and a small vocabulary, and so many adapters."""
     config = NetworkConfig(
         architecture="LlamaForCausalLM",
         vocab_size=256,
@@ -74,16 +81,29 @@ def a_network(rows: int) -> GpuNetwork:
     )
     decoder = GpuDecoder(config, random_on(torch.device("cpu"), config, dtype=torch.bfloat16))
     network = GpuNetwork(decoder, options=StepOptions(rows=max(1024, rows), graph_rows=512))
+    loaded = []
+    if adapters:
+        network.adapt(AdapterOptions(most=adapters))
+        assert network.decoder.slots is not None
+        layout = network.decoder.slots.layout
+        numbers, ranks = torch.zeros(layout.numbers, dtype=torch.bfloat16), torch.zeros(layout.parts, dtype=torch.int32)
+        loaded = [PackedAdapter(str(number), str(number), numbers, ranks) for number in range(adapters)]
+        # loaded before a step is counted
+        held = [Row(number, 1, 1, (0,), adapter) for number, adapter in enumerate(loaded)]
+        network.decoder.slots.of_tokens(held, adapters)
     network.allocate(rows * 40)
-    return network
+    return network, loaded
 
 
-def a_batch(rows: int, context: int, prefill: int) -> Batch:
-    """`rows` sequences with one new token behind `context`, and one chunk of `prefill` tokens."""
+def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdapter] = ()) -> Batch:
+    """`rows` sequences with one new token behind `context`, and one chunk of `prefill` tokens; adapters in turns."""
     blocks = tuple(range(-(-max(context, prefill) // 64)))
     sizes = [(1, context)] * rows + ([(prefill, prefill)] if prefill else [])
     starts = np.cumsum([0, *(tokens for tokens, _ in sizes)])
-    listed = tuple(Row(int(start), *size, blocks) for start, size in zip(starts, sizes, strict=False))
+    chosen = itertools.cycle(adapters or [None])
+    listed = tuple(
+        Row(int(start), *size, blocks, adapter) for start, size, adapter in zip(starts, sizes, chosen, strict=False)
+    )
     positions = np.concatenate([np.arange(seen - tokens, seen) for tokens, seen in sizes])
     wanted = torch.tensor([row.start + row.tokens - 1 for row in listed])
     at = torch.from_numpy(positions)
@@ -108,20 +128,26 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--context", type=int, default=1536, help="mean context of a decoding row")
     parser.add_argument("--prefill", type=int, default=300, help="prompt tokens of the mixed step")
+    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters of rank 16 among the rows")
     parser.add_argument("--tb-s", type=float, default=4.8, help="memory bandwidth; 4.8 is an H200's")
     parser.add_argument("--tflops", type=float, default=989.0, help="bfloat16 operations; 989 are an H200's")
     parser.add_argument("--gap-us", type=float, default=1.5)
     parser.add_argument("--eager-us", type=float, default=6.0)
     asked = parser.parse_args()
-    network = a_network(asked.rows)
+    network, adapters = a_network(asked.rows, adapters=asked.adapters)
     per_layer = HIDDEN * (HEADS + 2 * KV_HEADS) * DIM + HEADS * DIM * HIDDEN + 3 * HIDDEN * INNER
     weights = LAYERS * per_layer + HIDDEN * VOCABULARY
+    # queries, keys and values; output; gates and inputs; output of the MLP; and the head
+    sides = (3 * HIDDEN + (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM + HIDDEN, 2 * (HIDDEN + INNER), INNER + HIDDEN)
+    low_rank = RANK * (LAYERS * sum(sides) + HIDDEN + VOCABULARY)
     kv_bytes = 2 * 2 * LAYERS * KV_HEADS * DIM
     for title, prefill, launch_us in (("decode", 0, asked.gap_us), ("mixed", asked.prefill, asked.eager_us)):
-        launches = counted(network, a_batch(asked.rows, asked.context, prefill))
+        launches = counted(network, a_batch(asked.rows, asked.context, prefill, adapters))
         tokens = asked.rows + prefill
-        read = 2 * weights + kv_bytes * (asked.rows * asked.context + prefill)
-        products = 2 * LAYERS * per_layer * tokens + 2 * HIDDEN * VOCABULARY * (asked.rows + bool(prefill))
+        read = 2 * (weights + asked.adapters * low_rank) + kv_bytes * (asked.rows * asked.context + prefill)
+        products = 2 * (LAYERS * per_layer + bool(adapters) * low_rank) * tokens + 2 * HIDDEN * VOCABULARY * (
+            asked.rows + bool(prefill)
+        )
         scores = 4 * LAYERS * HEADS * DIM * (asked.rows * asked.context + prefill * prefill // 2)
         floor_ms = max(read / asked.tb_s / 1e9, (products + scores) / asked.tflops / 1e9)
         total = sum(launches.values())

@@ -54,6 +54,7 @@ VALUE_SETS: dict[str, Values] = {
                     "lora-dir": "/models/adapters/more",
                     "max-loras": 16,
                     "lora-memory": 2.5,
+                    "max-lora-rank": 64,
                 },
             }
         ]
