@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from policies.waiting import ABSENT, AWAITS_BLOCKS, NEEDS_PREFILL, NO_PREFILL, UNREACHED
 
 _WORDS = {
@@ -32,3 +34,8 @@ def in_words(objection: str) -> str:
     """What is wrong with a backend that has this objection, to be read after its name; of a filter that another
     distribution has added, "by" and the filter's name."""
     return _WORDS.get(objection, f"by {objection}")
+
+
+def worded(objections: Iterable[str]) -> dict[str, str]:
+    """Each of `objections` once, with its words."""
+    return {objection: in_words(objection) for objection in dict.fromkeys(objections)}

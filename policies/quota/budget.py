@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import lru_cache
 
 import msgspec
@@ -266,12 +266,32 @@ def _shown_span(span: Span) -> str:
 
 
 def shown_cost(cost: int, currency: str | None) -> str:
-    """A cost in thousandths of a unit, as people read it: 12.50 USD, 1,234 units of cost."""
+    """A cost in thousandths of a unit, exactly: 12.50 USD, 0.0015 USD, 1,234 units of cost."""
+    amount, name = _amount(cost, currency)
     if currency is None:
-        return f"{Decimal(cost) / COST_UNIT:,f} units of cost"
-    amount = Decimal(cost) / (COST_UNIT * CURRENCY_UNITS)
+        return f"{amount:,f} {name}"
     # two decimals, and more where they are not zero
-    return f"{amount.quantize(Decimal('0.01')) if amount == round(amount, 2) else amount.normalize():,f} {currency}"
+    return f"{amount.quantize(_HUNDREDTH) if amount == round(amount, 2) else amount.normalize():,f} {name}"
+
+
+def rounded_cost(cost: int, currency: str | None) -> str:
+    """A cost in thousandths of a unit, to a hundredth, or two digits if it is less than a tenth: 12.35 USD,
+    0.0015 USD, 1,234 units of cost."""
+    amount, name = _amount(cost, currency)
+    if currency is None and amount == amount.to_integral_value():
+        return f"{amount:,.0f} {name}"
+    small = _TWO_DIGITS.plus(amount)
+    return f"{small:f} {name}" if 0 < small < _TENTH else f"{amount:,.2f} {name}"
+
+
+_TENTH, _HUNDREDTH = Decimal("0.1"), Decimal("0.01")
+_TWO_DIGITS = Context(prec=2)
+
+
+def _amount(cost: int, currency: str | None) -> tuple[Decimal, str]:
+    if currency is None:
+        return Decimal(cost) / COST_UNIT, "units of cost"
+    return Decimal(cost) / (COST_UNIT * CURRENCY_UNITS), currency
 
 
 class Allowance(msgspec.Struct, frozen=True):

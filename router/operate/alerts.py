@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 
-from policies.quota.budget import NEAR_PERCENT, Near, shown_cost
+from policies.quota.budget import NEAR_PERCENT, Near, rounded_cost, shown_cost
 from policies.sla.config import AlertSettings
 from router.shared.webhook import webhook_headers
 
@@ -152,7 +152,7 @@ def _alert(budget: Near, percent: int, stamp: int, now: int) -> Alert:
         text=f"{caller} {verb} its limit of {meter}",
         at=now,
         percent=percent,
-        used=shown_cost(budget.level, caller.limits.currency),
+        used=rounded_cost(budget.level, caller.limits.currency),
         limit=shown_cost(meter.capacity, caller.limits.currency),
         soft=meter.is_soft,
         period=str(meter.period),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from policies.explain import Candidate, Explanation, Skipped
+from policies.objections import in_words, worded
 from policies.quantities import written_seconds
 from policies.rules import Mismatch
 
@@ -83,6 +84,8 @@ def _record(explanation: Explanation) -> dict[str, Any]:
             del record[name]
     if not record["documents"]:
         del record["documents"]
+    if explanation.dropped:
+        record["objections"] = worded(explanation.dropped.values())
     record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
         for name in ("adapter", "running", "waiting", "total"):
@@ -201,7 +204,7 @@ def _decision_lines(explanation: Explanation) -> Iterator[str]:
     ]:
         yield f"adapter   {explanation.model}: {'; '.join(adapters)}"
     for backend, reason in explanation.dropped.items():
-        yield f"dropped   {backend}: {reason}"
+        yield f"dropped   {backend}: {in_words(reason)}"
     if explanation.left_out:
         considered = len(explanation.candidates) + len(explanation.dropped)
         yield f"backends  {considered} of {considered + explanation.left_out:,} were considered"

@@ -10,7 +10,7 @@ from itertools import islice
 
 from policies.keys import id_of
 from policies.nouns import Tenant
-from policies.quota.budget import Descriptor, Meter, at_model, descriptors, meters, of_key, shown_cost
+from policies.quota.budget import Descriptor, Meter, at_model, descriptors, meters, of_key, rounded_cost, shown_cost
 from policies.quota.periods import Period, Span
 from router.call.gateway import Gateway
 from router.shared.store.base import StoreFailed
@@ -28,9 +28,9 @@ class BudgetRow:
     """One budget of an organization, tenant, team, key, tag or model: `kind` says which, `name` its name or the key's
     id.
 
-    `used` and `limit` are costs as people read them, `share` is the used part, above 1 if overdrawn; `used` and `share`
-    are None while the store of quotas is away. `period` is hour, day, week or month, or the name of a fixed period; it
-    ends in `left_s`, None: never. If it `is_renewed`, the budget is whole again then.
+    `limit` is a cost as people read it, `used` one that is rounded, `share` is the used part, above 1 if overdrawn;
+    `used` and `share` are None while the store of quotas is away. `period` is hour, day, week or month, or the name of
+    a fixed period; it ends in `left_s`, None: never. If it `is_renewed`, the budget is whole again then.
     """
 
     id: str
@@ -129,7 +129,7 @@ def _row(meter: Meter, period: Period | Span, level: int | None, now_ms: int) ->
         team=payer.team,
         model=payer.model,
         limit=shown_cost(meter.capacity, payer.limits.currency),
-        used=None if level is None else shown_cost(level, payer.limits.currency),
+        used=None if level is None else rounded_cost(level, payer.limits.currency),
         share=None if level is None else level / max(1, meter.capacity),
         period=str(period),
         is_soft=meter.is_soft,

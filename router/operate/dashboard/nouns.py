@@ -219,6 +219,8 @@ class ScoreRow:
 class DecisionDetail:
     """All of one decision, and where its prompt is cached now: backend -> first `held[backend]` of its `blocks`.
 
+    `dropped` has the objection to each backend that was dropped, and `objections` its words.
+
     `blocks` is None if the prompt was not tokenized, because only backends that take text serve its model.
     """
 
@@ -226,6 +228,7 @@ class DecisionDetail:
     policy: str
     candidates: tuple[ScoreRow, ...]
     dropped: Mapping[str, str]
+    objections: Mapping[str, str]
     blocks: int | None
     block_tokens: int
     held: Mapping[str, int]

@@ -10,6 +10,7 @@ from itertools import islice
 
 from policies.health import Trouble
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
+from policies.objections import worded
 from policies.prefix.parity import ParityReport, Trust
 from policies.quota.budget import descriptors, meters
 from router.call.gateway import Gateway
@@ -101,6 +102,7 @@ def detail(number: int, operations: Operations) -> DecisionDetail | None:
         policy=decision.policy if decision else "",
         candidates=tuple(ScoreRow(name, total, scores[name]) for name, total in best),
         dropped=dict(decision.dropped) if decision else {},
+        objections=worded(objection for _, objection in decision.dropped) if decision else {},
         blocks=len(asked.block_keys) if asked and _was_tokenized(asked) else None,
         block_tokens=_block_tokens(asked) if asked else BLOCK_TOKENS,
         held=_held(asked, gateway) if asked else {},

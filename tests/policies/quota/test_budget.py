@@ -21,6 +21,7 @@ from policies.quota.budget import (
     meters,
     of_key,
     refusal,
+    rounded_cost,
     share,
     standing_of,
 )
@@ -95,6 +96,22 @@ def test_a_budget_in_a_currency_is_shown_in_it() -> None:
     too_much = refusal(dollars.meters, [0], Charge(cost=12_500_000_001), now_ms=0)
     assert too_much is not None
     assert too_much.error().hint == "it may cost 12.500000001 USD"
+
+
+@pytest.mark.parametrize(
+    ("thousandths", "dollars", "units"),
+    [
+        (0, "0.00 USD", "0 units of cost"),
+        (1, "0.000000001 USD", "0.001 units of cost"),
+        (1_539_274, "0.0015 USD", "1,539.27 units of cost"),
+        (99_999_999, "0.10 USD", "100,000.00 units of cost"),
+        (123_456_789, "0.12 USD", "123,456.79 units of cost"),
+        (1_234_567_000_000, "1,234.57 USD", "1,234,567,000 units of cost"),
+    ],
+)
+def test_what_is_used_is_rounded_to_what_people_read(thousandths: int, dollars: str, units: str) -> None:
+    assert rounded_cost(thousandths, "USD") == dollars
+    assert rounded_cost(thousandths, None) == units
 
 
 def test_a_fixed_budget_is_named_with_its_last_day() -> None:

@@ -56,7 +56,7 @@ def test_text_is_aligned_and_complete() -> None:
         "own-0      own         8        0  60,000             1.000           -  1.000",
         "own-1      own         0        0       ?             0.333       0.500  0.333",
         "not counted, since not known of every candidate: session",
-        "dropped   own-2: healthy",
+        "dropped   own-2: not well, or draining",
         "expected  first token after 1.235 s",
         "chosen    own-0",
     ]
@@ -75,7 +75,7 @@ def test_text_says_if_chance_decided_or_no_backend_was_left() -> None:
         "chosen    own-0 (at random: own-0, own-1 are equally good)"
     )
     text = as_text(replace(EXPLANATION, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
-    assert text.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
+    assert text.endswith("dropped   own-2: not well, or draining\nchosen    none: the request is refused")
 
 
 def test_an_adapter_is_shown_if_one_was_requested() -> None:

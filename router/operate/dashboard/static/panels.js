@@ -264,8 +264,11 @@ export function detail(found, all) {
     h("h3", {}, "Where its prefix lives now"), ...prefix(found, all),
     ...(found.candidates.length ? [h("h3", {}, "What was weighed"), table(found.candidates)] : []),
     ...(Object.keys(found.dropped).length
-      ? [h("h3", {}, "Dropped by a filter"), facts(Object.entries(found.dropped))] : []));
+      ? [h("h3", {}, "Left out"), facts(leftOut(found))] : []));
 }
+
+/** Each backend that was left out, and why, in words. */
+const leftOut = (found) => Object.entries(found.dropped).map(([name, objection]) => [name, found.objections[objection]]);
 
 export function options(now) {
   const fill = (name, values, first) => choices(document.querySelector(`#explain select[name="${name}"]`), values, first);
@@ -291,7 +294,7 @@ export function explained(found) {
       ["pools", found.pools ? found.pools.join(", ") : "any"], ["policy", found.policy],
       ["goes to", h("strong", {}, found.chosen ?? notChosen(found))],
       ["first token", found.predicted_ttft_s === null ? "" : `expected after ${seconds(found.predicted_ttft_s)}`],
-      ["dropped", Object.entries(found.dropped).map(([name, reason]) => `${name}: ${reason}`).join(", ")],
+      ["left out", leftOut(found).map(([name, words]) => `${name}: ${words}`).join("; ")],
     ])),
     h("div", {}, found.candidates.length ? table(found.candidates, Object.keys(found.weights)) : ""));
 }

@@ -15,6 +15,7 @@ import pytest
 import policies.roles
 from policies.keys import id_of
 from policies.nouns import FixedBudget, Limits, Organization, Team, Tenant
+from policies.quota.budget import rounded_cost
 from policies.roles import OperatorRole
 from router.operate.dashboard import budget_row
 from router.shared.store.base import Fault, StoreFailed
@@ -91,7 +92,7 @@ async def test_what_is_used_is_what_the_requests_were_charged() -> None:
         rows = (await budgets(operator, "?by=key"))["budgets"]
         spent = (await operator.snapshot()).tenants[0].cost
     used = {(row["kind"], row["period"]): (row["used"], row["share"]) for row in rows}
-    shown = f"{spent:,f}".rstrip("0").rstrip(".") + " units of cost"
+    shown = rounded_cost(round(spent * 1000), None)
     assert spent > 0
     assert used["tenant", "day"] == (shown, pytest.approx(spent / 1_000))
     assert used["tenant", "month"] == (shown, pytest.approx(spent / 100))

@@ -177,6 +177,17 @@ async def test_a_request_is_explained(browser: str) -> None:
         page.complaints.clear()
 
 
+async def test_backends_that_were_left_out_have_the_reason_in_words(browser: str) -> None:
+    async with a_dashboard(browser, PacedBackend("own-0"), PacedBackend("own-1")) as (operator, page):
+        await operator.call("PATCH", "/admin/backends/own-1", {"draining": True})
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        await page.run(f"{rows('#stream')}[0].click()")
+        await page.until("/own-1\\s*not well, or draining/.test(document.querySelector('#detail').innerText)")
+        await page.run("document.querySelector('#explain').requestSubmit()")
+        await page.until("/own-1: not well, or draining/.test(document.querySelector('#explained').innerText)")
+
+
 async def test_the_key_is_asked_for_once_and_not_kept_longer_than_the_tab(browser: str) -> None:
     async with a_dashboard(browser, admin_key_hashes=HASHES) as (_, page):
         for key in ("wrong", ADMIN):
