@@ -32,7 +32,7 @@ CHANGES: dict[str, list[str]] = {
     "production file": [
         *(f"+ {name.format('large')}" for name in POOL),
         NEW_FILE,
-        ROUTER + "metadata.annotations, spec.containers, spec.terminationGracePeriodSeconds",
+        ROUTER + "spec.containers, spec.terminationGracePeriodSeconds",
     ],
     "gpus": [
         OWN + "spec.containers, spec.nodeSelector, spec.persistentVolumeClaimRetentionPolicy, spec.priorityClassName, "
@@ -43,14 +43,14 @@ CHANGES: dict[str, list[str]] = {
     "no shards of its own": [
         *(f"- {name.format('own')}" for name in POOL),
         NEW_FILE,
-        ROUTER + "metadata.annotations, spec.containers",
+        ROUTER + "spec.containers",
         EGRESS,
     ],
     "endpoint picker": [
         *(f"- {name.format('own')}" for name in POOL),
         "+ InferencePool prod-pointsman",
         NEW_FILE,
-        ROUTER + "metadata.annotations, spec.containers",
+        ROUTER + "spec.containers",
         "~ NetworkPolicy prod-pointsman-router: spec.ingress",
         "~ Service prod-pointsman-router: spec.ports",
     ],
@@ -102,7 +102,7 @@ CHANGES: dict[str, list[str]] = {
         "+ ServiceMonitor prod-pointsman-router",
         *(f"+ {name.format('large')}" for name in POOL),
         NEW_FILE,
-        ROUTER + "metadata.annotations, spec.containers, spec.terminationGracePeriodSeconds",
+        ROUTER + "spec.containers, spec.terminationGracePeriodSeconds",
     ],
     "tls everywhere": [
         *REDIS,

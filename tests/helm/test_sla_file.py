@@ -63,10 +63,36 @@ def test_the_charts_own_file_serves_one_pool_without_keys() -> None:
     assert config.anonymous is not None
 
 
+FILE = """
+pools: {{own: {{at: ["${{env:SHARDS_OWN}}"{more}]}}}}
+store: {{redis: "redis://{redis}"}}
+usage: {{store: {usage}.sqlite}}
+audit: {{file: {audit}.log}}
+batches: {{store: ./{batches}, keep: {keep}}}
+"""
+USUAL = {"more": "", "redis": "redis", "usage": "usage", "audit": "audit", "batches": "batches", "keep": "30d"}
+
+
+def replaces_routers(**changed: str) -> bool:
+    """Whether a file that is `changed` in these places replaces the pods of routers."""
+    before, after = (render({"sla": FILE.format(**places)}).by_name() for places in (USUAL, {**USUAL, **changed}))
+    pod = "Deployment prod-pointsman-router"
+    return before[pod]["spec"]["template"] != after[pod]["spec"]["template"]
+
+
 def test_the_chart_replaces_pods_for_all_that_the_router_reads_only_once() -> None:
     text = (CHART / "templates/_sla.tpl").read_text()
-    for key in ("pools", "store", *FIXED_SERVER):
+    for key in FIXED_SERVER:
         assert f'"{key}"' in text
+    assert replaces_routers(redis="other")
+    assert replaces_routers(usage="other")
+    assert replaces_routers(audit="other")
+    assert replaces_routers(batches="other")
+
+
+def test_the_chart_lets_routers_follow_other_changes() -> None:
+    assert not replaces_routers(more=', "10.0.0.1:7001"')
+    assert not replaces_routers(keep="7d")
 
 
 def test_a_configmap_that_is_swapped_under_the_file_is_seen(tmp_path: Path) -> None:

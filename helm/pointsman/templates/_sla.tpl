@@ -65,5 +65,6 @@ httpGet: {path: {{ index . 1 }}, port: http}
 {{- define "pointsman.fixedChecksum" -}}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
-{{- dict "pools" (get $file "pools") "store" (get $file "store") "server" (pick $server "http" "grpc" "admin" "picker" "metrics" "keys_file" "max_body" "decision_log" "tls") | toJson | sha256sum -}}
+{{- $batches := default dict (get $file "batches") -}}
+{{- dict "store" (get $file "store") "usage" (get $file "usage") "audit" (get $file "audit") "batches" (pick $batches "store" "s3") "server" (pick $server "http" "grpc" "admin" "picker" "metrics" "keys_file" "max_body" "decision_log" "tls") | toJson | sha256sum -}}
 {{- end -}}
