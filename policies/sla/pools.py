@@ -129,6 +129,7 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
     places = [place for found in read if found for place in found]
     key = section.get("key")
     local: int = section.read("local", 0)
+    check_option = partial(outside.check_option, kind, local > 0) if known else None
     _check_place(field, section, kind, local)
     _check_tls(section, kind, local, places)
     return PoolSpec(
@@ -141,7 +142,7 @@ def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside
         model=section.read_any("model") or (BUNDLED if local else None),
         models=_read_names(section.get("models")),
         key=key.read(outside.secret) if key else None,
-        options=_read_options(section.get("options"), partial(outside.check_option, kind, local > 0)),
+        options=_read_options(section.get("options"), check_option),
         tokenizer=_read_tokenizer(section.get("tokenizer"), outside),
         chat_template=_read_template(section.get("chat_template"), outside),
         health=_read_health(section.section("health"), timeouts_of(kind)),
@@ -256,11 +257,12 @@ def _read_template(field: Field | None, outside: Outside) -> str | None:
     return field.read(checked) if field else None
 
 
-def _read_options(field: Field | None, check: Callable[[str, Option], None]) -> dict[str, Option]:
+def _read_options(field: Field | None, check: Callable[[str, Option], None] | None) -> dict[str, Option]:
+    """The options by name; without a `check`, for a kind that is not known, as they stand there."""
     options: dict[str, Option] = {}
     for name, entry in (field.entries() if field else {}).items():
         options[name] = entry.texts() if isinstance(entry.node.value, list) else entry.text() or ""
-        if entry.is_sound():
+        if check is not None and entry.is_sound():
             try:
                 check(name, options[name])
             except ValueError as error:

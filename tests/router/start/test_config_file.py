@@ -52,6 +52,15 @@ def test_an_option_that_the_pools_kind_does_not_have_is_a_mistake_with_its_line(
         ConfigFile(path, {}).read()
 
 
+def test_options_of_a_kind_that_is_misspelled_are_not_judged_as_those_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "sla.yaml"
+    path.write_text("pools:\n  p: {kind: vlm, at: 'http://a:1', options: {priority: true}}")
+    with pytest.raises(ConfigError) as caught:
+        ConfigFile(path, {}).read()
+    assert "sla.yaml:2: pools.p.kind: there is no kind of backend 'vlm'" in str(caught.value)
+    assert "no option" not in str(caught.value)
+
+
 def test_options_of_local_shards_and_of_feeds_are_no_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "sla.yaml"
     shards = "{dtype: int8, threads: 2, kv-memory: 0.5, deterministic: true, speculate: off, attach_s: 60}"
