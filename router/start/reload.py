@@ -84,7 +84,7 @@ class Reloader:
             self._record(accepted=False, reason=str(error)[:_MOST_REASON])
             _log.warning("SLA file rejected, version %s stays in effect: %s", self._written.config.version, error)
             return str(error)
-        before, self._written = self._written, contents
+        before, self._written, self._read_stamp = self._written, contents, contents.stamp
         telemetry.reloaded(accepted=True)
         self._record(accepted=True, version=contents.config.version)
         _log.info(

@@ -43,16 +43,18 @@ class Paper:
     text: str
     stamps: list[Stamp | None] = field(default_factory=list)
     reads: int = 0
+    now: Stamp | None = None
 
     def __str__(self) -> str:
         return "paper.yaml"
 
     def read(self) -> Contents:
         self.reads += 1
-        return Contents(self, self.text, parse(self.text, source=str(self)), None)
+        return Contents(self, self.text, parse(self.text, source=str(self)), self.now)
 
     def stamp(self) -> Stamp | None:
-        return self.stamps.pop(0) if self.stamps else None
+        self.now = self.stamps.pop(0) if self.stamps else None
+        return self.now
 
 
 def a_router(paper: Paper, *scripts: list[Step]) -> tuple[Operations, Reloader]:
@@ -203,6 +205,17 @@ async def test_a_file_is_read_when_it_has_changed_and_come_to_rest() -> None:
         await reloader.look()
         reads.append(paper.reads - 1)
     assert reads == [0, 0, 0, 1, 1]
+
+
+async def test_a_file_that_was_read_on_request_is_not_read_again_until_it_changes() -> None:
+    paper = Paper(a_file(1), stamps=[(2, 2, 1), (2, 2, 1), (3, 3, 1), (3, 3, 1)])
+    _, reloader = a_gateway(paper)
+    paper.now, reads = (2, 2, 1), []
+    await reloader.reload()
+    for _ in range(4):
+        await reloader.look()
+        reads.append(paper.reads - 1)
+    assert reads == [1, 1, 1, 2]
 
 
 async def test_a_watched_file_is_read_after_it_changed_without_being_asked() -> None:
