@@ -42,7 +42,7 @@ def records_of(
                 try:
                     record = decoder.decode(text)
                 except msgspec.ValidationError as error:
-                    hint = "is it a decision log? A trace is read with --trace"
+                    hint = "is it a decision log? A trace is read by `pointsman simulate --trace`"
                     raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     on_torn(number)
