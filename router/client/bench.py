@@ -41,11 +41,14 @@ def run(options: BenchOptions) -> bool:
     Raises ExpectedError if the server cannot be reached at all, or if a file cannot be written.
     """
     result = asyncio.run(measured(options))
-    print(as_text(result))  # noqa: T201
-    if options.picture is not None:
-        _write(options.picture, as_svg(result))
-    if options.json is not None:
-        _write(options.json, json.dumps(result.record(), indent=2) + "\n")
+    try:
+        # before the text: a program that reads only its beginning closes the pipe
+        if options.picture is not None:
+            _write(options.picture, as_svg(result))
+        if options.json is not None:
+            _write(options.json, json.dumps(result.record(), indent=2) + "\n")
+    finally:
+        print(as_text(result))  # noqa: T201
     return not result.failures
 
 

@@ -248,18 +248,19 @@ def unreached(url: str, error: Exception) -> ExpectedError:
     return BackendFailed(f"no answer from {url}: {why}", hint="is a router running there? see --at")
 
 
-async def refusal_in(
-    reply: aiohttp.ClientResponse, *, missing: str = "is it a router? see --at and --model"
-) -> ExpectedError:
+async def refusal_in(reply: aiohttp.ClientResponse, *, missing: str = "is it a router? see --at") -> ExpectedError:
     """The error that `reply` has, with the server's own words; `missing` is the hint for a path or name that it does
-    not know."""
+    not know, unless that is the model, which the server names itself."""
     raw = await reply.content.read(_MOST_ERROR_BYTES)
+    hints = {401: f"keys are read from ${KEY_VARIABLE}", 404: missing}
     try:
         body = msgspec.json.decode(raw)
-        message = _message(body["error"]) if isinstance(body, dict) and "error" in body else raw.decode()
+        error = body.get("error") if isinstance(body, dict) else None
+        message = _message(error) if error is not None else raw.decode()
+        if isinstance(error, dict) and error.get("param") == "model":
+            del hints[404]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         message = ""
-    hints = {401: f"keys are read from ${KEY_VARIABLE}", 404: missing}
     why = f"answered {reply.status}: {message[:500]}" if message else f"answered {reply.status}"
     return InvalidRequest(f"{reply.url.path} {why}", hint=hints.get(reply.status, ""))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from policies.errors import BackendFailed, InvalidRequest
+from router.client.bench import BenchOptions, run
+from router.client.load import Load
 from router.start.cli import app
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import TEXT, running
@@ -54,6 +58,23 @@ async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         done = await bench("--at", server.url, "--requests", "1", "--picture", str(tmp_path / "no" / "b.svg"))
     assert isinstance(done.exception, InvalidRequest)
     assert "1 answered" in done.output
+
+
+class ClosedPipe(io.StringIO):
+    """What `head` leaves of a pipe."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+async def test_files_are_written_even_if_the_text_is_not_read_to_its_end(tmp_path: Path) -> None:
+    async with running(OpenAIServer()) as server:
+        load = Load(1, 1, None, 5, 0, 0)
+        options = BenchOptions(server.url, load, picture=tmp_path / "b.svg", json=tmp_path / "b.json")
+        with redirect_stdout(ClosedPipe()), pytest.raises(BrokenPipeError):
+            await asyncio.to_thread(run, options)
+    assert json.loads((tmp_path / "b.json").read_text())["answered"] == 1
+    assert (tmp_path / "b.svg").exists()
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "20000"])

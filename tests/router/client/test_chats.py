@@ -120,8 +120,9 @@ async def test_a_refusal_has_the_routers_words_and_a_remedy() -> None:
             with pytest.raises(InvalidRequest, match="/v1/models answered 401"):
                 await client.models()
         async with ChatClient(router.http_url, "k") as client:
-            with pytest.raises(InvalidRequest, match="answered 404: there is no model 'x'"):
+            with pytest.raises(InvalidRequest, match="answered 404: there is no model 'x'") as caught:
                 await client.chat(HELLO, "x")
+    assert "is it a router?" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,12 @@ async def test_a_server_that_is_no_router_is_named() -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="<html>", status=200 if request.method == "GET" else 502)
 
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    async with a_server(nothing) as url, ChatClient(url) as client:
+        with pytest.raises(InvalidRequest, match=r"answered 404: .*Not Found.* \(is it a router\? see --at\)"):
+            await client.chat(HELLO, "m")
     async with a_server(page) as url, ChatClient(url) as client:
         with pytest.raises(BackendFailed, match=r"/v1/models is no list of models \(is it a router\?\)"):
             await client.models()

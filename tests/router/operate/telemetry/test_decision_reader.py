@@ -30,7 +30,7 @@ def test_what_was_written_is_read_and_lines_that_broke_off_are_skipped(tmp_path:
 def test_a_line_of_another_kind_is_an_error_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text('\n{"timestamp": 0}\n')
-    with pytest.raises(InvalidRequest, match=r"trace:2: .*is it a decision log\? A trace is read by `pointsman simulate --trace`"):
+    with pytest.raises(InvalidRequest, match=r"trace:2: .*A trace is read by `pointsman simulate --trace`"):
         list(records_of(path))
 
 
