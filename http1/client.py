@@ -8,11 +8,10 @@ import ssl
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from http1.answer import Answer
 from http1.errors import BadAnswer, Disconnected, Unconnected
-from http1.headers import Lines, lines_of
 from http1.limits import ClientLimits
-from http1.server_connection import Body, ServerConnection
+from http1.message import Lines, header_lines
+from http1.server_connection import Answer, Body, ServerConnection
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
@@ -101,7 +100,8 @@ class HttpClient:
             framing = b"Content-Length: %d\r\n" % len(body)
         else:
             framing = b"Transfer-Encoding: chunked\r\n"
-        return b"".join((_first_line(method, self._path + target), self._fixed, lines_of(headers), framing, b"\r\n"))
+        lines = headers if isinstance(headers, bytes) else header_lines(headers.items())
+        return b"".join((_first_line(method, self._path + target), self._fixed, lines, framing, b"\r\n"))
 
     async def _connect(self, connect_s: float | None) -> ServerConnection:
         if self._is_closed:

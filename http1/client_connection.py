@@ -11,12 +11,9 @@ from typing import Any, Protocol
 from http1.deadline import Deadline
 from http1.errors import BodyTimeout, ClientGone, HttpError
 from http1.greeting import Abortable
-from http1.headers import Headers, Lines, header_lines, lines_of
-from http1.incoming import Incoming
 from http1.limits import ServerLimits
-from http1.request import Handler, Request, Response, Stream
-from http1.requests import Requests
-from http1.waiting import group_of
+from http1.message import Lines, header_lines
+from http1.request import Handler, Request, Requests, Response, Stream
 
 log = logging.getLogger("pointsman.http")
 
@@ -33,17 +30,15 @@ class Owner(Protocol):
     refuse: Callable[[HttpError], Response]
     limits: ServerLimits
     is_draining: bool
+    serve: Callable[[ClientConnection], None]
+    """A handler runs for the client."""
 
-    def add(self, connection: ClientConnection) -> bool:
-        """A client has connected; may it stay?"""
+    def add(self, connection: ClientConnection, peer: object) -> bool:
+        """A client has connected, whose socket has the name `peer`: its address is set. May it stay?"""
         ...
 
     def wait(self, connection: ClientConnection) -> None:
         """No handler runs for the client: it may be closed if there are too many."""
-        ...
-
-    def serve(self, connection: ClientConnection) -> None:
-        """A handler runs for the client."""
         ...
 
     def discard(self, connection: ClientConnection) -> None:
@@ -63,7 +58,7 @@ class ClientConnection(Abortable):
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self._owner, self._loop, self._limits = owner, loop, owner.limits
-        self._requests = Requests(self._limits, self._make)
+        self._requests = Requests(self._limits, self)
         self._transport: Any = None
         self._current: Request | None = None
         self._task: asyncio.Task[None] | None = None
@@ -99,13 +94,12 @@ class ClientConnection(Abortable):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport = transport
-        self.address = group_of(transport.get_extra_info("peername"))
-        if self._owner.add(self):
+        if self._owner.add(self, transport.get_extra_info("peername")):
             self._reading.within(self._limits.head_s)
             self._owner.wait(self)
         else:
             self._requests.refuse(HttpError(503, "there are too many connections"))
-            self._proceed()
+            self.proceed()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -116,12 +110,9 @@ class ClientConnection(Abortable):
         requests.feed(data)
         if requests.incoming is not None:
             self._reading.within(self._limits.body_s)
-        elif requests.is_in_head:
-            if not was_in_head:
-                self._reading.within(self._limits.head_s)
-        elif self._current is not None or requests.waiting:
-            self._reading.clear()
-        self._proceed()
+        elif requests.is_in_head and not was_in_head:
+            self._reading.within(self._limits.head_s)
+        self.proceed()
 
     def eof_received(self) -> bool:
         """The client sends no more. Its connection stays for a moment if it has asked for something."""
@@ -164,27 +155,24 @@ class ClientConnection(Abortable):
 
     # reading
 
-    def _make(self, method: str, target: str, headers: Headers) -> Request:
-        incoming = Incoming(self._limits.unread_bytes, self._proceed, self._continue)
-        request = Request(method, target, headers, incoming, self._start, self._limits.body_bytes)
-        request.address = self.address
-        return request
-
     def _late_to_send(self) -> None:
         """Nothing came for too long."""
         if self._requests.incoming is not None:
             self._requests.refuse(BodyTimeout(self._limits.body_s))
-            self._proceed()
+            self.proceed()
         elif self._requests.is_in_head:
             self._requests.refuse(HttpError(408, f"the head was not complete after {self._limits.head_s:g} s"))
-            self._proceed()
+            self.proceed()
+        elif (self._current is not None or self._requests.waiting) and not self._is_half_closed:
+            # a time from before its request, which has no other: a handler may take as long as it needs
+            return
         elif self._current is None and self._transport.get_write_buffer_size():
             # the client has not read its answer yet: how long that may take is another question
             self._reading.within(self._limits.linger_s)
         else:
             self.abort()
 
-    def _proceed(self) -> None:
+    def proceed(self) -> None:
         """Begin with what waits, and read on, or not, according to what is unread."""
         if self._transport.is_closing() or self._rest is not None:
             return
@@ -217,12 +205,12 @@ class ClientConnection(Abortable):
             self._is_paused = False
             self._transport.resume_reading()
 
-    def _continue(self) -> None:
+    def await_body(self) -> None:
         """The handler waits for a body, perhaps for one that its client has not begun to send."""
         request = self._current
-        if request is None or request.stream is not None or self._requests.body_bytes or self._transport.is_closing():
+        if request is None or not request.waits_for_continue or self._transport.is_closing():
             return
-        if request.waits_for_continue:
+        if request.stream is None and not request.received:
             request.waits_for_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -268,7 +256,7 @@ class ClientConnection(Abortable):
         requests = self._requests
         is_idle = not requests.waiting and not requests.is_in_head
         if not request.keeps_alive:
-            self._close(lingers=not request.incoming.is_ended)
+            self._close(lingers=not request.is_ended)
         elif is_idle and (self._is_half_closed or self._owner.is_draining):
             self._close(lingers=False)
         else:
@@ -278,15 +266,16 @@ class ClientConnection(Abortable):
                 self._pause_reading()
                 self._rest = self._loop.call_later(request.rest_s, self._wake)
             elif requests.waiting or self._is_paused:
-                self._proceed()
+                self.proceed()
 
     def _wake(self) -> None:
         self._rest = None
         if self._is_idle:
             self._reading.within(self._limits.idle_s)
-        self._proceed()
+        self.proceed()
 
-    def _start(self, request: Request, status: int, headers: Lines) -> Stream:
+    def start(self, request: Request, status: int, headers: Lines) -> Stream:
+        """Begin an answer of many pieces; its head is sent with the first one."""
         if request.stream is not None:
             raise RuntimeError("a request has one answer")
         if request.is_http_10:
@@ -311,10 +300,10 @@ class ClientConnection(Abortable):
     def _head(self, request: Request | None, status: int, headers: Lines, length: int | None) -> bytes:
         """The head of an answer: chunked if its `length` is not known. It decides whether the connection stays."""
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._owner.date()]
-        lines.append(lines_of(headers))
+        lines.append(headers if isinstance(headers, bytes) else header_lines(headers.items()))
         stays = False
         if request is not None:
-            stays = request.keeps_alive and request.incoming.is_ended
+            stays = request.keeps_alive and request.is_ended
             stays = request.keeps_alive = stays and not request.hang_up and not self._owner.is_draining
             if request.answer_headers:
                 lines.append(header_lines(request.answer_headers.items()))

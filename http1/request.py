@@ -1,15 +1,24 @@
-"""What a handler is given and gives back: a Request, a Response in one piece, or a Stream."""
+"""Requests: what a client sends on one connection, what a handler is given, and what it gives back.
+
+Bytes go into Requests, and a Request comes out; a handler answers it by a Response in one piece, or a Stream.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from http1.errors import BodyTooLarge
-from http1.headers import Headers, Lines
-from http1.incoming import Incoming
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from http1.errors import BadRequest, BodyTooLarge, HeadTooLarge, HttpError
+from http1.limits import ServerLimits
+from http1.message import Headers, Incoming, Lines, until_empty_line
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Those that handlers see. The parser knows more, of other protocols."""
 
 
 @dataclass(slots=True)
@@ -22,7 +31,21 @@ class Response:
 
 
 class Wire(Protocol):
-    """Where a Stream is written to."""
+    """The connection of a client at `address`."""
+
+    address: str
+
+    def proceed(self) -> None:
+        """A body that was full has room: its rest may come."""
+        ...
+
+    def await_body(self) -> None:
+        """A handler waits for the body of its request."""
+        ...
+
+    def start(self, request: Request, status: int, headers: Lines) -> Stream:
+        """Begin an answer of many pieces."""
+        ...
 
     def push(self, data: bytes) -> bool:
         """Send `data`; False: the client reads slowly, so `drained` should be awaited. Raises ClientGone."""
@@ -78,7 +101,7 @@ class Stream:
         return b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._is_chunked else head + data
 
 
-class Request:
+class Request(Incoming):
     """One request of a client.
 
     `target` is what its first line names; `path` is that without its query and decoded, "/v1/models/a b" for
@@ -88,51 +111,23 @@ class Request:
     what handlers want a record of the request to have.
     """
 
-    __slots__ = (
-        "_most_bytes",
-        "_start",
-        "address",
-        "answer_headers",
-        "content_length",
-        "hang_up",
-        "headers",
-        "incoming",
-        "is_http_10",
-        "is_known",
-        "keeps_alive",
-        "method",
-        "noted",
-        "path",
-        "rest_s",
-        "stream",
-        "target",
-        "waits_for_continue",
-    )
+    content_length: int | None = None
+    stream: Stream | None = None
+    hang_up = is_http_10 = is_known = waits_for_continue = False
+    keeps_alive = True
+    rest_s = 0.0
+    noted: dict[str, object] | None = None
 
-    def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: Headers,
-        incoming: Incoming,
-        start: Callable[[Request, int, Lines], Stream],
-        most_bytes: int,
-    ) -> None:
-        self.method, self.target, self.headers, self.incoming = method, target, headers, incoming
-        self._start, self._most_bytes = start, most_bytes
+    def __init__(self, method: str, target: str, headers: Headers, wire: Wire, limits: ServerLimits) -> None:
+        self.method, self.target, self.headers = method, target, headers
+        self._wire, self._most_bytes, self.unread_bytes = wire, limits.body_bytes, limits.unread_bytes
         raw = target.partition("?")[0]
         if not raw.startswith(("/", "*")):
             # as proxies are asked: http://host/path (RFC 9112, section 3.2.2)
             raw = "/" + raw.partition("://")[2].partition("/")[2]
         self.path = unquote(raw) if "%" in raw else raw
-        self.address = ""
+        self.address = wire.address
         self.answer_headers: dict[str, str] = {}
-        self.content_length: int | None = None
-        self.stream: Stream | None = None
-        self.hang_up = self.is_http_10 = self.is_known = self.waits_for_continue = False
-        self.rest_s = 0.0
-        self.noted: dict[str, object] | None = None
-        self.keeps_alive = True
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.path[:80]}>"
@@ -142,9 +137,13 @@ class Request:
         """What follows the question mark, as it came."""
         return self.target.partition("?")[2]
 
-    def arrived(self, most_bytes: int) -> bytes | None:
-        """All of the body, if it came with the head and is at most so long; else it is to be read."""
-        return self.incoming.whole(most_bytes)
+    def on_room(self) -> None:
+        """Its client may go on to send."""
+        self._wire.proceed()
+
+    def on_wait(self) -> None:
+        """Its client may wait for that, too."""
+        self._wire.await_body()
 
     async def body(self, most_bytes: int | None = None) -> bytes:
         """All of the body, as it was sent: at most `most_bytes`, or what the server allows.
@@ -155,7 +154,7 @@ class Request:
         if (self.content_length or 0) > most_bytes:
             raise BodyTooLarge(most_bytes)
         pieces, size = [], 0
-        while data := await self.incoming.read():
+        while data := await self.read():
             pieces.append(data)
             size += len(data)
             if size > most_bytes:
@@ -164,11 +163,194 @@ class Request:
 
     def content(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises as `body` does, at the server's own limit."""
-        return self.incoming.pieces()
+        return self.pieces()
 
     def start(self, status: int, headers: Lines) -> Stream:
         """Begin an answer of many pieces; the handler returns it when it has ended."""
-        return self._start(self, status, headers)
+        return self._wire.start(self, status, headers)
+
+
+class Requests:
+    """What a client asks on one connection, in order; knows neither sockets nor time.
+
+    `waiting` are the requests that have a complete head, and an HttpError where nothing more can be understood.
+    `incoming` is the one whose body is not complete. After bytes that it does not understand, or that another program
+    could understand differently, it `is_deaf`: where the next request would begin is not known.
+
+    The parser calls the methods that begin with on_. It judges every byte, and is given one head or one body at a time:
+    a head that it accepts is then read as a whole.
+    """
+
+    def __init__(self, limits: ServerLimits, wire: Wire) -> None:
+        self.waiting: deque[Request | HttpError] = deque()
+        self.is_in_head = self.is_deaf = False
+        self.incoming: Request | None = None
+        self._limits = limits
+        self._wire: Wire | None = wire
+        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        # what the parser was given of the present head; or the end of that of a body in chunks
+        self._given = b""
+        self._unseen_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Requests {len(self.waiting)} waiting{', deaf' if self.is_deaf else ''}>"
+
+    def feed(self, data: bytes) -> None:
+        """`data` came."""
+        while data and not self.is_deaf:
+            incoming = self.incoming
+            if incoming is None and not self.is_in_head:
+                # empty lines may go before a request (RFC 9112, section 2.2)
+                stripped = data.lstrip(b"\r\n")
+                self._unseen_bytes += len(data) - len(stripped)
+                if not stripped:
+                    break
+                data, self.is_in_head, self._given, self._unseen_bytes = stripped, True, b"", 0
+                if len(self.waiting) >= self._limits.waiting:
+                    self.refuse(BadRequest(f"more than {self._limits.waiting} requests were sent ahead"))
+                    break
+            if incoming is None or incoming.content_length is None:
+                # a head ends with the first empty line, and a body in chunks with one of them
+                piece = data[: until_empty_line(self._given, data)]
+                self._given = (self._given if incoming is None else self._given[-3:]) + piece
+            else:
+                # once all of it came, the parser says what the rest is
+                piece = data[: incoming.content_length - incoming.received] or data
+            data = data[len(piece) :]
+            self._unseen_bytes += len(piece)
+            assert self._parser is not None
+            try:
+                self._parser.feed_data(piece)
+                if incoming is None and (framed := self.incoming) is not None and framed.content_length is None:
+                    self._parse_body(framed)
+            except HttpParserUpgrade:
+                # it asks for another protocol, and is taken as one that does not
+                assert self.incoming is not None
+                self._parse_body(self.incoming)
+            except HttpParserError as error:
+                ours = error.__context__
+                self.refuse(ours if isinstance(ours, HttpError) else BadRequest(str(error)))
+        if self._unseen_bytes > self._limits.head_bytes:
+            # what the parser keeps, or drops, without having told of it
+            self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes"))
+
+    def refuse(self, error: HttpError) -> None:
+        """Understand no more, because of `error`."""
+        incoming = self.incoming
+        self.stop()
+        if incoming is None:
+            self.waiting.append(error)
+            return
+        incoming.fail(error)
+        if self.waiting and isinstance(error, BadRequest):
+            # its handler has not begun, and does not have to
+            self.waiting[-1] = error
+
+    def stop(self) -> None:
+        """Understand no more."""
+        self.is_deaf, self.is_in_head, self.incoming, self._unseen_bytes = True, False, None, 0
+        # both refer back to this connection: a crowd of closed ones would wait for the garbage collector, which takes
+        # more than 100 ms for them
+        self._parser = self._wire = None
+
+    def on_message_begin(self) -> None:
+        """The parser takes what it is given for a request."""
+        if not self.is_in_head:
+            raise BadRequest("a request begins before the end of the one before")
+
+    def on_headers_complete(self) -> None:
+        """A head is complete: its request waits for its turn."""
+        self.waiting.append(request := self._request())
+        self.is_in_head, self._given, self._unseen_bytes = False, b"", 0
+        self.incoming = request
+        if (request.content_length or 0) > self._limits.body_bytes:
+            raise BodyTooLarge(self._limits.body_bytes)
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body came."""
+        incoming = self.incoming
+        assert incoming is not None
+        self._unseen_bytes = 0
+        if incoming.received + len(data) > self._limits.body_bytes:
+            raise BodyTooLarge(self._limits.body_bytes)
+        incoming.put(data)
+
+    def on_message_complete(self) -> None:
+        """A request is complete."""
+        # the body of one that asks for an upgrade follows what the parser takes for its end
+        assert self._parser is not None
+        if self.incoming is not None and not self._parser.should_upgrade():
+            self.incoming.end()
+            self.incoming = None
+            self._unseen_bytes = 0
+
+    def _request(self) -> Request:
+        """The request of a head. Raises HttpError for one that is not served, or that could be read in two ways."""
+        parser, wire, head, limits = self._parser, self._wire, self._given, self._limits
+        assert parser is not None
+        assert wire is not None
+        first, _, lines = head.partition(b"\r\n")
+        # HTTP/0.9 names no version
+        method, target, version = (*first.decode("ascii").split(), "")[:3]
+        if len(target) + len(lines) - len(b"\r\n") > limits.head_bytes:
+            raise HeadTooLarge(f"{limits.head_bytes} bytes")
+        if lines.count(b"\r\n") > limits.headers + 1:
+            raise HeadTooLarge(f"{limits.headers} headers")
+        if method not in METHODS:
+            raise HttpError(501, f"{method} is not served here")
+        if version not in ("HTTP/1.0", "HTTP/1.1"):
+            raise HttpError(505, "HTTP/1.1 is spoken here")
+        headers = Headers(lines)
+        fields, is_http_10 = headers.lowered, version == "HTTP/1.0"
+        host = fields.get("host")
+        if "," in host if host is not None else not is_http_10:
+            raise BadRequest("a request names one host")
+        if (coding := fields.get("transfer-encoding")) is not None and (is_http_10 or coding.lower() != "chunked"):
+            raise BadRequest("a body is sent with its length, or chunked and in no other coding")
+        if (expected := fields.get("expect")) is not None and expected.lower() != "100-continue":
+            raise HttpError(417, "nothing but 100-continue can be expected")
+        request = Request(method, target, headers, wire, limits)
+        if (length := fields.get("content-length")) is not None:
+            request.content_length = int(length)
+        request.is_http_10, request.keeps_alive = is_http_10, parser.should_keep_alive()
+        request.waits_for_continue = expected is not None and not is_http_10
+        return request
+
+    def _parse_body(self, request: Request) -> None:
+        """Have a parser of its own for the body of `request`, which is in chunks or follows the head of an upgrade."""
+        is_chunked = "transfer-encoding" in request.headers
+        if not is_chunked and not request.content_length:
+            self.on_body_complete()
+            return
+        framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {request.content_length}"
+        self._parser = HttpRequestParser(_Body(self, self._limits))
+        self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode())
+
+    def on_body_complete(self) -> None:
+        """A body with a parser of its own is complete."""
+        request = self.incoming
+        assert request is not None
+        request.end()
+        self.incoming, self._unseen_bytes, self._parser = None, 0, HttpRequestParser(self)
+        if not request.keeps_alive:
+            self.stop()
+
+
+class _Body:
+    """What the parser of one body tells, with trailers, which are dropped but have the limits of a head."""
+
+    def __init__(self, requests: Requests, limits: ServerLimits) -> None:
+        self._limits, self._trailers, self._trailer_bytes = limits, 0, 0
+        self.on_body, self.on_message_complete = requests.on_body, requests.on_body_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer came; or the header that frames the body."""
+        self._trailers += 1
+        if self._trailers > self._limits.headers:
+            raise HeadTooLarge(f"{self._limits.headers} headers")
+        self._trailer_bytes += len(name) + len(value) + 4
+        if self._trailer_bytes > self._limits.head_bytes:
+            raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
 
 Reply = Response | Stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import time
@@ -18,7 +19,6 @@ from http1.limits import ServerLimits
 from http1.listening import Acceptor, bound_sockets
 from http1.request import Handler, Response
 from http1.seldom import Seldom
-from http1.waiting import WaitingClients, group_of
 
 LIMITS = ("connections", "connections_of_address", "descriptors")
 """What `on_limit` is called with."""
@@ -35,6 +35,55 @@ _FLOOD = 64
 """An address is not taken for a flood before so many of its connections were closed in a second."""
 
 log = logging.getLogger("pointsman.http")
+
+
+class WaitingClients:
+    """Connections without a running handler: new ones, those with an unfinished head, idle ones; oldest first.
+
+    Those of strangers, which are not known, are counted by address.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[ClientConnection, None] = {}
+        self._strangers: dict[ClientConnection, None] = {}
+        self._by_address: dict[str, dict[ClientConnection, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<WaitingClients {len(self._strangers)} strangers, {len(self._known)} known>"
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._strangers)
+
+    def add(self, connection: ClientConnection) -> None:
+        """The server waits for this client from now on."""
+        if connection.is_known:
+            self._known[connection] = None
+        else:
+            self._strangers[connection] = None
+            self._by_address.setdefault(connection.address, {})[connection] = None
+
+    def discard(self, connection: ClientConnection) -> None:
+        """The client has begun a request, or has gone."""
+        if connection in self._strangers:
+            del self._strangers[connection]
+            own = self._by_address[connection.address]
+            del own[connection]
+            if not own:
+                del self._by_address[connection.address]
+        else:
+            self._known.pop(connection, None)
+
+    def strangers_at(self, address: str) -> int:
+        """How many strangers wait at `address`."""
+        return len(self._by_address.get(address, ()))
+
+    def oldest_at(self, address: str) -> ClientConnection:
+        """The stranger that has waited longest at `address`. Raises KeyError if there is none."""
+        return next(iter(self._by_address[address]))
+
+    def oldest(self) -> ClientConnection | None:
+        """The connection that is missed least: the oldest stranger, else the oldest known one."""
+        return next(iter(self._strangers or self._known), None)
 
 
 class HttpServer:
@@ -60,7 +109,8 @@ class HttpServer:
         self._dated_at, self._date = -1, b""
         self._connections: set[ClientConnection] = set()
         self._greetings: dict[ClientConnection, Greeting] = {}
-        self._waiting = WaitingClients[ClientConnection]()
+        self._waiting = WaitingClients()
+        self.serve = self._waiting.discard
         self._listeners: list[Acceptor] = []
         self._logged = Seldom(_LOG_EVERY_S, clock)
         self._second, self._closed_of = 0, Counter[str]()
@@ -116,8 +166,9 @@ class HttpServer:
             return False
         return True
 
-    def add(self, connection: ClientConnection) -> bool:
-        """A client has connected; may it stay?"""
+    def add(self, connection: ClientConnection, peer: object) -> bool:
+        """A client has connected, whose socket has the name `peer`; may it stay?"""
+        connection.address = group_of(peer)
         self._greeted(connection)
         self._connections.add(connection)
         has_room = self.connections <= self.limits.connections or self._make_room("connections")
@@ -131,10 +182,6 @@ class HttpServer:
             return
         if not self.limits.is_exempt(address):
             self._shut(self._waiting.oldest_at(address), "connections_of_address")
-
-    def serve(self, connection: ClientConnection) -> None:
-        """A handler runs for this client."""
-        self._waiting.discard(connection)
 
     def discard(self, connection: ClientConnection) -> None:
         """A client has gone, and its handler has ended."""
@@ -193,3 +240,14 @@ class HttpServer:
         if (now := int(self._clock())) != self._dated_at:
             self._dated_at, self._date = now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode()
         return self._date
+
+
+def group_of(peer: object) -> str:
+    """The address in a client's socket name, as its connections are counted: an IPv6 network of 64 bits is one."""
+    host = peer[0] if isinstance(peer, tuple) and peer else ""
+    if not isinstance(host, str) or ":" not in host:
+        return host if isinstance(host, str) else ""
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))

@@ -1,25 +1,118 @@
-"""One connection to a server: a request goes out, its answer comes back, and then the next."""
+"""One connection to a server: a request goes out, its Answer comes back, and then the next."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from types import TracebackType
 from typing import Any, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from http1.answer import Answer
+from http1.coding import CODINGS, BadCoding, Decoder
 from http1.deadline import Deadline
-from http1.errors import AnswerError, AnswerTimeout, BadAnswer, Disconnected
-from http1.headers import Headers
-from http1.incoming import Incoming
+from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Disconnected
 from http1.limits import ClientLimits
+from http1.message import Headers, Incoming, until_empty_line
 
 _COPIED_BYTES = 16 << 10
 """Bodies up to this size are joined with their head into one write."""
 
 Body = bytes | AsyncIterable[bytes] | None
 """Of a request: whole, in pieces, or none."""
+
+
+class Answer(Incoming):
+    """The answer of a server, at its body. A context manager: left before its end, it closes the connection.
+
+    The body comes as it was sent unless `decode` was called.
+    """
+
+    status = 0
+    headers = Headers(b"")
+    _decoder: Decoder | None = None
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self.unread_bytes = connection, connection.limits.unread_bytes
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.status}, {self.received} bytes{', ended' if self.is_ended else ''}>"
+
+    def on_room(self) -> None:
+        """Its server may go on to send."""
+        self._connection.resume_reading()
+
+    def on_wait(self) -> None:
+        """From now on its server may be late."""
+        self._connection.await_answer()
+
+    def decode(self, most_bytes: int) -> None:
+        """Have the body read as its Content-Encoding says, to at most `most_bytes`. Raises BadAnswer where that is
+        neither gzip nor deflate.
+        """
+        coding = self.headers.get("content-encoding", "identity").lower()
+        if coding not in CODINGS:
+            raise BadAnswer(f"the answer is encoded as '{coding[:40]}'")
+        self._decoder = None if coding == "identity" else Decoder(coding, most_bytes)
+
+    async def read(self) -> bytes:
+        """What came since the last time; nothing at the end. Raises AnswerError."""
+        decoder = self._decoder
+        if decoder is None:
+            return await super().read()
+        try:
+            while data := await super().read():
+                if decoded := decoder.feed(data):
+                    return decoded
+            decoder.end()
+        except (BadCoding, BodyTooLarge) as error:
+            raise BadAnswer(str(error)) from error
+        return b""
+
+    def content(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises AnswerError."""
+        return self.pieces()
+
+    def pour(self, into: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
+        """Give `into` the body as it comes, in the moment that it comes unless it is decoded, until that returns False:
+        is this the end? Raises AnswerError, and what `into` raises.
+        """
+        return super().pour(into) if self._decoder is None else self._pour_decoded(into)
+
+    async def _pour_decoded(self, into: Callable[[bytes], bool]) -> bool:
+        while data := await self.read():
+            if not into(data):
+                return False
+        return True
+
+    async def body(self, most_bytes: int) -> bytes:
+        """All of the body. Raises AnswerError; BadAnswer for more than `most_bytes`."""
+        pieces, size = [], 0
+        while data := await self.read():
+            pieces.append(data)
+            size += len(data)
+            if size > most_bytes:
+                raise BadAnswer(f"the answer is larger than {most_bytes} bytes")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def stop(self, error: Exception) -> None:
+        """Have readers of the body get `error` after what came before, and close the connection."""
+        if not self.is_ended:
+            self.fail(error)
+            self._connection.abort()
+
+    def close(self) -> None:
+        """Close the connection unless all of the answer came, in which case it serves other requests already."""
+        if not self.is_ended:
+            self._connection.abort()
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Pool(Protocol):
@@ -47,7 +140,7 @@ class ServerConnection(asyncio.Protocol):
     """
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
-        self._pool, self._loop, self._limits = pool, loop, pool.limits
+        self.limits, self._pool, self._loop = pool.limits, pool, loop
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._transport: Any = None
         self._deadline = Deadline(self._late, loop)
@@ -55,16 +148,17 @@ class ServerConnection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._is_lost = self._is_paused = self._is_eof = False
         self.was_used, self.is_unanswered = False, True
-        # of the present request; without `_incoming` there is none
-        self._answer: asyncio.Future[Answer] | None = None
-        self._incoming: Incoming | None = None
+        # of the present request; without `_answer` there is none
+        self._answer: Answer | None = None
+        self._asked: asyncio.Future[Answer] | None = None
         self._is_all_sent = self._keeps_alive = True
-        self._wants_head_only = self._is_interim = self._ends_with_connection = False
-        self._fields: list[tuple[bytes, bytes]] = []
+        self._wants_head_only = self._ends_with_connection = False
+        # what the parser was given of the present head, and the bytes of those before it
+        self._is_in_head, self._head = False, b""
         self._head_bytes = self._unseen_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<ServerConnection {'lost' if self._is_lost else 'idle' if self._incoming is None else 'in use'}>"
+        return f"<ServerConnection {'lost' if self._is_lost else 'idle' if self._answer is None else 'in use'}>"
 
     async def ask(self, method: str, head: bytes, body: Body, silence_s: float) -> Answer:
         """The answer to a request, as soon as its head came. Raises AnswerError; that, and a cancellation, close the
@@ -73,10 +167,11 @@ class ServerConnection(asyncio.Protocol):
         self.is_unanswered = True
         if self._is_lost or self._transport.is_closing():
             raise Disconnected("the server closed the connection")
-        self._silence_s, self._wants_head_only, self._head_bytes = silence_s, method == "HEAD", 0
-        incoming = self._incoming = Incoming(self._limits.unread_bytes, self._resume, self._wait)
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._answer = answer
+        self._silence_s, self._wants_head_only = silence_s, method == "HEAD"
+        self._is_in_head, self._head, self._head_bytes, self._unseen_bytes = True, b"", 0, 0
+        answer = self._answer = Answer(self)
+        asked: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked = asked
         try:
             self._deadline.within(silence_s)
             if body is None or (isinstance(body, bytes) and len(body) <= _COPIED_BYTES):
@@ -85,13 +180,13 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.write(head)
                 self._transport.write(body)
             else:
-                await self._send_pieces(head, body, answer)
-            return await answer
+                await self._send_pieces(head, body, asked)
+            return await asked
         except BaseException:
-            if answer.done() and not answer.cancelled():
+            if asked.done() and not asked.cancelled():
                 # it may have come, or failed, in the moment of a cancellation
-                answer.exception()
-            if self._incoming is incoming:
+                asked.exception()
+            if self._answer is answer:
                 self.abort()
             raise
 
@@ -108,29 +203,36 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        incoming = self._incoming
-        if incoming is None:
+        answer, parser = self._answer, self._parser
+        if answer is None:
             # an answer to no request would be taken for that of the next
             self.abort()
             return
+        assert parser is not None
         self.is_unanswered = False
         self._unseen_bytes += len(data)
-        assert self._parser is not None
         try:
-            self._parser.feed_data(data)
+            while data and self._is_in_head:
+                # each head alone, so that one that the parser accepts can be read as a whole
+                piece = data[: until_empty_line(self._head, data)]
+                self._head += piece
+                parser.feed_data(piece)
+                data = data[len(piece) :]
+            if data:
+                parser.feed_data(data)
         except HttpParserUpgrade:
             self._fail(BadAnswer("the server changes to another protocol"))
         except HttpParserError as error:
             ours = error.__context__
             self._keeps_alive = False
             self._fail(ours if isinstance(ours, AnswerError) else BadAnswer(f"no HTTP: {error}"))
-        if incoming.is_ended:
+        if answer.is_ended:
             self._release()
-        elif self._unseen_bytes > self._limits.head_bytes:
-            self._fail(BadAnswer(f"a head of more than {self._limits.head_bytes} bytes"))
-        elif incoming.deliver():
+        elif self._unseen_bytes > self.limits.head_bytes:
+            self._fail(BadAnswer(f"a head of more than {self.limits.head_bytes} bytes"))
+        elif answer.deliver():
             self._deadline.within(self._silence_s)
-        elif incoming.is_full and not self._is_paused:
+        elif answer.is_full and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
 
@@ -145,13 +247,13 @@ class ServerConnection(asyncio.Protocol):
         self._deadline.cancel()
         self.resume_writing()
         self._pool.discard(self)
-        if self._incoming is not None and self._ends_with_connection and self._is_eof:
-            self._incoming.end()
+        if self._answer is not None and self._ends_with_connection and self._is_eof:
+            self._answer.end()
         failure = Disconnected(f"the connection ended too early{f': {exc}' if exc else ''}")
         failure.__cause__ = exc
         self._fail(failure)
-        # it refers back to this connection, which would wait for the garbage collector
-        self._parser = None
+        # they refer back to this connection, which would wait for the garbage collector
+        self._parser = self._answer = None
 
     def pause_writing(self) -> None:
         """The server reads slower than the request is sent."""
@@ -167,105 +269,103 @@ class ServerConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """An answer begins."""
-        if self._incoming is None or self._incoming.is_ended:
+        if not self._is_in_head:
             raise BadAnswer("more than one answer")
-        self._fields, self._unseen_bytes = [], 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header came; or a trailer, which is dropped."""
-        self._fields.append((name, value))
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > self._limits.head_bytes or len(self._fields) > self._limits.headers:
-            raise BadAnswer("too many headers, or too long ones")
 
     def on_headers_complete(self) -> None:
-        """A head is complete."""
-        assert self._parser is not None
-        self._unseen_bytes, status = 0, self._parser.get_status_code()
-        self._is_interim = status < 200
-        if self._is_interim:
+        """A head is complete; perhaps of one that goes before the answer to the request (RFC 9110, section 15.2)."""
+        parser, answer, head, limits = self._parser, self._answer, self._head.lstrip(b"\r\n"), self.limits
+        assert parser is not None
+        assert answer is not None
+        self._head_bytes += len(head)
+        if self._head_bytes > limits.head_bytes or head.count(b"\r\n") > limits.headers + 2:
+            raise BadAnswer("too many headers, or too long ones")
+        self._unseen_bytes, self._head = 0, b""
+        status = parser.get_status_code()
+        if status < 200:
             return
-        headers, self._fields = Headers(self._fields), []
-        fields = headers.lowered
+        self._is_in_head = False
+        answer.status, answer.headers = status, Headers(head.partition(b"\r\n")[2])
+        fields = answer.headers.lowered
         if (coding := fields.get("transfer-encoding")) is not None and coding.lower() != "chunked":
             raise BadAnswer(f"a transfer coding '{coding[:40]}'")
-        self._keeps_alive = self._parser.should_keep_alive()
+        self._keeps_alive = parser.should_keep_alive()
         self._ends_with_connection = coding is None and "content-length" not in fields
-        assert self._incoming is not None
-        answer, self._answer = self._answer, None
-        if answer is not None and not answer.done():
-            answer.set_result(Answer(status, headers, self._incoming, self.abort))
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
         if self._writable is not None:
             self.resume_writing()
         if self._wants_head_only:
             # the parser does not know that no body comes
             self._keeps_alive = False
-            self._incoming.end()
+            answer.end()
 
     def on_body(self, data: bytes) -> None:
         """A part of the body came."""
         self._unseen_bytes = 0
-        if self._incoming is not None and not self._incoming.is_ended:
-            self._incoming.put(data)
+        if self._answer is not None and not self._answer.is_ended:
+            self._answer.put(data)
 
     def on_message_complete(self) -> None:
-        """An answer is complete, or one that goes before it (RFC 9110, section 15.2)."""
-        if not self._is_interim and self._incoming is not None:
-            self._incoming.end()
+        """An answer is complete, or one that goes before it."""
+        if not self._is_in_head and self._answer is not None:
+            self._answer.end()
 
     # the present request
 
-    async def _send_pieces(self, head: bytes, pieces: AsyncIterable[bytes], answer: asyncio.Future[Answer]) -> None:
+    async def _send_pieces(self, head: bytes, pieces: AsyncIterable[bytes], asked: asyncio.Future[Answer]) -> None:
         """Send a body as it comes, unless the server answers before its end: then it wants no more of it."""
         self._is_all_sent = False
         self._transport.write(head)
         async for piece in pieces:
-            if answer.done() or self._transport.is_closing():
+            if asked.done() or self._transport.is_closing():
                 return
             if piece:
                 self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            self._wait()
+            self.await_answer()
             if self._writable is not None:
                 await self._writable
-        if not answer.done() and not self._transport.is_closing():
+        if not asked.done() and not self._transport.is_closing():
             self._transport.write(b"0\r\n\r\n")
             self._is_all_sent = True
 
-    def _wait(self) -> None:
-        """A reader waits from now on."""
+    def await_answer(self) -> None:
+        """A reader of the answer waits from now on."""
         self._deadline.within(self._silence_s)
 
     def _late(self) -> None:
-        if self._incoming is None:
+        if self._answer is None:
             self._transport.close()
-        elif self._incoming.is_awaited or (self._answer is not None and not self._answer.done()):
+        elif self._answer.is_awaited or (self._asked is not None and not self._asked.done()):
             self._fail(AnswerTimeout(f"nothing came for {self._silence_s:g} s"))
 
-    def _resume(self) -> None:
-        """The reader has made room."""
-        is_full = self._incoming is not None and self._incoming.is_full
+    def resume_reading(self) -> None:
+        """The reader of the answer has made room."""
+        is_full = self._answer is not None and self._answer.is_full
         if self._is_paused and not is_full and not self._is_lost and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def _fail(self, error: AnswerError) -> None:
         """Tell of `error`, unless the answer is whole already."""
-        if self._incoming is not None:
-            self._incoming.fail(error)
-        answer, self._answer = self._answer, None
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
-        if not self._is_lost and (self._incoming is None or not self._incoming.is_ended):
+        answer = self._answer
+        if answer is not None:
+            answer.fail(error)
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.done():
+            asked.set_exception(error)
+        if not self._is_lost and (answer is None or not answer.is_ended):
             self.abort()
 
     def _release(self) -> None:
         """The answer is whole: let the connection be used again, if it can be."""
-        self._incoming = None
+        self._answer = None
         self.was_used = True
         is_usable = self._keeps_alive and self._is_all_sent and not self._transport.is_closing()
         if is_usable and self._pool.take_back(self):
             if self._is_paused:
-                self._resume()
-            self._deadline.within(self._limits.idle_s)
+                self.resume_reading()
+            self._deadline.within(self.limits.idle_s)
         else:
             self._transport.close()

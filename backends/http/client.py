@@ -13,11 +13,11 @@ import msgspec
 
 from backends.base import Taker, give
 from backends.http.errors import error_of
-from http1.answer import Answer as Reply
 from http1.client import HttpClient as Http1Client
 from http1.errors import AnswerError, Unconnected
-from http1.headers import header_lines
 from http1.limits import ClientLimits
+from http1.message import header_lines
+from http1.server_connection import Answer as Reply
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import ACCEPTED, Delta
 from tls.certificates import Certificates
@@ -195,7 +195,7 @@ class HttpClient:
                     break
             for delta in exchange.answer.end():
                 yield delta
-            if not reply.is_whole:
+            if not reply.is_ended:
                 await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
             raise call.failure(error) from error
@@ -232,7 +232,7 @@ class HttpClient:
             for delta in answer.end():
                 if not to.take(delta):
                     await to.ready()
-            if not is_end and not reply.is_whole:
+            if not is_end and not reply.is_ended:
                 await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
             raise call.failure(error) from error
@@ -328,7 +328,7 @@ class _Call:
             due_at = loop.time() + deadline_s
             async with asyncio.timeout_at(due_at):
                 reply = self._reply = await asking
-            self._timer = loop.call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
+            self._timer = loop.call_at(due_at, reply.stop, TimeoutError("the deadline passed"))
         client._replies.add(reply)
         _decode(reply)
         if reply.status != 200:

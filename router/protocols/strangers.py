@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from http1.request import Request
 from http1.seldom import Seldom
-from http1.waiting import group_of
+from http1.server import group_of
 from policies.errors import Overloaded
 
 BURST_S = 10

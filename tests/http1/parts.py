@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from http1.headers import Headers
-from http1.incoming import Incoming
 from http1.limits import ServerLimits
-from http1.request import Handler, Reply, Request, Response, Stream
-from http1.requests import Requests
+from http1.message import Lines
+from http1.request import Handler, Reply, Request, Requests, Response, Stream
 from http1.server import HttpServer
 
 SOON_S = 20.0
@@ -134,20 +132,31 @@ def statuses(answer: bytes) -> list[int]:
 
 def parsed(*pieces: bytes, limits: ServerLimits | None = None) -> Requests:
     """The requests in `pieces`, parsed without a handler."""
-    limits = limits or ServerLimits()
-
-    def make(method: str, target: str, headers: Headers) -> Request:
-        return Request(method, target, headers, Incoming(1 << 20, _nothing, _nothing), _no_stream, limits.body_bytes)
-
-    requests = Requests(limits, make)
+    requests = Requests(limits or ServerLimits(), NoWire())
     for piece in pieces:
         requests.feed(piece)
     return requests
 
 
-def _nothing() -> None:
-    pass
+class NoWire:
+    """The connection of a client that gets no answer."""
 
+    address = "192.0.2.1"
 
-def _no_stream(request: Request, status: int, headers: Mapping[str, str]) -> Stream:
-    raise AssertionError(f"{request} has no answer here")
+    def proceed(self) -> None:
+        """Its client may go on."""
+
+    def await_body(self) -> None:
+        """All of it comes by itself."""
+
+    def start(self, request: Request, status: int, headers: Lines) -> Stream:
+        """Fail."""
+        raise AssertionError(f"{request} has no answer here")
+
+    def push(self, data: bytes) -> bool:
+        """Fail."""
+        raise AssertionError(data)
+
+    async def drained(self) -> None:
+        """Fail."""
+        raise AssertionError

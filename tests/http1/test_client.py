@@ -291,7 +291,7 @@ async def test_an_answer_that_is_left_closes_its_connection() -> None:
     async with a_server(handler) as (server, port), a_client(port) as client:
         async with await client.request("GET", "/left") as answer:
             assert await answer.read()
-            assert not answer.is_whole
+            assert not answer.is_ended
         await eventually(lambda: ends == ["/left"] and server.connections == 0)
 
 

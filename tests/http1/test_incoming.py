@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from http1.errors import ClientGone
-from http1.incoming import Incoming
+from http1.message import Incoming
 
 
 def an_incoming() -> Incoming:
-    return Incoming(256 * 2**10, lambda: None, lambda: None)
+    return Incoming()
 
 
 def put(incoming: Incoming, *pieces: bytes) -> bool:
@@ -43,7 +43,13 @@ async def pouring(incoming: Incoming, pot: Pot) -> asyncio.Task[bool]:
 async def test_it_is_full_by_what_its_pieces_take_however_small_they_are(piece_bytes: int) -> None:
     most, pieces = 256 * 2**10, 0
     rooms: list[bool] = []
-    incoming = Incoming(most, lambda: rooms.append(True), lambda: None)
+
+    class Roomy(Incoming):
+        def on_room(self) -> None:
+            rooms.append(True)
+
+    incoming = Roomy()
+    incoming.unread_bytes = most
     while not incoming.is_full:
         incoming.put(b"a" * piece_bytes)
         pieces += 1
@@ -121,11 +127,11 @@ async def test_a_reader_that_is_cancelled_while_it_fails_is_cancelled() -> None:
 def test_what_came_as_a_whole_and_is_small_needs_no_reader() -> None:
     incoming = an_incoming()
     incoming.put(b"half")
-    assert incoming.whole(1000) is None
+    assert incoming.arrived(1000) is None
     incoming.put(b" and half")
     incoming.end()
-    assert incoming.whole(5) is None
-    assert incoming.whole(1000) == b"half and half"
+    assert incoming.arrived(5) is None
+    assert incoming.arrived(1000) == b"half and half"
     empty = an_incoming()
     empty.end()
-    assert empty.whole(1000) == b""
+    assert empty.arrived(1000) == b""

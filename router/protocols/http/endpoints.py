@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from backends.messages.answer import MESSAGES_PATH
 from http1.errors import ClientGone, HttpError
-from http1.headers import header_lines
+from http1.message import header_lines
 from http1.request import Handler, Reply, Request, Response, Stream
 from policies.errors import ExpectedError, InvalidRequest, NoCredential, Unauthenticated, UnknownModel
 from policies.explain import Explanation

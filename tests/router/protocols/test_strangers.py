@@ -12,16 +12,16 @@ import aiohttp
 import grpc
 import pytest
 
-from http1.headers import Headers
-from http1.incoming import Incoming
-from http1.request import Request, Stream
-from http1.waiting import group_of
+from http1.limits import ServerLimits
+from http1.message import Headers
+from http1.request import Request
+from http1.server import group_of
 from policies.keys import hash_of
 from policies.sla.parse import parse
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
 from router.protocols.strangers import BURST_S, MOST_ADDRESSES, Strangers, address_of, address_of_peer, is_in
-from tests.http1.parts import eventually
+from tests.http1.parts import NoWire, eventually
 from tests.router.parts import CHAT, KEY, a_chat, a_client, a_config, a_router
 
 OPERATOR = "operator"
@@ -80,11 +80,8 @@ def test_addresses_are_forgotten_in_the_order_in_which_they_were_heard() -> None
 
 
 def a_request(peer: str, forwarded: str | None = None) -> Request:
-    def start(*_: Any) -> Stream:
-        raise AssertionError
-
-    headers = Headers([] if forwarded is None else [(b"X-Forwarded-For", forwarded.encode())])
-    request = Request("GET", "/", headers, Incoming(1, lambda: None, lambda: None), start, 1)
+    headers = Headers(b"" if forwarded is None else f"X-Forwarded-For: {forwarded}\r\n".encode())
+    request = Request("GET", "/", headers, NoWire(), ServerLimits())
     request.address = group_of((peer, 1234))
     return request
 

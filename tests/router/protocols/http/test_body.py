@@ -12,13 +12,13 @@ import zlib
 import pytest
 
 from backends.nesting import MOST_LEVELS
-from http1.headers import Headers
-from http1.incoming import Incoming
 from http1.limits import ServerLimits
+from http1.message import Headers
 from http1.request import Request
 from router.call.bodies import SMALL_BYTES
 from router.protocols.http import body as body_module
 from router.start.app import Router
+from tests.http1.parts import NoWire
 from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
 
 BODY = json.dumps(a_chat()).encode()
@@ -223,15 +223,14 @@ async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_compressed
 
 
 async def test_a_body_that_comes_byte_by_byte_is_kept_in_few_pieces() -> None:
-    incoming = Incoming(2**20, lambda: None, lambda: None)
-    request = Request("POST", "/", Headers([]), incoming, lambda *_: pytest.fail("was answered"), 2**20)
+    request = Request("POST", "/", Headers(b""), NoWire(), ServerLimits(unread_bytes=2**20, body_bytes=2**20))
     reading = asyncio.create_task(body_module._arrived(request, 2**20, None, is_coded=False))
     for _ in range(1000):
-        incoming.put(b"a")
+        request.put(b"a")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    incoming.put(b"b" * SMALL_BYTES)
+    request.put(b"b" * SMALL_BYTES)
     await asyncio.sleep(0.01)
-    incoming.put(b"c")
-    incoming.end()
+    request.put(b"c")
+    request.end()
     assert [len(piece) for piece in await reading] == [1000 + SMALL_BYTES, 1]

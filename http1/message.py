@@ -1,0 +1,206 @@
+"""What messages of both directions have: header fields, and a body between its parser and its one reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+
+Lines = Mapping[str, str] | bytes
+"""Fields to send: by name, or as `header_lines` made them before."""
+
+_EMPTY_LINE = b"\r\n\r\n"
+"""With the end of the line before it: the end of a head, and of a body in chunks (RFC 9112, sections 2.1 and 7.1)."""
+
+_FRAMING = frozenset({"connection", "content-length", "date", "transfer-encoding"})
+
+_BESIDE_BYTES = 48
+"""What a piece takes beside its bytes: a client may send them one by one, in chunks of their own."""
+
+
+class Headers(Mapping[str, str]):
+    """The fields in `lines`, which a parser has accepted, by name in any case. Fields of one name are one value, as RFC
+    9110 joins them (5.2).
+
+    `lowered` are all of them by lower-case name; it may not be changed. Bytes outside of ASCII are read as UTF-8, or
+    kept as surrogates.
+    """
+
+    __slots__ = ("lowered",)
+
+    def __init__(self, lines: bytes) -> None:
+        by_name = dict[str, str]()
+        for line in lines.decode("utf-8", "surrogateescape").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                name, value = name.lower(), value.strip(" \t")
+                by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
+        self.lowered = by_name
+
+    def __repr__(self) -> str:
+        # values may be keys
+        return f"<Headers {', '.join(self)}>"
+
+    def __getitem__(self, name: str) -> str:
+        return self.lowered[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lowered)
+
+    def __len__(self) -> int:
+        return len(self.lowered)
+
+
+def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:
+    """`fields` as they are sent, each with its line end.
+
+    Raises ValueError for a line break or a NUL in a field, which would begin another one, and for names that say how a
+    message is framed: its sender writes those.
+    """
+    count, lines = 0, []
+    for name, value in fields:
+        if name.lower() in _FRAMING:
+            raise ValueError(f"the header {name} is not the caller's to set")
+        lines.append(f"{name}: {value}\r\n")
+        count += 1
+    text = "".join(lines)
+    if text.count("\n") != count or text.count("\r") != count or "\0" in text:
+        raise ValueError("a header with a line break or a NUL")
+    return text.encode(errors="surrogateescape")
+
+
+def until_empty_line(before: bytes, data: bytes) -> int:
+    """How much of `data`, which follows `before`, goes to the end of the first empty line; all of it without one."""
+    before = before[-3:]
+    at = (before + data if before else data).find(_EMPTY_LINE)
+    return len(data) if at < 0 else at + len(_EMPTY_LINE) - len(before)
+
+
+class Incoming:
+    """A message whose body comes in. Filled by `put`, then `end` or `fail`; emptied by one reader.
+
+    It `is_full` above `unread_bytes`: its sender should pause until there is room. `received` is how many bytes came.
+    """
+
+    unread_bytes = 256 << 10
+    is_ended = is_full = False
+    received = 0
+    _pieces: list[bytes] | tuple[()] = ()
+    _size = 0
+    _error: Exception | None = None
+    _waiter: asyncio.Future[bool] | None = None
+    _into: Callable[[bytes], bool] | None = None
+
+    def on_room(self) -> None:
+        """It was full, and is read from again."""
+
+    def on_wait(self) -> None:
+        """Its reader begins to wait."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Does a reader wait?"""
+        return self._waiter is not None and not self._waiter.done()
+
+    def put(self, data: bytes) -> None:
+        """`data` came."""
+        if self._pieces:
+            self._pieces.append(data)
+        else:
+            self._pieces = [data]
+        size = len(data)
+        self.received += size
+        self._size += size + _BESIDE_BYTES
+        self.is_full = self._size > self.unread_bytes
+        if self._waiter is not None and self._into is None:
+            self._wake()
+
+    def deliver(self) -> bool:
+        """Give a reader that pours what was put since the last time; does it wait for more?"""
+        into, waiter = self._into, self._waiter
+        if into is None or waiter is None or waiter.done() or not self._pieces:
+            return False
+        try:
+            goes_on = into(self._taken())
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the reader raises it
+            if not waiter.done():
+                waiter.set_exception(error)
+            return False
+        if not goes_on and not waiter.done():
+            waiter.set_result(False)
+        return goes_on
+
+    def end(self) -> None:
+        """All of it came."""
+        self.is_ended = True
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """No more will come, because of `error`: the reader is told after what came before. The first error counts."""
+        if self._error is None and not self.is_ended:
+            self._error = error
+            if self._waiter is not None:
+                self._wake()
+
+    def arrived(self, most_bytes: int) -> bytes | None:
+        """All of the body, if that came already and is at most so long; else it is to be read."""
+        if not self.is_ended or self._size > most_bytes:
+            return None
+        return self._taken()
+
+    async def read(self) -> bytes:
+        """What came since the last time, as it was sent; nothing at the end. Raises what it failed with."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self.is_ended:
+                return b""
+            await self._wait()
+        return self._taken()
+
+    async def pour(self, into: Callable[[bytes], bool]) -> bool:
+        """Give `into` what comes in the moment that it is delivered, without a switch of tasks, until that returns
+        False: is this the end? Raises what it failed with, and what `into` raises.
+        """
+        while True:
+            if self._pieces:
+                if not into(self._taken()):
+                    return False
+            elif self._error is not None:
+                raise self._error
+            elif self.is_ended:
+                return True
+            else:
+                self._into = into
+                try:
+                    if not await self._wait():
+                        return False
+                finally:
+                    self._into = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it, as it comes. Raises as `read` does."""
+        while data := await self.read():
+            yield data
+
+    def _taken(self) -> bytes:
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._size = (), 0
+        if self.is_full:
+            self.is_full = False
+            self.on_room()
+        return data
+
+    async def _wait(self) -> bool:
+        """Wait until something was put, or it was ended; False: the reader that pours wants no more."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            self.on_wait()
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
