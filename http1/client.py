@@ -65,7 +65,14 @@ class HttpClient:
         given. Raises ValueError for a request that cannot be sent, and AnswerError: Unconnected, Disconnected,
         AnswerTimeout, BadAnswer.
         """
-        head = self._head(method, target, headers, body)
+        if body is None:
+            framing = b"" if method in ("GET", "HEAD") else b"Content-Length: 0\r\n"
+        elif isinstance(body, bytes):
+            framing = b"Content-Length: %d\r\n" % len(body)
+        else:
+            framing = b"Transfer-Encoding: chunked\r\n"
+        lines = headers if isinstance(headers, bytes) else header_lines(headers.items())
+        head = b"".join((_first_line(method, self._path + target), self._fixed, lines, framing, b"\r\n"))
         silence_s = self.limits.silence_s if silence_s is None else silence_s
         connection = self._idle.pop() if self._idle else await self._connect(connect_s)
         try:
@@ -92,16 +99,6 @@ class HttpClient:
         while self._open:
             self._changed.clear()
             await self._changed.wait()
-
-    def _head(self, method: str, target: str, headers: Lines, body: Body) -> bytes:
-        if body is None:
-            framing = b"" if method in ("GET", "HEAD") else b"Content-Length: 0\r\n"
-        elif isinstance(body, bytes):
-            framing = b"Content-Length: %d\r\n" % len(body)
-        else:
-            framing = b"Transfer-Encoding: chunked\r\n"
-        lines = headers if isinstance(headers, bytes) else header_lines(headers.items())
-        return b"".join((_first_line(method, self._path + target), self._fixed, lines, framing, b"\r\n"))
 
     async def _connect(self, connect_s: float | None) -> ServerConnection:
         if self._is_closed:

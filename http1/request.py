@@ -174,11 +174,11 @@ class Requests:
     """What a client asks on one connection, in order; knows neither sockets nor time.
 
     `waiting` are the requests that have a complete head, and an HttpError where nothing more can be understood.
-    `incoming` is the one whose body is not complete. After bytes that it does not understand, or that another program
-    could understand differently, it `is_deaf`: where the next request would begin is not known.
+    `incoming` is the one whose body is not complete. After a request that closes the connection, and after bytes that
+    another program could understand differently, it `is_deaf`.
 
-    The parser calls the methods that begin with on_. It judges every byte, and is given one head or one body at a time:
-    a head that it accepts is then read as a whole.
+    Each head and each body in chunks has a parser, which judges every byte of it and calls the methods that begin with
+    on_. A head that was accepted is read as a whole.
     """
 
     def __init__(self, limits: ServerLimits, wire: Wire) -> None:
@@ -187,10 +187,11 @@ class Requests:
         self.incoming: Request | None = None
         self._limits = limits
         self._wire: Wire | None = wire
-        self._parser: HttpRequestParser | None = HttpRequestParser(self)
+        self._parser: HttpRequestParser | None = None
         # what the parser was given of the present head; or the end of that of a body in chunks
         self._given = b""
-        self._unseen_bytes = 0
+        # sizes of chunks, trailers and empty lines since the last byte of a body
+        self._framing_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Requests {len(self.waiting)} waiting{', deaf' if self.is_deaf else ''}>"
@@ -199,39 +200,39 @@ class Requests:
         """`data` came."""
         while data and not self.is_deaf:
             incoming = self.incoming
+            if incoming is not None and incoming.content_length is not None:
+                piece = data[: incoming.content_length - incoming.received]
+                incoming.put(piece)
+                if incoming.received == incoming.content_length:
+                    self.end(incoming)
+                data = data[len(piece) :]
+                continue
             if incoming is None and not self.is_in_head:
                 # empty lines may go before a request (RFC 9112, section 2.2)
-                stripped = data.lstrip(b"\r\n")
-                self._unseen_bytes += len(data) - len(stripped)
-                if not stripped:
+                begins = data.lstrip(b"\r\n")
+                self._framing_bytes += len(data) - len(begins)
+                if not begins:
                     break
-                data, self.is_in_head, self._given, self._unseen_bytes = stripped, True, b"", 0
                 if len(self.waiting) >= self._limits.waiting:
                     self.refuse(BadRequest(f"more than {self._limits.waiting} requests were sent ahead"))
                     break
-            if incoming is None or incoming.content_length is None:
-                # a head ends with the first empty line, and a body in chunks with one of them
-                piece = data[: until_empty_line(self._given, data)]
-                self._given = (self._given if incoming is None else self._given[-3:]) + piece
-            else:
-                # once all of it came, the parser says what the rest is
-                piece = data[: incoming.content_length - incoming.received] or data
+                data, self.is_in_head, self._given, self._framing_bytes = begins, True, b"", 0
+                self._parser = HttpRequestParser(self)
+            # a head ends with the first empty line, and a body in chunks with one of them
+            piece = data[: until_empty_line(self._given, data)]
+            self._given = (self._given if incoming is None else self._given[-3:]) + piece
+            self._framing_bytes += len(piece)
             data = data[len(piece) :]
-            self._unseen_bytes += len(piece)
             assert self._parser is not None
             try:
                 self._parser.feed_data(piece)
-                if incoming is None and (framed := self.incoming) is not None and framed.content_length is None:
-                    self._parse_body(framed)
             except HttpParserUpgrade:
-                # it asks for another protocol, and is taken as one that does not
-                assert self.incoming is not None
-                self._parse_body(self.incoming)
+                # the parser would have another protocol follow: here, the body of the request does
+                pass
             except HttpParserError as error:
                 ours = error.__context__
                 self.refuse(ours if isinstance(ours, HttpError) else BadRequest(str(error)))
-        if self._unseen_bytes > self._limits.head_bytes:
-            # what the parser keeps, or drops, without having told of it
+        if self._framing_bytes > self._limits.head_bytes:
             self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes"))
 
     def refuse(self, error: HttpError) -> None:
@@ -248,47 +249,20 @@ class Requests:
 
     def stop(self) -> None:
         """Understand no more."""
-        self.is_deaf, self.is_in_head, self.incoming, self._unseen_bytes = True, False, None, 0
+        self.is_deaf, self.is_in_head, self.incoming, self._framing_bytes = True, False, None, 0
         # both refer back to this connection: a crowd of closed ones would wait for the garbage collector, which takes
         # more than 100 ms for them
         self._parser = self._wire = None
 
-    def on_message_begin(self) -> None:
-        """The parser takes what it is given for a request."""
-        if not self.is_in_head:
-            raise BadRequest("a request begins before the end of the one before")
-
     def on_headers_complete(self) -> None:
-        """A head is complete: its request waits for its turn."""
-        self.waiting.append(request := self._request())
-        self.is_in_head, self._given, self._unseen_bytes = False, b"", 0
-        self.incoming = request
-        if (request.content_length or 0) > self._limits.body_bytes:
-            raise BodyTooLarge(self._limits.body_bytes)
-
-    def on_body(self, data: bytes) -> None:
-        """A part of the body came."""
-        incoming = self.incoming
-        assert incoming is not None
-        self._unseen_bytes = 0
-        if incoming.received + len(data) > self._limits.body_bytes:
-            raise BodyTooLarge(self._limits.body_bytes)
-        incoming.put(data)
-
-    def on_message_complete(self) -> None:
-        """A request is complete."""
-        # the body of one that asks for an upgrade follows what the parser takes for its end
-        assert self._parser is not None
-        if self.incoming is not None and not self._parser.should_upgrade():
-            self.incoming.end()
-            self.incoming = None
-            self._unseen_bytes = 0
-
-    def _request(self) -> Request:
-        """The request of a head. Raises HttpError for one that is not served, or that could be read in two ways."""
+        """A head is complete: its request waits for its turn. Raises HttpError for one that is not served, or that
+        could be read in two ways.
+        """
         parser, wire, head, limits = self._parser, self._wire, self._given, self._limits
         assert parser is not None
         assert wire is not None
+        if not self.is_in_head or until_empty_line(b"", head) != len(head):
+            raise BadRequest("a head ends before its end")
         first, _, lines = head.partition(b"\r\n")
         # HTTP/0.9 names no version
         method, target, version = (*first.decode("ascii").split(), "")[:3]
@@ -302,55 +276,66 @@ class Requests:
             raise HttpError(505, "HTTP/1.1 is spoken here")
         headers = Headers(lines)
         fields, is_http_10 = headers.lowered, version == "HTTP/1.0"
-        host = fields.get("host")
+        host, coding, expected = fields.get("host"), fields.get("transfer-encoding"), fields.get("expect")
         if "," in host if host is not None else not is_http_10:
             raise BadRequest("a request names one host")
-        if (coding := fields.get("transfer-encoding")) is not None and (is_http_10 or coding.lower() != "chunked"):
+        if coding is not None and (is_http_10 or coding.lower() != "chunked"):
             raise BadRequest("a body is sent with its length, or chunked and in no other coding")
-        if (expected := fields.get("expect")) is not None and expected.lower() != "100-continue":
+        if expected is not None and expected.lower() != "100-continue":
             raise HttpError(417, "nothing but 100-continue can be expected")
         request = Request(method, target, headers, wire, limits)
-        if (length := fields.get("content-length")) is not None:
-            request.content_length = int(length)
         request.is_http_10, request.keeps_alive = is_http_10, parser.should_keep_alive()
         request.waits_for_continue = expected is not None and not is_http_10
-        return request
+        if (length := fields.get("content-length")) is not None:
+            request.content_length = int(length)
+        self.waiting.append(request)
+        self.incoming, self.is_in_head, self._given, self._framing_bytes = request, False, b"", 0
+        if coding is not None:
+            self._parser = HttpRequestParser(_Chunks(self, request, limits))
+            self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        elif not request.content_length:
+            self.end(request)
+        elif request.content_length > limits.body_bytes:
+            raise BodyTooLarge(limits.body_bytes)
 
-    def _parse_body(self, request: Request) -> None:
-        """Have a parser of its own for the body of `request`, which is in chunks or follows the head of an upgrade."""
-        is_chunked = "transfer-encoding" in request.headers
-        if not is_chunked and not request.content_length:
-            self.on_body_complete()
-            return
-        framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {request.content_length}"
-        self._parser = HttpRequestParser(_Body(self, self._limits))
-        self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode())
+    def chunk(self, request: Request, data: bytes) -> None:
+        """A part of the body of `request` came in a chunk."""
+        self._framing_bytes = 0
+        if request.received + len(data) > self._limits.body_bytes:
+            raise BodyTooLarge(self._limits.body_bytes)
+        request.put(data)
 
-    def on_body_complete(self) -> None:
-        """A body with a parser of its own is complete."""
-        request = self.incoming
-        assert request is not None
+    def end(self, request: Request) -> None:
+        """`request` is complete."""
         request.end()
-        self.incoming, self._unseen_bytes, self._parser = None, 0, HttpRequestParser(self)
+        self.incoming, self._framing_bytes = None, 0
         if not request.keeps_alive:
             self.stop()
 
 
-class _Body:
-    """What the parser of one body tells, with trailers, which are dropped but have the limits of a head."""
+class _Chunks:
+    """What the parser of a body in chunks tells. Trailers are dropped, but have the limits of a head."""
 
-    def __init__(self, requests: Requests, limits: ServerLimits) -> None:
-        self._limits, self._trailers, self._trailer_bytes = limits, 0, 0
-        self.on_body, self.on_message_complete = requests.on_body, requests.on_body_complete
+    def __init__(self, requests: Requests, request: Request, limits: ServerLimits) -> None:
+        self._requests, self._request, self._limits = requests, request, limits
+        self._trailers = self._trailer_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A trailer came; or the header that frames the body."""
+        """A trailer came; or the header before the body, which the parser was given for it."""
         self._trailers += 1
+        self._trailer_bytes += len(name) + len(value) + 4
         if self._trailers > self._limits.headers:
             raise HeadTooLarge(f"{self._limits.headers} headers")
-        self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > self._limits.head_bytes:
             raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body came."""
+        self._requests.chunk(self._request, data)
+
+    def on_message_complete(self) -> None:
+        """All of it came."""
+        self._requests.end(self._request)
 
 
 Reply = Response | Stream

@@ -110,7 +110,7 @@ class HttpServer:
         self._connections: set[ClientConnection] = set()
         self._greetings: dict[ClientConnection, Greeting] = {}
         self._waiting = WaitingClients()
-        self.serve = self._waiting.discard
+        self.serve: Callable[[ClientConnection], None] = self._waiting.discard
         self._listeners: list[Acceptor] = []
         self._logged = Seldom(_LOG_EVERY_S, clock)
         self._second, self._closed_of = 0, Counter[str]()
