@@ -15,6 +15,7 @@ from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Di
 from http1.limits import ClientLimits
 from http1.message import Headers, Incoming, until_empty_line
 
+_BODILESS = frozenset({204, 304})
 _COPIED_BYTES = 16 << 10
 """Bodies up to this size are joined with their head into one write."""
 
@@ -30,6 +31,8 @@ class Answer(Incoming):
 
     status = 0
     headers = Headers(b"")
+    content_length: int | None = None
+    """None: its body ends with the last chunk, or with the connection."""
     _decoder: Decoder | None = None
 
     def __init__(self, connection: ServerConnection) -> None:
@@ -134,14 +137,15 @@ class Pool(Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """The parser calls the methods that begin with on_.
+    """Each answer has a parser, which judges its head and its chunks, and calls the methods that begin with on_. A head
+    that was accepted is read as a whole, and a body of known length is counted.
 
     `was_used` says that it had an answer before; `is_unanswered`, that nothing came for the present request.
     """
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self._pool, self._loop = pool.limits, pool, loop
-        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._parser: HttpResponseParser | None = None
         self._transport: Any = None
         self._deadline = Deadline(self._late, loop)
         self._silence_s = 0.0
@@ -169,6 +173,7 @@ class ServerConnection(asyncio.Protocol):
             raise Disconnected("the server closed the connection")
         self._silence_s, self._wants_head_only = silence_s, method == "HEAD"
         self._is_in_head, self._head, self._head_bytes, self._unseen_bytes = True, b"", 0, 0
+        self._parser = HttpResponseParser(self)
         answer = self._answer = Answer(self)
         asked: asyncio.Future[Answer] = self._loop.create_future()
         self._asked = asked
@@ -204,28 +209,37 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         answer, parser = self._answer, self._parser
-        if answer is None:
+        if answer is None or parser is None:
             # an answer to no request would be taken for that of the next
             self.abort()
             return
-        assert parser is not None
         self.is_unanswered = False
         self._unseen_bytes += len(data)
         try:
             while data and self._is_in_head:
-                # each head alone, so that one that the parser accepts can be read as a whole
                 piece = data[: until_empty_line(self._head, data)]
                 self._head += piece
-                parser.feed_data(piece)
                 data = data[len(piece) :]
-            if data:
+                parser.feed_data(piece)
+            length = answer.content_length
+            if data and answer.is_ended:
+                raise BadAnswer("more than one answer")
+            if data and length is None:
                 parser.feed_data(data)
+            elif data and length is not None:
+                self._unseen_bytes, rest = 0, data[length - answer.received :]
+                answer.put(data[: length - answer.received] if rest else data)
+                if answer.received == length:
+                    answer.end()
+                if rest:
+                    raise BadAnswer("more than one answer")
         except HttpParserUpgrade:
             self._fail(BadAnswer("the server changes to another protocol"))
         except HttpParserError as error:
             ours = error.__context__
-            self._keeps_alive = False
             self._fail(ours if isinstance(ours, AnswerError) else BadAnswer(f"no HTTP: {error}"))
+        except BadAnswer as error:
+            self._fail(error)
         if answer.is_ended:
             self._release()
         elif self._unseen_bytes > self.limits.head_bytes:
@@ -290,7 +304,9 @@ class ServerConnection(asyncio.Protocol):
         if (coding := fields.get("transfer-encoding")) is not None and coding.lower() != "chunked":
             raise BadAnswer(f"a transfer coding '{coding[:40]}'")
         self._keeps_alive = parser.should_keep_alive()
-        self._ends_with_connection = coding is None and "content-length" not in fields
+        if coding is None and (length := fields.get("content-length")) is not None:
+            answer.content_length = int(length)
+        self._ends_with_connection = coding is None and answer.content_length is None
         asked, self._asked = self._asked, None
         if asked is not None and not asked.done():
             asked.set_result(answer)
@@ -299,6 +315,7 @@ class ServerConnection(asyncio.Protocol):
         if self._wants_head_only:
             # the parser does not know that no body comes
             self._keeps_alive = False
+        if self._wants_head_only or status in _BODILESS or answer.content_length == 0:
             answer.end()
 
     def on_body(self, data: bytes) -> None:
@@ -308,7 +325,7 @@ class ServerConnection(asyncio.Protocol):
             self._answer.put(data)
 
     def on_message_complete(self) -> None:
-        """An answer is complete, or one that goes before it."""
+        """An answer is complete, whose body is none or in chunks; or one that goes before the answer to the request."""
         if not self._is_in_head and self._answer is not None:
             self._answer.end()
 
@@ -348,8 +365,8 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _fail(self, error: AnswerError) -> None:
-        """Tell of `error`, unless the answer is whole already."""
-        answer = self._answer
+        """Tell of `error`, unless the answer is whole already. The connection serves no other request."""
+        answer, self._keeps_alive = self._answer, False
         if answer is not None:
             answer.fail(error)
         asked, self._asked = self._asked, None
