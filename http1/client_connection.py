@@ -34,7 +34,7 @@ class Owner(Protocol):
     """A handler runs for the client."""
 
     def add(self, connection: ClientConnection, peer: object) -> bool:
-        """A client has connected, whose socket has the name `peer`: its address is set. May it stay?"""
+        """A client has connected, from a socket with the name `peer`: its address is set. May it stay?"""
         ...
 
     def wait(self, connection: ClientConnection) -> None:

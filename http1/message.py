@@ -76,11 +76,14 @@ def until_empty_line(before: bytes, data: bytes) -> int:
 
 
 class Incoming:
-    """A message whose body comes in. Filled by `put`, then `end` or `fail`; emptied by one reader.
+    """A message with a body that comes in. Filled by `put`, until it has all of its `content_length`, or `end` or
+    `fail` is called; emptied by one reader.
 
     It `is_full` above `unread_bytes`: its sender should pause until there is room. `received` is how many bytes came.
     """
 
+    content_length: int | None = None
+    """None: the sender has not told it."""
     unread_bytes = 256 << 10
     is_ended = is_full = False
     received = 0
@@ -102,7 +105,7 @@ class Incoming:
         return self._waiter is not None and not self._waiter.done()
 
     def put(self, data: bytes) -> None:
-        """`data` came."""
+        """`data` came, which is not more than there is."""
         if self._pieces:
             self._pieces.append(data)
         else:
@@ -110,8 +113,8 @@ class Incoming:
         size = len(data)
         self.received += size
         self._size += size + _BESIDE_BYTES
-        self.is_full = self._size > self.unread_bytes
-        if self._waiter is not None and self._into is None:
+        self.is_full, self.is_ended = self._size > self.unread_bytes, self.received == self.content_length
+        if self._waiter is not None and (self.is_ended or self._into is None):
             self._wake()
 
     def deliver(self) -> bool:
@@ -144,9 +147,10 @@ class Incoming:
 
     def arrived(self, most_bytes: int) -> bytes | None:
         """All of the body, if that came already and is at most so long; else it is to be read."""
-        if not self.is_ended or self._size > most_bytes:
+        if not self.is_ended or self.is_full or self._size > most_bytes:
             return None
-        return self._taken()
+        pieces, self._pieces, self._size = self._pieces, (), 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
         """What came since the last time, as it was sent; nothing at the end. Raises what it failed with."""

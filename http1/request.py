@@ -111,7 +111,6 @@ class Request(Incoming):
     what handlers want a record of the request to have.
     """
 
-    content_length: int | None = None
     stream: Stream | None = None
     hang_up = is_http_10 = is_known = waits_for_continue = False
     keeps_alive = True
@@ -174,7 +173,7 @@ class Requests:
     """What a client asks on one connection, in order; knows neither sockets nor time.
 
     `waiting` are the requests that have a complete head, and an HttpError where nothing more can be understood.
-    `incoming` is the one whose body is not complete. After a request that closes the connection, and after bytes that
+    `incoming` is the one with an incomplete body. After a request that closes the connection, and after bytes that
     another program could understand differently, it `is_deaf`.
 
     Each head and each body in chunks has a parser, which judges every byte of it and calls the methods that begin with
@@ -201,11 +200,11 @@ class Requests:
         while data and not self.is_deaf:
             incoming = self.incoming
             if incoming is not None and incoming.content_length is not None:
-                piece = data[: incoming.content_length - incoming.received]
-                incoming.put(piece)
-                if incoming.received == incoming.content_length:
-                    self.end(incoming)
-                data = data[len(piece) :]
+                left = incoming.content_length - incoming.received
+                incoming.put(data[:left])
+                data = data[left:]
+                if incoming.is_ended:
+                    self.leave(incoming)
                 continue
             if incoming is None and not self.is_in_head:
                 # empty lines may go before a request (RFC 9112, section 2.2)
@@ -294,7 +293,8 @@ class Requests:
             self._parser = HttpRequestParser(_Chunks(self, request, limits))
             self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         elif not request.content_length:
-            self.end(request)
+            request.end()
+            self.leave(request)
         elif request.content_length > limits.body_bytes:
             raise BodyTooLarge(limits.body_bytes)
 
@@ -305,9 +305,8 @@ class Requests:
             raise BodyTooLarge(self._limits.body_bytes)
         request.put(data)
 
-    def end(self, request: Request) -> None:
-        """`request` is complete."""
-        request.end()
+    def leave(self, request: Request) -> None:
+        """`request` is complete: the next may come, unless it closes the connection."""
         self.incoming, self._framing_bytes = None, 0
         if not request.keeps_alive:
             self.stop()
@@ -335,7 +334,8 @@ class _Chunks:
 
     def on_message_complete(self) -> None:
         """All of it came."""
-        self._requests.end(self._request)
+        self._request.end()
+        self._requests.leave(self._request)
 
 
 Reply = Response | Stream

@@ -167,7 +167,7 @@ class HttpServer:
         return True
 
     def add(self, connection: ClientConnection, peer: object) -> bool:
-        """A client has connected, whose socket has the name `peer`; may it stay?"""
+        """A client has connected, from a socket with the name `peer`; may it stay?"""
         connection.address = group_of(peer)
         self._greeted(connection)
         self._connections.add(connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -31,8 +31,6 @@ class Answer(Incoming):
 
     status = 0
     headers = Headers(b"")
-    content_length: int | None = None
-    """None: its body ends with the last chunk, or with the connection."""
     _decoder: Decoder | None = None
 
     def __init__(self, connection: ServerConnection) -> None:
@@ -53,7 +51,7 @@ class Answer(Incoming):
         """Have the body read as its Content-Encoding says, to at most `most_bytes`. Raises BadAnswer where that is
         neither gzip nor deflate.
         """
-        coding = self.headers.get("content-encoding", "identity").lower()
+        coding = self.headers.lowered.get("content-encoding", "identity").lower()
         if coding not in CODINGS:
             raise BadAnswer(f"the answer is encoded as '{coding[:40]}'")
         self._decoder = None if coding == "identity" else Decoder(coding, most_bytes)
@@ -76,13 +74,8 @@ class Answer(Incoming):
         """The body as it comes. Raises AnswerError."""
         return self.pieces()
 
-    def pour(self, into: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
-        """Give `into` the body as it comes, in the moment that it comes unless it is decoded, until that returns False:
-        is this the end? Raises AnswerError, and what `into` raises.
-        """
-        return super().pour(into) if self._decoder is None else self._pour_decoded(into)
-
-    async def _pour_decoded(self, into: Callable[[bytes], bool]) -> bool:
+    async def pour_decoded(self, into: Callable[[bytes], bool]) -> bool:
+        """The same as `pour` for a body that may have to be decoded, which is not given in the moment that it comes."""
         while data := await self.read():
             if not into(data):
                 return False
@@ -227,11 +220,9 @@ class ServerConnection(asyncio.Protocol):
             if data and length is None:
                 parser.feed_data(data)
             elif data and length is not None:
-                self._unseen_bytes, rest = 0, data[length - answer.received :]
-                answer.put(data[: length - answer.received] if rest else data)
-                if answer.received == length:
-                    answer.end()
-                if rest:
+                left, self._unseen_bytes = length - answer.received, 0
+                answer.put(data[:left])
+                if len(data) > left:
                     raise BadAnswer("more than one answer")
         except HttpParserUpgrade:
             self._fail(BadAnswer("the server changes to another protocol"))
@@ -325,7 +316,7 @@ class ServerConnection(asyncio.Protocol):
             self._answer.put(data)
 
     def on_message_complete(self) -> None:
-        """An answer is complete, whose body is none or in chunks; or one that goes before the answer to the request."""
+        """An answer is complete, with no body or one in chunks; or one that goes before the answer to the request."""
         if not self._is_in_head and self._answer is not None:
             self._answer.end()
 

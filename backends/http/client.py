@@ -223,9 +223,9 @@ class HttpClient:
             reply = await call.reply(headers, deadline_s)
             if not to.take(ACCEPTED):
                 await to.ready()
-            is_end = False
+            pour, is_end = reply.pour_decoded if "content-encoding" in reply.headers.lowered else reply.pour, False
             while not is_end and not answer.is_over:
-                is_end = await reply.pour(take)
+                is_end = await pour(take)
                 if not is_end:
                     await to.ready()
                     await give(deltas, to)
@@ -246,7 +246,8 @@ class HttpClient:
                 asyncio.timeout(self._options.probe_s),
                 await http.request(method, path, headers, content) as reply,
             ):
-                _decode(reply)
+                if "content-encoding" in reply.headers.lowered:
+                    reply.decode(MOST_DECODED_BYTES)
                 body = await _read_at_most(reply, MOST_PAGE_BYTES + 1)
         except (AnswerError, TimeoutError) as error:
             raise self._unreachable(error) from error
@@ -320,7 +321,8 @@ class _Call:
         """The 200 of the server, at its body. Raises the error that the exchange defines for any other reply."""
         client, exchange, post = self._client, self._exchange, self._exchange.post
         http, silence_s = client._http or client._connections(), client._options.idle_s + exchange.quiet_s
-        asking = http.request("POST", post.path, client._lines(headers), post.content, silence_s=silence_s)
+        lines = client._post_lines if client._post_lines and not headers else client._lines(headers)
+        asking = http.request("POST", post.path, lines, post.content, silence_s=silence_s)
         if deadline_s is None:
             reply = self._reply = await asking
         else:
@@ -330,7 +332,9 @@ class _Call:
                 reply = self._reply = await asking
             self._timer = loop.call_at(due_at, reply.stop, TimeoutError("the deadline passed"))
         client._replies.add(reply)
-        _decode(reply)
+        if "content-encoding" in reply.headers.lowered:
+            # compressed unasked
+            reply.decode(MOST_DECODED_BYTES)
         if reply.status != 200:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
             raise exchange.error_of(client.name, reply.status, body, reply.headers)
@@ -350,7 +354,8 @@ class _Call:
             self._timer.cancel()
         if self._reply is not None:
             client._replies.discard(self._reply)
-            self._reply.close()
+            if not self._reply.is_ended:
+                self._reply.close()
         if exchange.abort is not None and not exchange.answer.is_over:
             client._send_abort(exchange.abort)
 
@@ -363,12 +368,6 @@ def decoded(page: Page, name: str, what: str) -> Any:
         return msgspec.json.decode(page.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error
-
-
-def _decode(reply: Reply) -> None:
-    """Have a body decoded that the server compressed unasked."""
-    if "content-encoding" in reply.headers.lowered:
-        reply.decode(MOST_DECODED_BYTES)
 
 
 async def _read_at_most(reply: Reply, limit_bytes: int) -> bytes:

@@ -103,30 +103,28 @@ class OpenAICompatible(HttpBackend):
             own=own,
         )
         answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
-        return Exchange(post, answer, self._error_of, quiet_s=0.0 if is_streamed else _quiet_s(request))
+        quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+        return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
 
     def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
         """The client's own request; its answer goes back as it comes."""
-        body, model = native.body, self._backends_name(request)
+        body, path, model = native.body, native.path, self._backends_name(request)
         is_streamed = bool(body.get("stream"))
-        text_body = body if native.path in _TEXT_PATHS else None
+        text_body = body if path in _TEXT_PATHS else None
         members = router_members(text_body, model=model, is_streamed=is_streamed, own=own)
+        post = native_post(native, members, is_streamed=is_streamed)
         shown_model = body["model"] if own.get("model", model) != body["model"] else None
-        return Exchange(
-            native_post(native, members, is_streamed=is_streamed),
-            self._passed_answer(request, native, shown_model, is_streamed=is_streamed),
-            self._error_of,
-            quiet_s=0.0 if is_streamed else _quiet_s(request),
-        )
-
-    def _passed_answer(self, request: Request, native: Native, shown_model: str | None, *, is_streamed: bool) -> Answer:
-        if native.path == MESSAGES_PATH:
-            return (PassedMessage if is_streamed else PassedWholeMessage)(self.name, shown_model=shown_model)
-        if native.path == RESPONSES_PATH:
-            return (PassedResponse if is_streamed else PassedWholeResponse)(self.name, shown_model=shown_model)
-        ear = Ear(self.name, request, shown_model=shown_model)
-        shows_usage = bool((native.body.get("stream_options") or {}).get("include_usage"))
-        return PassedStream(ear, shows_usage=shows_usage) if is_streamed else PassedWhole(ear)
+        answer: Answer
+        if path == MESSAGES_PATH:
+            answer = (PassedMessage if is_streamed else PassedWholeMessage)(self.name, shown_model=shown_model)
+        elif path == RESPONSES_PATH:
+            answer = (PassedResponse if is_streamed else PassedWholeResponse)(self.name, shown_model=shown_model)
+        else:
+            ear = Ear(self.name, request, shown_model=shown_model)
+            shows_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            answer = PassedStream(ear, shows_usage=shows_usage) if is_streamed else PassedWhole(ear)
+        quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+        return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
 
     def _passed_on(self, prompt: Prompt, own: Mapping[str, Any]) -> Native | None:
         """The client's request in its own dialect, if the server may be sent it: it has the endpoint, and that takes
@@ -212,10 +210,6 @@ class OpenAICompatible(HttpBackend):
         except BackendFailed:
             self._endpoints = None
             raise
-
-
-def _quiet_s(request: Request) -> float:
-    return request.max_new_tokens * SLOWEST_TOKEN_S
 
 
 def _of_whole_models(roots: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:

@@ -39,16 +39,6 @@ class _Choice(msgspec.Struct):
     text: str | msgspec.UnsetType | None = msgspec.UNSET
     finish_reason: str | None = None
 
-    def adds(self) -> str | None:
-        """The text that it adds to its choice; None if it adds anything beside text."""
-        if self.text is not msgspec.UNSET:
-            return self.text or ""
-        piece = self.delta or self.message or {}
-        for name, value in piece.items():
-            if value is not None and name not in ("role", "content"):
-                return None
-        return str(piece.get("content") or "")
-
 
 class Chunk(msgspec.Struct):
     """The parts of one chunk, or of a whole answer, that are read."""
@@ -112,7 +102,15 @@ class Ear:
                 if reason in BROKEN:
                     raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
                 chunk.ends.append((choice.index, FINISHES.get(reason, reason)))
-            if (added := choice.adds()) != "":
+            # the text that it adds; None for anything beside text
+            added: str | None = choice.text or ""
+            if choice.text is msgspec.UNSET:
+                piece = choice.delta or choice.message or {}
+                added = str(piece.get("content") or "")
+                for name, value in piece.items():
+                    if value is not None and name not in ("role", "content"):
+                        added = None
+            if added != "":
                 chunk.pieces += 1
                 chunk.text = None if added is None or chunk.text is None else chunk.text + added
         self._pieces += chunk.pieces

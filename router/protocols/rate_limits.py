@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from policies.quota.budget import Standing
 
 BUDGET_USED = "x-pointsman-budget-used"
@@ -19,7 +21,7 @@ def rate_limit_headers(standing: Standing) -> dict[str, str]:
         if allowance is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
-            headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s or 0.0)
+            headers[f"x-ratelimit-reset-{name}"] = _duration(round((allowance.reset_s or 0.0) * 1000))
     if standing.near:
         most = max(standing.near, key=lambda near: near.percent)
         # the name of an end user is the client's own text
@@ -28,9 +30,9 @@ def rate_limit_headers(standing: Standing) -> dict[str, str]:
     return headers
 
 
-def duration(seconds: float) -> str:
-    """`seconds` as Go prints a duration, to the millisecond: `0s`, `12ms`, `1.5s`, `6m0s`."""
-    total_ms = round(seconds * 1000)
+@lru_cache(maxsize=1024)
+def _duration(total_ms: int) -> str:
+    """Milliseconds as Go prints a duration: `0s`, `12ms`, `1.5s`, `6m0s`."""
     if 0 < total_ms < 1000:
         return f"{total_ms}ms"
     minutes, ms = divmod(total_ms, 60_000)

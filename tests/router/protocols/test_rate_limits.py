@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from policies.quota.budget import Allowance, Standing
-from router.protocols.rate_limits import duration, rate_limit_headers
+from router.protocols.rate_limits import rate_limit_headers
 
 
 def test_remaining_limits_have_openais_format() -> None:
@@ -41,4 +41,5 @@ def test_what_is_not_limited_has_no_header() -> None:
     ],
 )
 def test_a_reset_reads_as_go_prints_a_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    headers = rate_limit_headers(Standing(tokens=Allowance(9, 9, seconds)))
+    assert headers["x-ratelimit-reset-tokens"] == text
