@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 Lines = Mapping[str, str] | bytes
 """Fields to send: by name, or as `header_lines` made them before."""
 
-_EMPTY_LINE = b"\r\n\r\n"
+EMPTY_LINE = b"\r\n\r\n"
 """With the end of the line before it: the end of a head, and of a body in chunks (RFC 9112, sections 2.1 and 7.1)."""
 
 _FRAMING = frozenset({"connection", "content-length", "date", "transfer-encoding"})
@@ -71,8 +71,8 @@ def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:
 def until_empty_line(before: bytes, data: bytes) -> int:
     """How much of `data`, which follows `before`, goes to the end of the first empty line; all of it without one."""
     before = before[-3:]
-    at = (before + data if before else data).find(_EMPTY_LINE)
-    return len(data) if at < 0 else at + len(_EMPTY_LINE) - len(before)
+    at = (before + data if before else data).find(EMPTY_LINE)
+    return len(data) if at < 0 else at + len(EMPTY_LINE) - len(before)
 
 
 class Incoming:

@@ -15,7 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from http1.errors import BadRequest, BodyTooLarge, HeadTooLarge, HttpError
 from http1.limits import ServerLimits
-from http1.message import Headers, Incoming, Lines, until_empty_line
+from http1.message import EMPTY_LINE, Headers, Incoming, Lines, until_empty_line
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Those that handlers see. The parser knows more, of other protocols."""
@@ -260,7 +260,7 @@ class Requests:
         parser, wire, head, limits = self._parser, self._wire, self._given, self._limits
         assert parser is not None
         assert wire is not None
-        if not self.is_in_head or until_empty_line(b"", head) != len(head):
+        if not self.is_in_head or head.find(EMPTY_LINE) != len(head) - len(EMPTY_LINE):
             raise BadRequest("a head ends before its end")
         first, _, lines = head.partition(b"\r\n")
         # HTTP/0.9 names no version

@@ -120,10 +120,23 @@ async def test_a_request_that_would_become_another_is_refused(
         (b"HTTP/1.0 200 OK\r\n\r\nhello", b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + HELLO, b"hello"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
+        (b"\r\n\r\n" + HELLO, b"hello"),
         (OK + b"Content-Length: 0\r\n\r\n", b""),
         (b"HTTP/1.1 200\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
     ],
-    ids=["length", "chunked", "close", "HTTP/1.0", "interim", "no content", "empty", "no reason"],
+    ids=[
+        "length",
+        "chunked",
+        "close",
+        "HTTP/1.0",
+        "interim",
+        "no content",
+        "not modified",
+        "empty lines",
+        "empty",
+        "no reason",
+    ],
 )
 @pytest.mark.parametrize("size", [1 << 20, 3])
 async def test_answers_of_every_framing_are_read(raw: bytes, body: bytes, size: int) -> None:
@@ -270,9 +283,21 @@ async def test_bytes_that_no_request_asked_for_answer_no_request(caplog: pytest.
     assert not caplog.records
 
 
-async def test_an_answer_with_more_behind_it_is_read_and_its_connection_closed() -> None:
-    async with a_peer(saying(HELLO + OK + b"Content-Length: 4\r\n\r\nevil")) as port, a_client(port) as client:
-        assert await got(client) == (200, b"hello")
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (HELLO, b"hello"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello"),
+        (OK + b"Content-Length: 0\r\n\r\n", b""),
+    ],
+    ids=["length", "chunked", "empty"],
+)
+@pytest.mark.parametrize("more", [OK + b"Content-Length: 4\r\n\r\nevil", b"HT", b"0"], ids=["whole", "begun", "junk"])
+async def test_an_answer_with_more_behind_it_is_read_and_its_connection_closed(
+    answer: bytes, body: bytes, more: bytes
+) -> None:
+    async with a_peer(saying(answer + more)) as port, a_client(port) as client:
+        assert await got(client) == (200, body)
         await eventually(lambda: "0 connections" in repr(client))
 
 

@@ -16,7 +16,7 @@ from policies.errors import InvalidRequest
 from policies.nouns import USUAL_REUSE_BUDGET
 from router.ask import AskDocument, Documents
 from router.protocols.openai.fields import ChatBody, DocumentData, DocumentFields
-from router.text.documents import MARK, marks_in, text_of_all, texts_of, with_texts
+from router.text.documents import MARK, marks_in, text_of_all, with_texts
 
 MOST_CHARACTERS = 4 * 2**20
 """Most characters of all documents of a request."""
@@ -30,8 +30,8 @@ OWN_FIELDS = frozenset({"documents", "document_set", "document_order", "reuse", 
 ORDER = re.compile(r"fixed|any(?: after (\d{1,3}))?")
 """Values of `document_order`."""
 
-_END = "{{/documents}}"
-_BLOCK = re.compile(r"\{\{documents (" + ORDER.pattern + r")\}\}(.*?)" + re.escape(_END), re.DOTALL)
+BLOCK_END = "{{/documents}}"
+_BLOCK = re.compile(r"\{\{documents (" + ORDER.pattern + r")\}\}(.*?)" + re.escape(BLOCK_END), re.DOTALL)
 _BEGINNING = re.compile(r"^\{\{document ([^:\n{}]+)(?:: ([^\n{}]*))?\}\}\n", re.MULTILINE)
 
 
@@ -76,15 +76,6 @@ def _reuse_budget(fields: ChatBody) -> float | None:
         hint = "send `reuse`: 'chunks' too, or leave `reuse_budget` out"
         raise InvalidRequest("`reuse_budget` needs `reuse`", hint=hint, param="reuse_budget")
     return USUAL_REUSE_BUDGET if fields.reuse and fields.reuse_budget is None else fields.reuse_budget
-
-
-def has_block(body: Mapping[str, Any]) -> bool:
-    """Whether a message of `body` has documents in its text."""
-    for message in body["messages"]:
-        content = message.get("content")
-        if _END in content if isinstance(content, str) else any(_END in text for text in texts_of(content)):
-            return True
-    return False
 
 
 def lifted(body: Mapping[str, Any]) -> dict[str, Any]:

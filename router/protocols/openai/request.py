@@ -16,11 +16,12 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
-from router.protocols.openai.documents import OWN_FIELDS, documents_in, has_block, lifted, marked
+from router.protocols.openai.documents import BLOCK_END, OWN_FIELDS, documents_in, lifted, marked
 from router.protocols.openai.fields import MOST_DOCUMENTS, MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.protocols.openai.grammars import FORMAT_FIELDS, grammar_in
 from router.protocols.reading import converted
 from router.text.conversation import message_of, tool_of, without_billing
+from router.text.documents import texts_of
 from router.text.token_ids import pack
 
 CHAT_PATH = "/v1/chat/completions"
@@ -81,7 +82,7 @@ _URL_MEMBERS = ("url", "file_url")
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """The Ask of a body of /v1/chat/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
-    if has_block(body):
+    if _has_block(body):
         body = lifted(body)
         fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     documents = None if OWN_FIELDS.isdisjoint(body) else documents_in(fields)
@@ -107,6 +108,15 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         documents=documents,
         **_common(fields, headers or {}),
     )
+
+
+def _has_block(body: Mapping[str, Any]) -> bool:
+    """Whether a message of `body` has documents in its text."""
+    for message in body["messages"]:
+        content = message.get("content")
+        if BLOCK_END in content if isinstance(content, str) else any(BLOCK_END in text for text in texts_of(content)):
+            return True
+    return False
 
 
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
