@@ -28,7 +28,7 @@ class Headers(Mapping[str, str]):
     __slots__ = ("lowered",)
 
     def __init__(self, lines: bytes) -> None:
-        by_name = dict[str, str]()
+        by_name: dict[str, str] = {}
         for line in lines.decode("utf-8", "surrogateescape").split("\r\n"):
             name, colon, value = line.partition(":")
             if colon:
@@ -113,7 +113,10 @@ class Incoming:
         size = len(data)
         self.received += size
         self._size += size + _BESIDE_BYTES
-        self.is_full, self.is_ended = self._size > self.unread_bytes, self.received == self.content_length
+        if self._size > self.unread_bytes:
+            self.is_full = True
+        if self.received == self.content_length:
+            self.is_ended = True
         if self._waiter is not None and (self.is_ended or self._into is None):
             self._wake()
 

@@ -136,6 +136,9 @@ class ServerConnection(asyncio.Protocol):
     `was_used` says that it had an answer before; `is_unanswered`, that nothing came for the present request.
     """
 
+    on_header = on_chunk_header = on_chunk_complete = on_status = None
+    """Nothing that the parser could tell: it finds that faster than a name that is missing."""
+
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self._pool, self._loop = pool.limits, pool, loop
         self._parser: HttpResponseParser | None = None

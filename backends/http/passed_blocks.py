@@ -29,7 +29,7 @@ class PassedBlocks(ABC):
     def __init__(self, backend: str) -> None:
         self.is_over = False
         self._backend, self._blocks = backend, SseBlocks()
-        self._held = list[bytes]()
+        self._held: list[bytes] = []
         self._pieces, self._may_go, self._is_out = 0, False, False
         self._text: str | None = ""
 

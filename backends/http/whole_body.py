@@ -15,7 +15,8 @@ class WholeBody(ABC):
     def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
         self.is_over = False
         self._backend, self._limit_bytes = backend, limit_bytes
-        self._pieces, self._size = list[bytes](), 0
+        self._pieces: list[bytes] = []
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._backend}: {self._size} bytes>"

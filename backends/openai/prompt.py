@@ -58,12 +58,13 @@ def router_members(
 
 def native_post(native: Native, members: Mapping[str, Any], *, is_streamed: bool) -> Post:
     """The client's own bytes with only `members` changed; those that are ABSENT are removed."""
-    raw, body, changes = native.raw or encoded(native.body), native.body, dict[str, Any]()
+    raw, body = native.raw or encoded(native.body), native.body
+    changes: dict[str, Any] = {}
     twice = maybe_twice(raw, members.keys() & body.keys())
     # the fewest changes so that every reader finds `members` there
     for name, value in members.items():
         if name in twice or body.get(name, ABSENT) != value:
-            changes[name] = value
+            changes[name] = value  # noqa: PERF403 - a comprehension is a call more
     if changes:
         raw = with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
     return Post(native.path, raw, is_streamed)
