@@ -23,7 +23,8 @@ def may_fit(request: Request, backend: BackendView) -> bool:
     of many texts (embeddings) passes: each of them must fit, but they are measured together.
     """
     least, context_tokens = request.least_prompt_tokens, backend.context_tokens
-    return context_tokens is None or _fits(request, request.prompt_tokens if least is None else least, context_tokens)
+    tokens = request.max_new_tokens + (request.prompt_tokens if least is None else least)
+    return context_tokens is None or tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
 
 
 def will_fit(request: Request, backend: BackendView) -> bool:
@@ -34,12 +35,8 @@ def will_fit(request: Request, backend: BackendView) -> bool:
 def will_fit_context(request: Request, context_tokens: int | None) -> bool:
     """The same for a backend with this context; None: it does not report its context."""
     likely = request.likely_prompt_tokens
-    tokens = request.prompt_tokens if likely is None else likely[1]
-    return context_tokens is None or _fits(request, tokens, context_tokens)
-
-
-def _fits(request: Request, prompt_tokens: int, context_tokens: int) -> bool:
-    return prompt_tokens + request.max_new_tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
+    tokens = request.max_new_tokens + (request.prompt_tokens if likely is None else likely[1])
+    return context_tokens is None or tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
 
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:

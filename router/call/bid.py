@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -78,7 +78,8 @@ class Bid:
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error if no backend can
     take it; `sent` is called with the backend that gets it, and `ended` with its last flight and the backend's view
     from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first token is promised
-    (None: at any time), and `cost_s`, the predicted backend time. `way` tells which backends its carrier can reach.
+    (None: at any time), `cost_s`, the predicted backend time, and its `ticket` in the fair queue. `way` tells which
+    backends its carrier can reach.
 
     Its prompt has `images`. `so_far` records the answer, where another backend may continue it.
 
@@ -106,6 +107,7 @@ class Bid:
     images: int = 0
     due_at: float | None = None
     cost_s: float | None = None
+    ticket: Ticket = field(init=False, repr=False)
     avoiding: frozenset[str] = frozenset()
     tries: int = 0
     failed: frozenset[str] = frozenset()
@@ -220,16 +222,12 @@ class Bid:
                 decode_s = fastest_decode_s(self.request, view, decision, new_tokens=self.new_tokens)
                 promised_s = promised_ttft_s(self.service_class, decode_s)
             self.due_at = None if promised_s is None else self.arrived_at + promised_s
-
-    def ticket(self) -> Ticket:
-        """Its place in the fair queue."""
-        request = self.request
-        assert self.cost_s is not None, f"{self!r} was not measured"
-        return Ticket(
-            id=request.id,
-            tenant=request.tenant,
-            service_class=request.service_class,
-            cost_s=self.cost_s,
-            arrived_at=self.arrived_at,
-            tokens=request.prompt_tokens,
-        )
+            request = self.request
+            self.ticket = Ticket(
+                id=request.id,
+                tenant=request.tenant,
+                service_class=request.service_class,
+                cost_s=self.cost_s,
+                arrived_at=self.arrived_at,
+                tokens=request.prompt_tokens,
+            )

@@ -1,10 +1,11 @@
-"""How a prompt gets to the backend that was chosen for it, and its answer back."""
+"""How a prompt gets to the backend that was chosen for it, and its answer back, unless the backend is given up."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from backends.base import Backend, Taker, give_all
 from backends.http.backend import HttpBackend
@@ -15,6 +16,7 @@ from router.call.caller import Caller
 from router.call.hedging import Race
 from router.call.observer import Account
 from router.call.tracing import AttemptTrace
+from router.fleet.cluster.flights import Flight
 from router.text.thoughts import reading_thoughts
 from router.text.tool_calls import reading_calls
 
@@ -66,58 +68,100 @@ class Ourselves:
         return give_all(backend.generate(request, prompt), to)
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """Gets the Deltas of the backend of `placed`, a Taker: accounts for them, and once that backend leads the `race`,
-    passes them on to `caller` as the answer to prompt `at` of `ask`.
-
-    `on_won` is called when that backend was not the first of the race and takes the lead. `close` it at the end.
+class UntilGivenUp:
+    """A context manager that raises what `flight` is given up with, as soon as it is: its backend is late, ill or gone.
     """
 
-    caller: Caller
-    ask: Ask
-    at: int
-    placed: Placed
-    race: Race
-    account: Account
-    attempt: AttemptTrace | None
-    clock: Callable[[], float]
-    on_won: Callable[[], None]
-    _echo: str = field(init=False)
-    _unechoed: set[int] = field(init=False)
-    pending: Coroutine[Any, Any, None] | None = field(default=None, init=False)
-    """What the caller has not taken yet."""
+    __slots__ = ("_flight", "_given_up", "_task")
 
-    def __post_init__(self) -> None:
-        bid = self.placed.bid
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+        self._task: asyncio.Task[object] | None = None
+        self._given_up: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._flight!r}>"
+
+    def __enter__(self) -> None:
+        self._task, self._given_up = asyncio.current_task(), None
+        self._flight.give_up, self._flight.can_move = self._give_up, self.can_move
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._flight.give_up = None
+        if self._given_up is None or self._task is None or not isinstance(error, asyncio.CancelledError):
+            return
+        # the client may have left in the same moment
+        if self._task.uncancel() <= 0:
+            raise self._given_up from error
+
+    def can_move(self) -> bool:
+        """Could another backend go on?"""
+        return True
+
+    def _give_up(self, failure: BaseException) -> None:
+        assert self._task is not None, "a call runs in a task"
+        if self._given_up is None and self._task.cancel():
+            self._given_up = failure
+
+
+class Delivery(UntilGivenUp):
+    """Gets the Deltas of the backend of `placed`, a Taker: accounts for them, and passes them on to `caller` as the
+    answer to prompt `at` of `ask`; where there is a `race`, once that backend leads it. `close` it at the end.
+    """
+
+    __slots__ = (
+        *("_account", "_ask", "_at", "_attempt", "_caller", "_clock", "_echo", "_placed", "_race", "_unechoed"),
+        "pending",
+    )
+
+    def __init__(
+        self,
+        caller: Caller,
+        ask: Ask,
+        at: int,
+        placed: Placed,
+        race: Race | None,
+        account: Account,
+        attempt: AttemptTrace | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._caller, self._ask, self._at, self._placed, self._race = caller, ask, at, placed, race
+        self._flight, self._account, self._attempt, self._clock = placed.flight, account, attempt, clock
+        bid = placed.bid
         self._echo = bid.echo if bid.prompt.beginning is None else ""
         self._unechoed = set(range(bid.request.sampling.choices)) if self._echo else set()
+        self.pending: Coroutine[Any, Any, None] | None = None
+        """What the caller has not taken yet."""
+
+    def can_move(self) -> bool:
+        """Could another backend begin the answer, or continue it?"""
+        return not self._caller.has_seen(self._at) or self._placed.bid.beginning() is not None
 
     def take(self, delta: Delta) -> bool:
         """Account for `delta`, and pass it on; False: the caller is still to take it. Raises Beaten, CallerGone."""
         if delta.is_repeat:
             return True
-        placed, race, now = self.placed, self.race, self.clock()
-        flight, so_far = placed.flight, placed.bid.so_far
+        placed, race, flight, now = self._placed, self._race, self._flight, self._clock()
+        so_far = placed.bid.so_far
         flight.heard(delta, now)
         if delta is ACCEPTED:
             return True
         if delta.computed_tokens is None:
-            if race.leader is not placed:
+            if race is not None and race.leader is not placed:
                 race.lead(placed)
-                if placed is not race.first:
-                    self.on_won()
             if flight.first_at is not None:
-                self.account.heard(now)
+                self._account.heard(now)
             if so_far is not None:
                 so_far.add(delta)
             if self._echo:
-                delta = self.ask.echoed(delta, self._echo, self._unechoed)
-        elif placed is not race.placed:
+                delta = self._ask.echoed(delta, self._echo, self._unechoed)
+        elif race is not None and placed is not race.placed:
             return True
-        if delta.finish_reason is not None and self.attempt is not None:
-            self.attempt.finished(delta.finish_reason)
-        self.pending = self.caller.write(self.at, delta)
+        if delta.finish_reason is not None and self._attempt is not None:
+            self._attempt.finished(delta.finish_reason)
+        self.pending = self._caller.write(self._at, delta)
         if self.pending is None:
             return True
         flight.hold()
@@ -128,7 +172,7 @@ class Delivery:
         pending, self.pending = self.pending, None
         if pending is not None:
             await pending
-            self.placed.flight.relayed(self.clock())
+            self._flight.relayed(self._clock())
 
     def close(self) -> None:
         """Drop what the caller has not taken, where the answer ends before it does."""

@@ -113,9 +113,9 @@ class ModelQueue:
     def enter(self, bid: Bid, now: float) -> None:
         """`bid`, which just found no room, waits: at its place, or in front if its backend failed."""
         if bid.is_charged:
-            self.fair.push_front(bid.ticket())
+            self.fair.push_front(bid.ticket)
         else:
-            self.fair.push(bid.ticket(), now)
+            self.fair.push(bid.ticket, now)
         self.bids[bid.request.id] = bid
         bid.awaits = None
         self.wishes.setdefault(_wish_of(bid), {})[bid.request.id] = bid
@@ -240,7 +240,7 @@ class Dispatcher:
         """Begin the flight that `found` chose, and charge it to the tenant and class once."""
         assert found.decision.chosen is not None, f"{bid!r} found no backend"
         if not bid.is_charged:
-            self._queues[bid.request.model].fair.charge(bid.ticket(), self._clock())
+            self._queues[bid.request.model].fair.charge(bid.ticket, self._clock())
             bid.is_charged = True
         return self._placed(bid, found)
 
@@ -298,7 +298,7 @@ class Dispatcher:
     def correct(self, bid: Bid, actual_s: float) -> None:
         """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
         if bid.is_charged:
-            self._queues[bid.request.model].fair.correct(bid.ticket(), actual_s, self._clock())
+            self._queues[bid.request.model].fair.correct(bid.ticket, actual_s, self._clock())
             bid.is_charged = False
 
     def changed(self, backend: str | None = None) -> None:

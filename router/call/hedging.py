@@ -31,10 +31,10 @@ class Race:
 
     `attempt` streams the answer from one of them. It calls `lead` before it passes a piece on, and returns why it
     failed if another backend may be tried. `find_second` gets the seconds within which the second has to
-    begin by its prediction. None for `late_s`: `first` has no second.
+    begin by its prediction. `on_won` is called when the second takes the lead.
 
     The client gets the answer of the `leader`, None until one begins; `placed` is the leader, and before that the
-    attempt that is charged if it ends so. Without a second `first` leads from the beginning.
+    attempt that is charged if it ends so.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class Race:
         first: Placed,
         attempt: Callable[[Placed, Race], Coroutine[Any, Any, ExpectedError | None]],
         *,
-        find_second: Callable[[float], Placed | None] = lambda _: None,
-        late_s: float | None = None,
+        find_second: Callable[[float], Placed | None],
+        on_won: Callable[[Placed], None],
+        late_s: float,
     ) -> None:
         self.first = self.placed = first
-        self.leader = first if late_s is None else None
-        self._attempt, self._find_second, self._late_s = attempt, find_second, late_s
+        self.leader: Placed | None = None
+        self._attempt, self._find_second, self._on_won, self._late_s = attempt, find_second, on_won, late_s
         self._second: Placed | None = None
         self._task: asyncio.Task[ExpectedError | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -56,16 +57,13 @@ class Race:
         second = "no second" if self._second is None else self._second.chosen.name
         return f"<Race of {self.first.chosen.name} and {second}>"
 
-    def run(self) -> Coroutine[Any, Any, ExpectedError | None]:
+    async def run(self) -> ExpectedError | None:
         """The whole answer; why it failed, if another backend may be tried. Raises what the attempt raises.
 
         If one fails before any has begun its answer, the other goes on: `first` whatever the second failed with, the
         second where another backend may be tried after `first`.
         """
-        return self._attempt(self.first, self) if self._late_s is None else self._hedged(self._late_s)
-
-    async def _hedged(self, late_s: float) -> ExpectedError | None:
-        self._timer = asyncio.get_running_loop().call_later(late_s, self._start_second, late_s)
+        self._timer = asyncio.get_running_loop().call_later(self._late_s, self._start_second, self._late_s)
         try:
             try:
                 failure = await self._attempt(self.first, self)
@@ -89,8 +87,10 @@ class Race:
                 self._timer.cancel()
             if self._task is not None:
                 self._task.cancel()
-        elif self.first.flight.give_up is not None:
-            self.first.flight.give_up(Beaten())
+        else:
+            if self.first.flight.give_up is not None:
+                self.first.flight.give_up(Beaten())
+            self._on_won(placed)
 
     def _start_second(self, late_s: float) -> None:
         self._task = asyncio.create_task(self._run_second(late_s), name=f"second of {self.first.bid.request.id}")

@@ -54,7 +54,6 @@ from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.doors import Stay
 from router.call.gateway import Gateway
-from router.call.giving_up import UntilGivenUp
 from router.call.hedging import Race
 from router.call.identify import Identity, identified
 from router.call.mirrors import Mirrored
@@ -290,35 +289,41 @@ class _Call(msgspec.Struct, frozen=True):
     async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
-            placed = placer.place(bid)
-            race = self._race(at, placed if isinstance(placed, Placed) else await placed, trace)
+            found = placer.place(bid)
+            placed = found if isinstance(found, Placed) else await found
         rule = self.config.rules[self.ruling.rule - 1]
-        mirrored = None if rule.mirror is None else self._mirrored(race.placed)
+        mirrored = None if rule.mirror is None else self._mirrored(placed)
+        race, is_hedged = None, self.ruling.service_class.hedge_quantile is not None
         try:
-            while (failure := await race.run()) is not None:
+            while True:
+                race = self._race(at, placed, trace) if is_hedged else None
+                failure = await (self._failed(at, trace, placed, None) if race is None else race.run())
+                if failure is None:
+                    return
                 self.gateway.observer.event("retried")
                 try:
                     with NO_SPAN if trace is None else trace.queue():
-                        race = self._race(at, await placer.elsewhere(race.placed.bid), trace)
+                        placed, race = await placer.elsewhere((placed if race is None else race.placed).bid), None
                 except (NoBackend, Overloaded):
                     # the last backend's error tells more than that no other is left
                     raise failure from None
         finally:
-            self._settle(race.placed, others)
+            placed = placed if race is None else race.placed
+            self._settle(placed, others)
             if mirrored is not None:
-                self.gateway.mirrors.ended(mirrored, race.placed.flight, sys.exception())
+                self.gateway.mirrors.ended(mirrored, placed.flight, sys.exception())
 
-    def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race:
-        """The backend of `placed`, and where its class hedges, a second one once that is late."""
-        bid, gateway, attempt = placed.bid, self.gateway, partial(self._failed, at, trace)
+    def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race | None:
+        """The backend of `placed` and a second one once that is late; None where it is to have no second."""
+        bid, gateway = placed.bid, self.gateway
         tenant, service_class = self.facts.tenant.name, self.ruling.service_class
         quantile = service_class.hedge_quantile
         if quantile is None or not bid.is_new or not self.carrier.continues or self.ask.yields:
-            return Race(placed, attempt)
+            return None
         gateway.hedges.earn(tenant, service_class)
         late_s = gateway.cluster.late_s(placed.flight, quantile)
         if late_s is None:
-            return Race(placed, attempt)
+            return None
         if placed.found.decision.prefill is not None:
             late_s += placed.found.decision.prefill.seconds
 
@@ -331,24 +336,23 @@ class _Call(msgspec.Struct, frozen=True):
                 gateway.observer.event("hedged")
             return second
 
-        return Race(placed, attempt, find_second=find_second, late_s=late_s)
+        attempt, on_won = partial(self._failed, at, trace), partial(self._lead, at)
+        return Race(placed, attempt, find_second=find_second, on_won=on_won, late_s=late_s)
 
-    async def _failed(self, at: int, trace: PromptTrace | None, placed: Placed, race: Race) -> ExpectedError | None:
+    async def _failed(
+        self, at: int, trace: PromptTrace | None, placed: Placed, race: Race | None
+    ) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried.
 
-        The client gets it from the backend that begins its answer first in the `race`.
+        The client gets it from the backend that begins its answer first in the `race`, if there is one.
         """
         bid, gateway = placed.bid, self.gateway
-
-        def can_move() -> bool:
-            return not self.caller.has_seen(at) or bid.beginning() is not None
-
         flight, cluster, has_other = placed.flight, gateway.cluster, True
         leg, fetch = placed.found.decision.prefill, placed.found.decision.fetch
         try:
             try:
                 backend = cluster.on_the_way[flight].backend
-                if placed is race.first:
+                if race is None or placed is race.first:
                     self._announce(at, placed, backend, waited_s=flight.sent_at - bid.arrived_at)
                 attempt = None if trace is None else trace.sent(placed, backend)
                 with attempt or NO_SPAN:
@@ -362,12 +366,9 @@ class _Call(msgspec.Struct, frozen=True):
                         flight.fetch(gateway.clock())
                         has_other = cluster.has_other(flight)
                         gateway.observer.event("prefilled_elsewhere")
-                    on_won = partial(self._lead, at, placed, backend)
-                    delivery = Delivery(
-                        self.caller, self.ask, at, placed, race, self.account, attempt, gateway.clock, on_won
-                    )
+                    delivery = Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, gateway.clock)
                     try:
-                        with UntilGivenUp(flight, can_move):
+                        with delivery:
                             await carrier.carry(placed, backend, prompt, delivery)
                     finally:
                         if delivery.pending is not None:
@@ -383,7 +384,7 @@ class _Call(msgspec.Struct, frozen=True):
         return None
 
     async def _after(
-        self, failure: ExpectedError, at: int, placed: Placed, race: Race, *, has_other: bool
+        self, failure: ExpectedError, at: int, placed: Placed, race: Race | None, *, has_other: bool
     ) -> ExpectedError | None:
         """`failure`, by which the backend of `placed` ended, if another one may be tried; None if the answer is whole.
 
@@ -391,7 +392,8 @@ class _Call(msgspec.Struct, frozen=True):
         """
         bid, gateway, decision = placed.bid, self.gateway, placed.found.decision
         failure.public_message = public_message_of(failure)
-        if race.leader is placed and bid.so_far is not None and bid.so_far.has_ended:
+        leader = placed if race is None else race.leader
+        if leader is placed and bid.so_far is not None and bid.so_far.has_ended:
             await self._end(at, placed, failure)
             return None
         if decision.prefill is not None or decision.fetch is not None:
@@ -418,7 +420,7 @@ class _Call(msgspec.Struct, frozen=True):
         if not has_other:
             # what it could not fetch it may compute
             bid.avoiding -= {placed.chosen.name}
-        if race.leader is not None and race.leader is not placed:
+        if leader is not None and leader is not placed:
             # it was about to be cancelled
             return failure
         if self.caller.has_seen(at):
@@ -457,10 +459,10 @@ class _Call(msgspec.Struct, frozen=True):
         self._record(at, bid.request, found.view, found.decision, placed.chosen, waited_s=waited_s)
         self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
 
-    def _lead(self, at: int, placed: Placed, backend: Backend) -> None:
-        """`backend`, the second one of a race, begins its answer first."""
+    def _lead(self, at: int, placed: Placed) -> None:
+        """The backend of `placed`, the second one of a race, begins its answer first."""
         self.gateway.observer.event("hedge_won")
-        self._announce(at, placed, backend)
+        self._announce(at, placed, self.gateway.cluster.backend_of(placed.flight))
 
     def _is_known_to_fail(self, bid: Bid) -> bool:
         """Did two backends fail at the prompt of `bid` of late, though they serve others?"""

@@ -15,8 +15,7 @@ from policies.errors import BackendErred, BackendFailed, ExpectedError, PrefillF
 from policies.nouns import Delta, Fetch, Native, PrefillLeg, Prompt, Request, Usage
 from policies.predict import uncached_tokens
 from router.call.bid import Placed
-from router.call.carrier import Carrier
-from router.call.giving_up import UntilGivenUp
+from router.call.carrier import Carrier, UntilGivenUp
 from router.fleet.cluster.cluster import Cluster
 
 PATIENCE, LEAST_S = 3.0, 1.0

@@ -262,6 +262,8 @@ class Flights:
         self.preemptible = self.background = 0
         self._decoding = self.context_tokens = self._yielding_tokens = 0
         self._weights = 0.0
+        self.mean_weight = 1.0
+        """The mean weight of their classes; 1 without any."""
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
 
@@ -286,11 +288,6 @@ class Flights:
             return 0, float(self.context_tokens)
         return self.background, float(self.context_tokens - self._yielding_tokens)
 
-    @property
-    def mean_weight(self) -> float:
-        """The mean weight of their classes; 1 without any."""
-        return self._weights / len(self.open) if self.open else 1.0
-
     def traffic(self) -> Traffic:
         """What others need to know of them."""
         return Traffic(len(self) - self.waiting, self.waiting, self.waiting_tokens, self.waiting_pairs)
@@ -308,6 +305,7 @@ class Flights:
         self.waiting_pairs += flight.work.pairs
         self.open[flight] = None
         self._weights += flight.weight
+        self.mean_weight = self._weights / len(self.open)
         if flight.is_silent:
             heapq.heappush(self.silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
         self._last_sent_at = flight.sent_at
@@ -323,7 +321,7 @@ class Flights:
 
     def answer(self, flight: Flight, now: float, *, is_whole: bool = False) -> None:
         """The first piece of `flight`'s answer came at `now`, or all of it: its prompt is computed."""
-        if self.silent:
+        if self.silent and self.silent[0][0] <= now:
             self.presume(now)
         if flight.is_waiting:
             self._begin_decoding(flight, now)
@@ -369,7 +367,7 @@ class Flights:
         included, and the tokens of their contexts: the means, those of this moment if its answer came only now, and 1
         and 0 if it decoded nothing.
         """
-        if self.silent:
+        if self.silent and self.silent[0][0] <= now:
             self.presume(now)
         self._seen.clear()
         self.revision += 1
@@ -383,6 +381,7 @@ class Flights:
         del self.open[flight]
         # from zero again, so that rounding does not add up
         self._weights = self._weights - flight.weight if self.open else 0.0
+        self.mean_weight = self._weights / len(self.open) if self.open else 1.0
         self._ended.append((flight.sent_at, now))
         self._gone += flight.sent_at <= self._reported_at
         request, rank = flight.request, self._ranks[flight.request.rank]

@@ -67,16 +67,14 @@ class Stage:
         bid = SimpleNamespace(echo="", prompt=SimpleNamespace(beginning=None), request=request, so_far=self.so_far)
         self.placed: Any = [SimpleNamespace(bid=bid, flight=self.flight) for _ in range(2)]
         self.flight.give_up = None  # type: ignore[attr-defined]
-        self.race = Race(self.placed[0], cast("Any", None), late_s=1.0)
-        self.won = 0
+        nothing = cast("Any", None)
+        self.won = list[Any]()
+        self.race = Race(self.placed[0], nothing, find_second=nothing, on_won=self.won.append, late_s=1.0)
 
     def delivery(self, number: int = 0) -> Delivery:
-        def on_won() -> None:
-            self.won += 1
-
         ask = cast("Any", None)
         caller = cast("Any", self.reader)
-        return Delivery(caller, ask, 0, self.placed[number], self.race, self.account, None, lambda: 5.0, on_won)
+        return Delivery(caller, ask, 0, self.placed[number], self.race, self.account, None, lambda: 5.0)
 
 
 def test_pieces_are_accounted_for_and_passed_on() -> None:
@@ -85,7 +83,7 @@ def test_pieces_are_accounted_for_and_passed_on() -> None:
     assert all(delivery.take(delta) for delta in (ACCEPTED, Delta(text="again", is_repeat=True), TOKEN, TOKEN))
     assert stage.reader.got == [TOKEN, TOKEN]
     assert stage.flight.heard_of == [ACCEPTED, TOKEN, TOKEN]
-    assert (stage.so_far.tokens, stage.account.first_at, stage.flight.is_relayed, stage.won) == (2, 5.0, True, 0)
+    assert (stage.so_far.tokens, stage.account.first_at, stage.flight.is_relayed, stage.won) == (2, 5.0, True, [])
 
 
 async def test_while_the_caller_reads_slowly_the_time_is_not_the_backends() -> None:
@@ -117,7 +115,7 @@ def test_the_first_piece_takes_the_lead_and_the_other_attempt_is_beaten() -> Non
     assert second.take(progress)
     assert stage.reader.got == [progress]
     assert second.take(TOKEN)
-    assert stage.won == 1
+    assert stage.won == [stage.placed[1]]
     with pytest.raises(Beaten):
         first.take(TOKEN)
     assert stage.reader.got == [progress, TOKEN]

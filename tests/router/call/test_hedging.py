@@ -280,7 +280,8 @@ def test_a_mistake_in_the_second_request_is_logged_and_harms_nothing(caplog: pyt
 @virtually
 async def test_the_one_that_is_beaten_cannot_lead() -> None:
     first, second = cast("Placed", object()), cast("Placed", object())
-    race = Race(first, cast("Any", None), late_s=1.0)
+    nothing = cast("Any", None)
+    race = Race(first, nothing, find_second=nothing, on_won=nothing, late_s=1.0)
     race.lead(first)
     with pytest.raises(Beaten):
         race.lead(second)
