@@ -103,9 +103,14 @@ class Shortlist:
             return
         traits = _Traits(view.pool, view.models, view.capabilities, view.context_tokens)
         place = _place_of(view, weight)
-        if before is None or before.place != place or before.traits != traits:
-            self.forget(view.name)
-            insort(self._groups.setdefault(traits, _Group(view)).order, place)
+        if before is not None and before.place == place and before.traits == traits:
+            before.view, before.weight = view, weight
+            return
+        self.forget(view.name)
+        group = self._groups.get(traits)
+        if group is None:
+            group = self._groups[traits] = _Group(view)
+        insort(group.order, place)
         self._noted[view.name] = _Noted(view, weight, traits, place)
 
     def forget(self, name: str) -> None:

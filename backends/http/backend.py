@@ -54,6 +54,8 @@ class HttpBackend(ABC):
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     own_paths: ClassVar[frozenset[str]] = frozenset()
     """Endpoints of clients that the server has itself, so that a proxy may send their requests straight there."""
+    is_polled: ClassVar[bool] = True
+    """Its description and its load change while it is probed, and at no other time: a router keeps them meanwhile."""
     _options: HttpOptions
     rank = 0
     _first: Self | None = None
@@ -138,7 +140,6 @@ class HttpBackend(ABC):
         """The models from its configuration, else those that it reports; None until either is known."""
         if self._first is not None:
             return self._first.describe()
-        # asked several times for each request, and changes with probes alone
         known = (
             *(self._served, self._context_tokens, self.capabilities),
             *(self._roots, self._adapters, self._loadable, self._needs_prefill),

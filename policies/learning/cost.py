@@ -150,26 +150,13 @@ class Peers:
         self.fetching = FetchModel()
         self.models: weakref.WeakSet[LatencyModel] = weakref.WeakSet()
         """All that share them."""
+        self.count = 0
+        """How many these were at the last observation, or when the last one began."""
         self.learnt = 0
         """Grows with each observation."""
 
     def __repr__(self) -> str:
         return f"<Peers {self.prefill.fit!r}, {self.decode.fit!r}>"
-
-    def latency(self, prefill: float, decode: float) -> Latency:
-        """The Latency of a backend with times of `prefill` and `decode` times the shared ones."""
-        fixed_s, token_s, pair_s, queue, convoy = self.prefill.fit.values
-        step_s, sequence_s, context_s = self.decode.fit.values
-        return Latency(
-            prefill * fixed_s,
-            prefill * token_s,
-            prefill * pair_s,
-            queue,
-            convoy,
-            decode * step_s,
-            decode * sequence_s,
-            decode * context_s,
-        )
 
 
 class LatencyModel:
@@ -183,6 +170,7 @@ class LatencyModel:
     def __init__(self, peers: Peers | None = None) -> None:
         self.peers = peers or Peers()
         self.peers.models.add(self)
+        self.peers.count = len(self.peers.models)
         self._prefill = _Pace(self.peers.prefill, 1.0, _PACE_SPREAD)
         self._decode = _Pace(self.peers.decode, 1.0, _PACE_SPREAD)
         self._reported: float | None = None
@@ -207,11 +195,23 @@ class LatencyModel:
 
     def present(self) -> tuple[Latency, tuple[float, float]]:
         """The present estimate, and its `doubt`. It is `estimate` unless its peers have `learnt` more by now."""
-        if self.as_of != self.peers.learnt:
-            latency = self.peers.latency(self._prefill.fit.values[0], self._decode.fit.values[0])
-            models = len(self.peers.models)
-            self.estimate = latency, (self._prefill.doubt(models), self._decode.doubt(models))
-            self.as_of = self.peers.learnt
+        peers = self.peers
+        if self.as_of != peers.learnt:
+            prefill, decode = self._prefill.fit.values[0], self._decode.fit.values[0]
+            fixed_s, token_s, pair_s, queue, convoy = peers.prefill.fit.values
+            step_s, sequence_s, context_s = peers.decode.fit.values
+            latency = Latency(
+                prefill * fixed_s,
+                prefill * token_s,
+                prefill * pair_s,
+                queue,
+                convoy,
+                decode * step_s,
+                decode * sequence_s,
+                decode * context_s,
+            )
+            self.estimate = latency, (self._prefill.doubt(peers.count), self._decode.doubt(peers.count))
+            self.as_of = peers.learnt
         return self.estimate
 
     @property
@@ -293,6 +293,7 @@ class LatencyModel:
         if not 0.0 < seconds < math.inf:
             return
         self.peers.learnt += 1
+        self.peers.count = len(self.peers.models)
         usual_s = together_s = 0.0
         for part in parts:
             usual_s += part.usual_s * part.pace.value
@@ -383,7 +384,7 @@ class _Pace:
         missed = (self.common.fit.observations - self._measured_at) / models
         nearer = (_UNSURE + _FORGOTTEN * missed) * self._spread
         off = self._off - self.common.off
-        return math.exp(math.copysign(min(nearer, abs(off)), -off))
+        return math.exp(-nearer if off > nearer else nearer if off < -nearer else -off)
 
 
 class _Part(NamedTuple):

@@ -530,6 +530,8 @@ class Cluster:
             failure = error
         finally:
             watch.cancel()
+            for rank in self._ranks(server):
+                rank.told = None
         if failure is None:
             server.silent_since = None
             if server.is_suspect:

@@ -83,6 +83,8 @@ class Member:
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
+    is_polled: bool = field(init=False)
+    """Does the backend tell nothing new between two probes?"""
     lender: Lender | None = field(init=False)
     """The backend, if it exchanges KV with others."""
     lends_until: float = -math.inf
@@ -95,6 +97,8 @@ class Member:
     )
     first_byte: SlowTime = field(default_factory=SlowTime)
     """Seconds until it shows that it has a request."""
+    told: tuple[Description | None, Load] | None = None
+    """What the backend tells of itself, until its next probe; None: it is to be asked."""
     standing: Standing | None = None
     """What was last known of it whatever the request is."""
     was_used: bool = False
@@ -108,6 +112,7 @@ class Member:
         self.peers = self.peers or Peers(prior_of(self.backend.kind))
         self.model = LatencyModel(self.peers)
         self.lender = self.backend if isinstance(self.backend, Lender) else None
+        self.is_polled = getattr(self.backend, "is_polled", False)
 
     @property
     def health(self) -> Health:
@@ -127,7 +132,7 @@ class Member:
     @property
     def adaptive_limit(self) -> int | None:
         """How many requests it takes at once, as far as its speed tells; None where it tells itself."""
-        return self.limit.limit if self.backend.load().max_requests is None else None
+        return self.limit.limit if (self.told or self.ask())[1].max_requests is None else None
 
     def may_serve(self, model: str) -> bool:
         """Is it well, not draining, and does it serve `model`?"""
@@ -200,19 +205,23 @@ class Member:
             return False
         return view.free_tokens is None or tokens <= view.free_tokens + seen.reclaimable_tokens
 
+    def ask(self) -> tuple[Description | None, Load]:
+        """What the backend tells of itself now."""
+        told = self.backend.describe(), self.backend.load()
+        if self.is_polled:
+            self.told = told
+        return told
+
     def known(self) -> Standing:
         """What is known whatever the request is: made again when anything that it is made from has changed."""
-        load, health = self.backend.load(), self.server.health
-        standing, inputs = (
-            self.standing,
-            (
-                self.backend.describe(),
-                self.flights.revision,
-                self.elsewhere.traffic,
-                self.limit.limit if load.max_requests is None else 0,
-                (health.is_well or health.is_on_trial) and not self.server.is_suspect,
-                self.server.is_kept_out or self.is_leaving,
-            ),
+        (description, load), standing, server = self.told or self.ask(), self.standing, self.server
+        inputs = (
+            description,
+            self.flights.revision,
+            self.elsewhere.traffic,
+            self.limit.limit if load.max_requests is None else 0,
+            (server.health.is_well or server.health.is_on_trial) and not server.is_suspect,
+            server.is_kept_out or self.is_leaving,
         )
         # a new report is seldom equal to the one before, of which it has the time
         if standing is None or standing.load is not load or standing.inputs != inputs:
@@ -289,7 +298,7 @@ class Member:
         if isinstance(failure, Overloaded):
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
-            running = self.backend.load().running
+            running = (self.told or self.ask())[1].running
             if running is not None and running > there and flight.began_at is not None:
                 # requests of other routers: as many as are reported beyond ours, with contexts like ours
                 scale = 1.0 + (running - there) / max(1.0, company[0])

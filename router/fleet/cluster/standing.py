@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from backends.base import Backend, Description, Load
 from policies.learning.cost import Work
@@ -42,13 +43,12 @@ ONLY_PREFILLS = "only_prefills"
 """Why such a backend gets no request of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """What is known of a backend whatever the request is. `view` lacks what depends on the request or on time.
 
-    `unseen` requests with `unseen_tokens` of prefill were sent after the newest report, and `gone` requests of this
-    router that it counts have ended since. `theirs` is the prefill that waits there and that this router did not send.
-    `load` is the newest report. `held_tokens` in the view are those of a prompt that nothing is believed of: none where
+    `unseen` requests were sent after the newest report, and `gone` requests of this router that it counts have ended
+    since. `theirs` is the prefill that waits there and that this router did not send. `load` is the newest report;
+    `reported_tokens` of prefill wait there, reported or sent since, None where the backend does not report them. `held_tokens` in the view are those of a prompt that nothing is believed of: none where
     the backend reports its cache, else unknown.
     """
 
@@ -58,14 +58,8 @@ class Standing:
     view: BackendView
     unseen: int
     gone: int
-    unseen_tokens: int
+    reported_tokens: int | None
     theirs: Work
-
-    @property
-    def reported_tokens(self) -> int | None:
-        """Tokens of prefill that wait there, reported or sent since; None where the backend does not report them."""
-        reported = self.load.waiting_tokens
-        return None if reported is None else reported + self.unseen_tokens
 
 
 def standing_of(backend: Backend, flights: Flights, load: Load, inputs: Inputs, role: Role = BOTH) -> Standing:
@@ -84,10 +78,11 @@ def standing_of(backend: Backend, flights: Flights, load: Load, inputs: Inputs, 
         running, late = max(0, load.running - gone), max(0, gone - load.running)
     waiting = flights.waiting + others.waiting if load.waiting is None else max(0, load.waiting - late) + unseen
     waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
-    if load.waiting_tokens is None:
+    reported_tokens = None if load.waiting_tokens is None else load.waiting_tokens + unseen_tokens
+    if reported_tokens is None:
         theirs = Work(others.waiting_tokens, others.waiting_pairs)
     else:
-        theirs = Work(max(0, load.waiting_tokens + unseen_tokens - flights.waiting_tokens), 0.0)
+        theirs = Work(max(0, reported_tokens - flights.waiting_tokens), 0.0)
     view = BackendView(
         name=backend.name,
         pool=backend.pool,
@@ -111,4 +106,4 @@ def standing_of(backend: Backend, flights: Flights, load: Load, inputs: Inputs, 
         needs_prefill=known.needs_prefill,
         mean_weight=flights.mean_weight,
     )
-    return Standing(inputs, load, known, view, unseen, gone, unseen_tokens, theirs)
+    return Standing(inputs, load, known, view, unseen, gone, reported_tokens, theirs)
