@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +35,9 @@ a space before them, `capitals` are those behind another letter. `ideographs` ar
 
 _LOWER, _UPPER, _DIGIT, _SPACE, _LINE, _MARK, _TWO, _IDEOGRAPH, _THREE, _FOUR, _REST = range(11)
 _KINDS = 11
+
+SHORT = 512
+"""Texts of up to so many characters together are counted without arrays: in half the time where the code is cold."""
 
 WINDOWS, WINDOW_CHARACTERS = 48, 2048
 """Of a longer text this number of windows is counted, evenly spaced."""
@@ -91,12 +95,60 @@ _BEFORE = bytes([_REST])
 _MIDDLES, _ENDS = PARTS.index("word_middles"), PARTS.index("word_ends")
 
 
-def composition(texts: Sequence[str]) -> NDArray[np.float64]:
+def composition(texts: Sequence[str]) -> list[float]:
     """The counts of PARTS in `texts` together; estimated for long texts.
 
-    7 us for 200 characters, 0.2 ms for 64 KB.
+    8 us for 200 characters, 0.2 ms for 64 KB.
     """
     text = texts[0] if len(texts) == 1 else "\0".join(texts)
+    return _of_short(text) if len(text) <= SHORT else _of_long(text)
+
+
+def _kept(kinds: tuple[int, ...]) -> bytes:
+    """A table that makes spaces of all other kinds, `a` of these, and `A` of capitals."""
+    return bytes([(ord("A") if kind == _UPPER else ord("a")) if kind in kinds else ord(" ") for kind in range(256)])
+
+
+_LETTERS, _DIGITS, _SPACES, _LINES, _MARKS = map(_kept, ((_LOWER, _UPPER), (_DIGIT,), (_SPACE,), (_LINE,), (_MARK,)))
+_BEGINS, _LONG_WORD = b" a", re.compile(rb"[aA]{5,}")
+_SPACED, _SPACED_CAPITAL = bytes([_SPACE, _LOWER]), bytes([_SPACE, _UPPER])
+_INDENT_OF_LINE, _NO_IDEOGRAPH = bytes([_LINE, _SPACE]), bytes([_REST, _IDEOGRAPH])
+
+
+def _of_short(text: str) -> list[float]:
+    """The counts by operations on bytes."""
+    kinds = _BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF)
+    letters, capitals, middles, ends = kinds.translate(_LETTERS), kinds.count(_UPPER), 0, 0
+    for word in _LONG_WORD.findall(letters):
+        middles += len(word) - 4
+        ends += max(0, len(word) - 8)
+    first_capitals = capitals and letters.count(b" A")
+    words = letters.count(_BEGINS) + first_capitals
+    digits, spaces, lines, marks = kinds.count(_DIGIT), kinds.count(_SPACE), kinds.count(_LINE), kinds.count(_MARK)
+    # a run begins behind another kind
+    blanks = spaces and spaces - kinds.translate(_SPACES).count(_BEGINS)
+    is_ascii = text.isascii()
+    ideographs = 0 if is_ascii else kinds.count(_IDEOGRAPH)
+    return [
+        words,
+        middles,
+        ends,
+        words - kinds.count(_SPACED) - kinds.count(_SPACED_CAPITAL),
+        capitals - first_capitals,
+        digits,
+        digits and kinds.translate(_DIGITS).count(_BEGINS),
+        marks,
+        marks and kinds.translate(_MARKS).count(_BEGINS),
+        lines and kinds.translate(_LINES).count(_BEGINS),
+        blanks + (lines and kinds.count(_INDENT_OF_LINE)),
+        ideographs,
+        ideographs and ideographs - kinds.count(_NO_IDEOGRAPH),
+        *((0, 0, 0) if is_ascii else map(kinds.count, (_TWO, _THREE, _FOUR))),
+    ]
+
+
+def _of_long(text: str) -> list[float]:
+    """The counts by operations on arrays, of windows of a text that is longer than all of them."""
     size, share = WINDOWS * WINDOW_CHARACTERS, 1.0
     if len(text) > size:
         step, share = (len(text) - WINDOW_CHARACTERS) / (WINDOWS - 1), len(text) / size
@@ -105,11 +157,12 @@ def composition(texts: Sequence[str]) -> NDArray[np.float64]:
     kinds = np.frombuffer(_BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF), np.uint8)
     pairs = np.bincount(kinds[:-1] * _KINDS + kinds[1:], minlength=_KINDS * _KINDS)
     # of floats: of whole numbers it takes longer
-    counts: NDArray[np.float64] = _PAIRS @ pairs.astype(np.float64)
+    counts = _PAIRS @ pairs.astype(np.float64)
     letters = kinds <= _UPPER
     fourth = letters[1:] & letters[:-1]
     fourth = fourth[2:] & fourth[:-2]
     fifth = fourth[1:] & letters[:-4]
     counts[_MIDDLES] = np.count_nonzero(fifth)
     counts[_ENDS] = np.count_nonzero(fifth[4:] & fourth[:-5])
-    return counts if share == 1.0 else counts * share
+    found: list[float] = (counts * share).tolist()
+    return found

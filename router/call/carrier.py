@@ -69,8 +69,7 @@ class Ourselves:
 
 
 class UntilGivenUp:
-    """A context manager that raises what `flight` is given up with, as soon as it is: its backend is late, ill or gone.
-    """
+    """A context manager that raises what `flight` is given up with, as soon as it is: its backend is late, ill or gone."""
 
     __slots__ = ("_flight", "_given_up", "_task")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.learning.composition import PARTS, WINDOW_CHARACTERS, WINDOWS, composition
+from policies.learning.composition import PARTS, SHORT, WINDOW_CHARACTERS, WINDOWS, _of_long, _of_short, composition
 
 
 def counted(*texts: str) -> dict[str, int]:
@@ -50,6 +50,11 @@ def test_characters_are_counted_once_whatever_the_text(text: str) -> None:
     assert counts.get("ideographs", 0) >= len(shown)
     assert counts.get("digits", 0) == sum(character.isascii() and character.isdigit() for character in text)
     assert all(count >= 0 for count in counts.values())
+
+
+@given(st.text(st.sampled_from("aZzA0 9\t\n\r.-=äÄ你。好€\U0001f600\ud800\0"), max_size=80) | st.text(max_size=SHORT))
+def test_short_texts_are_counted_as_long_ones_are(text: str) -> None:
+    assert _of_short(text) == _of_long(text)
 
 
 def test_windows_of_a_long_text_give_about_the_same_estimate_as_all_of_it() -> None:
