@@ -173,8 +173,9 @@ class Ledger:
         if now_ms < self._now_ms:
             self._turn_back(now_ms)
         self._now_ms = now_ms
-        while self._open and (lapses_ms := next(iter(self._open.values())).lapses_ms) is not None:
-            if lapses_ms > now_ms:
+        while self._lease_ms is not None and self._open:
+            lapses_ms = next(iter(self._open.values())).lapses_ms
+            if lapses_ms is None or lapses_ms > now_ms:
                 break
             self._lapse(next(iter(self._open)), now_ms)
         while self._settled and next(iter(self._settled.values())) <= now_ms:

@@ -40,7 +40,7 @@ class _Watched(NamedTuple):
     rests: bool
 
 
-class Places(NamedTuple):
+class LinePlaces(NamedTuple):
     """Where a line may go: to the backends of `model` in these pools, None: in any."""
 
     model: str
@@ -50,16 +50,16 @@ class Places(NamedTuple):
         """Whether it may go to `pool`."""
         return self.pools is None or pool in self.pools
 
-    def meets(self, other: Places) -> bool:
+    def meets(self, other: LinePlaces) -> bool:
         """Whether lines of both may go to the same backend."""
         is_one = self.pools is None or other.pools is None or not set(self.pools).isdisjoint(other.pools)
         return self.model == other.model and is_one
 
-    def with_(self, other: Places) -> Places:
+    def with_(self, other: LinePlaces) -> LinePlaces:
         """Where lines of either may go."""
         if self.pools is None or other.pools is None:
-            return Places(self.model)
-        return Places(self.model, tuple(dict.fromkeys(self.pools + other.pools)))
+            return LinePlaces(self.model)
+        return LinePlaces(self.model, tuple(dict.fromkeys(self.pools + other.pools)))
 
 
 class _Waiter(NamedTuple):
@@ -68,7 +68,7 @@ class _Waiter(NamedTuple):
     line: str
     tenant: str
     model: str
-    places: Places | None
+    places: LinePlaces | None
     entered: asyncio.Future[frozenset[str]]
 
 
@@ -76,7 +76,7 @@ class _Waiter(NamedTuple):
 class _Inside:
     """A line that was let in, and its backend once it has one."""
 
-    places: Places
+    places: LinePlaces
     backend: str | None = None
 
 
@@ -99,7 +99,7 @@ class LineRoom:
         self.spare = Spare()
         self._company: dict[str, Company] = {}
         self._lines: dict[str, _Inside] = {}
-        self._seen: dict[tuple[str, str], Places] = {}
+        self._seen: dict[tuple[str, str], LinePlaces] = {}
         """By tenant and model, where rules have let lines go since there was none."""
         self._at: Counter[str] = Counter()
         self._computed: dict[str, dict[str, float]] = {}
@@ -127,7 +127,7 @@ class LineRoom:
         """Lines that all backends together may have now, as far as other requests allow it."""
         return sum(self.spare.window(name) for name in self._gateway().cluster.names())
 
-    async def enter(self, line: str, tenant: str, model: str, places: Places | None = None) -> frozenset[str]:
+    async def enter(self, line: str, tenant: str, model: str, places: LinePlaces | None = None) -> frozenset[str]:
         """Return when there is room for the call `line`, which `leave` ends: the backends to which it may not go.
         `places` is what `leave` returned when it was tried before."""
         waiter = _Waiter(line, tenant, model, places, asyncio.get_running_loop().create_future())
@@ -157,7 +157,7 @@ class LineRoom:
             if self._waiting:
                 self._look_soon(0.0)
 
-    def leave(self, line: str) -> Places:
+    def leave(self, line: str) -> LinePlaces:
         """The call `line` has ended: where the rules let it go, as far as a decision has told."""
         self._take_away(line)
         places = self._lines.pop(line).places
@@ -187,7 +187,7 @@ class LineRoom:
         """See Listener."""
         backend = decision.chosen
         if (line := self._lines.get(request.id)) is not None:
-            line.places = Places(line.places.model, request.pools)
+            line.places = LinePlaces(line.places.model, request.pools)
             key = request.tenant, line.places.model
             self._seen[key] = self._seen.get(key, line.places).with_(line.places)
             return
@@ -251,11 +251,11 @@ class LineRoom:
         if self._waiting:
             self._look_soon(max(LOOK_S, _LOOK_BACKENDS * len(gateway.cluster.names())))
 
-    def _places_of(self, waiter: _Waiter) -> Places:
+    def _places_of(self, waiter: _Waiter) -> LinePlaces:
         """Where it may go. Only its call tells which rule it has; until then, where the others of its tenant go."""
-        return waiter.places or self._seen.get((waiter.tenant, waiter.model)) or Places(waiter.model)
+        return waiter.places or self._seen.get((waiter.tenant, waiter.model)) or LinePlaces(waiter.model)
 
-    def _room(self, places: Places, gateway: Gateway) -> _Room:
+    def _room(self, places: LinePlaces, gateway: Gateway) -> _Room:
         """How many further lines for `places` may be sent now, and where not."""
         now, config, model = gateway.clock(), gateway.config, places.model
         if gateway.cluster.model(model) is None and not gateway.awaits_backends():

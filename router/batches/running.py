@@ -33,7 +33,7 @@ from router.batches.order import LineOrder, OrderedLine, order_of
 from router.batches.pace import Pace
 from router.batches.quota_turns import QuotaTurns
 from router.batches.rate import Rate
-from router.batches.room import LineRoom, Places
+from router.batches.room import LinePlaces, LineRoom
 from router.batches.shelf import BatchShelf, log_key
 from router.batches.shown import answered
 from router.batches.store.base import JobClaim
@@ -43,7 +43,7 @@ from router.call.pipeline import serve
 from router.protocols.dialects import DIALECTS
 
 READ_AHEAD = 64
-"""Places that are read from the order at a time."""
+"""LinePlaces that are read from the order at a time."""
 
 MOST_TRIES = 5
 """Tries of a line if its backend fails; a line that finds no backend or no quota is tried until its job expires."""
@@ -221,7 +221,7 @@ class JobRun:
             await asyncio.sleep(rest_s)
         raise AssertionError("tries have no end")
 
-    async def _enter(self, call: str, model: str, places: Places | None) -> frozenset[str]:
+    async def _enter(self, call: str, model: str, places: LinePlaces | None) -> frozenset[str]:
         """Return when there may be quota for the call and there is room: the backends that have none."""
         while True:
             await self._turns.take(call)

@@ -193,6 +193,11 @@ def claim_of(
 
     `model` is the one that answers; `identity` is that of its caller.
     """
+    user = None if ask.user is None else gateway.end_users.counted(facts.tenant, ask.user)
+    bound = descriptors(facts.tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)
+    if not meters(bound):
+        # what it costs is known at its end
+        return Claim(id, bound, Charge(1))
     highest, charges = prices.highest(model.name, ruling.pools), []
     for given, prompt in zip(ask.inputs, prompts, strict=True):
         size = _Size(prompt.tokens.count, prompt.uncached_tokens, facts.max_new_tokens, ask.sampling.choices)
@@ -201,8 +206,6 @@ def claim_of(
     whole = charges[0]
     if len(charges) > 1:
         whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    user = None if ask.user is None else gateway.end_users.counted(facts.tenant, ask.user)
-    bound = descriptors(facts.tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)
     return Claim(id, bound, whole)
 
 

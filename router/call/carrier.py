@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from backends.base import Backend, Taker, give_all
 from backends.http.backend import HttpBackend
@@ -69,7 +69,7 @@ class Ourselves:
 
 
 class UntilGivenUp:
-    """A context manager that raises what `flight` is given up with, as soon as it is: its backend is late, ill or gone."""
+    """A context manager that raises what `flight` is given up with: its backend is late, ill or gone."""
 
     __slots__ = ("_flight", "_given_up", "_task")
 

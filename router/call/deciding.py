@@ -50,7 +50,13 @@ def decided(
     may_fetch, is_divided = request.may_fetch and bool(cluster.lenders), cluster.divides
     underway = cluster.computing.of(request, now) if cluster.computing.flights else ()
 
-    def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
+    names: Sequence[str] | None = None
+    if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
+        with_full = policy.waits_for_best and not look.takes_any
+        names = cluster.shortlist(request, held, avoiding, with_full=with_full)
+        if names is not None and not _fits_all(request, gateway):
+            names = None
+    while True:
         view = cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names)
         if seen is not None:
             view = seen(view)
@@ -69,24 +75,22 @@ def decided(
             decision = with_prefill(request, view, decision, avoiding)
         if underway:
             decision = held_back(request, view, decision, underway, waited_s=waited_s)
-        return view, decision
-
-    if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
-        with_full = policy.waits_for_best and not look.takes_any
-        names = cluster.shortlist(request, held, avoiding, with_full=with_full)
-        if names is not None and _fits_all(request, gateway):
-            view, decision = among(names)
-            named = decision.chosen or decision.awaits
-            chosen = next((backend for backend in view.backends if backend.name == named), None)
-            if chosen is not None and chosen.adapter in _SERVED_AT_ONCE:
-                return view, decision
-    view, decision = among(None)
-    if decision.chosen is None and decision.awaits is None:
+        if names is None or _is_served_at_once(view, decision):
+            break
+        names = None
+    if names is None and decision.chosen is None and decision.awaits is None:
         # that of a new file may join in a moment
         absent = gateway.fleet.absent(request.pools, {backend.pool for backend in view.backends})
         dropped = (*decision.dropped, *((f"pool {pool}", ABSENT) for pool in absent))
         decision = replace(decision, dropped=dropped) if absent else decision
     return view, decision
+
+
+def _is_served_at_once(view: ClusterView, decision: Decision) -> bool:
+    """Does `decision` name a backend of `view`, and has that the LoRA adapter of the request ready?"""
+    named = decision.chosen or decision.awaits
+    chosen = next((backend for backend in view.backends if backend.name == named), None)
+    return chosen is not None and chosen.adapter in _SERVED_AT_ONCE
 
 
 def _fits_all(request: Request, gateway: Gateway) -> bool:

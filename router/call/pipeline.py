@@ -289,7 +289,8 @@ class _Call(msgspec.Struct, frozen=True):
     async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
-            found = placer.place(bid)
+            # without steps the dispatcher is asked itself
+            found = placer.place(bid) if placer.steps else self.gateway.dispatcher.place(bid)
             placed = found if isinstance(found, Placed) else await found
         rule = self.config.rules[self.ruling.rule - 1]
         mirrored = None if rule.mirror is None else self._mirrored(placed)
@@ -443,14 +444,13 @@ class _Call(msgspec.Struct, frozen=True):
                 await written
 
     def _used(self, placed: Placed) -> Usage:
-        """What was used, by the backend's report or else by what passed.
-
-        What was believed to be cached counts as cached where the backend did not report it.
+        """What was used by what passed, where the backend has not reported it: what was believed to be cached counts
+        as cached.
         """
         bid, flight = placed.bid, placed.flight
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
         cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
-        return flight.usage or Usage(bid.request.prompt_tokens, drawn_tokens, cached)
+        return Usage(bid.request.prompt_tokens, drawn_tokens, cached)
 
     def _announce(self, at: int, placed: Placed, backend: Backend, *, waited_s: float | None = None) -> None:
         """Tell log and client that `backend` answers a request that was in the router for `waited_s` before; None: the
@@ -496,7 +496,9 @@ class _Call(msgspec.Struct, frozen=True):
         if flight.answered or drawn_tokens:
             # a caller that left gets no usage from the backend
             at_backend_s = max(0.0, gateway.clock() - flight.sent_at)
-            usage = replace(self._used(placed), images=bid.images, backend_ms=round(1000 * at_backend_s))
+            usage = replace(
+                flight.usage or self._used(placed), images=bid.images, backend_ms=round(1000 * at_backend_s)
+            )
             model, pool = bid.request.model, placed.chosen.pool
             prices = self.prices.of(model, pool)
             cost = self.permit.spend(usage, prices)

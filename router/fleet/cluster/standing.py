@@ -48,8 +48,9 @@ class Standing(msgspec.Struct, frozen=True):
 
     `unseen` requests were sent after the newest report, and `gone` requests of this router that it counts have ended
     since. `theirs` is the prefill that waits there and that this router did not send. `load` is the newest report;
-    `reported_tokens` of prefill wait there, reported or sent since, None where the backend does not report them. `held_tokens` in the view are those of a prompt that nothing is believed of: none where
-    the backend reports its cache, else unknown.
+    `reported_tokens` of prefill wait there, reported or sent since, None where the backend does not report them.
+    `held_tokens` in the view are those of a prompt that nothing is believed of: none where the backend reports its
+    cache, else unknown.
     """
 
     inputs: Inputs

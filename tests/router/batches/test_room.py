@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from policies.rules import Rule
-from router.batches.room import Places
+from router.batches.room import LinePlaces
 from tests.router.batches.parts import a_batch_config, a_batch_router, a_line, begun, ended, openai_client
 from tests.router.parts import MODEL, ScriptedBackend, a_router, an_answer, series
 
@@ -36,7 +36,7 @@ async def test_room_is_counted_only_where_rules_let_a_line_go(tmp_path: Path) ->
     own, other = ScriptedBackend("b0"), ScriptedBackend("b1", pool="other", address="b1.test:8000")
     async with a_router(own, other, config=a_batch_config(tmp_path)) as router:
         assert router.operations.batches is not None
-        room, only_own = router.operations.batches.room, Places(MODEL, ("own",))
+        room, only_own = router.operations.batches.room, LinePlaces(MODEL, ("own",))
         for number in range(2):
             assert await room.enter(f"line-{number}", "acme", MODEL, only_own) == frozenset()
             room.placed(f"line-{number}", "b0")
