@@ -11,6 +11,7 @@ from itertools import islice, takewhile, zip_longest
 
 from shards.blender import Blender
 from shards.exec.chunking import Chunking, ChunkKey
+from shards.exec.drawing import Sample
 from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.layout import allocate, kv_layout
 from shards.exec.moves import BlendingNetwork
@@ -25,7 +26,7 @@ from shards.exec.network import (
 from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
-from shards.exec.sampling import Sample, Sampler
+from shards.exec.sampling import Sampler
 from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
 from shards.grammar.compiler import CannotCompile, Compiler
@@ -117,6 +118,8 @@ class Engine:
         size = self.options.blocks(network.block_bytes) * network.block_bytes
         with memory_for(f"{gib(size)} of KV", hint="give the pool less"):
             allocate(network, layout)
+            if isinstance(network, DrawingNetwork):
+                network.reserve(self.options.max_running)
         self._clock, self._rng = clock, rng or random.Random()
         hosting = open_hosting(model, self.options, copier_of, worker_of=worker_of, clock=clock)
         self._copier = hosting.copier
@@ -146,7 +149,7 @@ class Engine:
         self._blender = self._make_blender(network)
         self._scheduler = Scheduler(self._pool, self.options, blender=self._blender, drafting=_bounds_of(network))
         self._roster = self._scheduler.roster
-        self._runner = Runner(network, deterministic=self.options.deterministic)
+        self._runner = Runner(network, deterministic=self.options.deterministic, rows=self.options.max_running)
         self._writers: dict[int, Writer] = {}
         self._due: _Due | None = None
         self._landed_s = float("-inf")
@@ -379,6 +382,8 @@ class Engine:
         before, self._due = self._due, self._submit(step) if step.pieces else None
         self._waited_s = 0.0
         drawn = [] if before is None else self._collect(before)
+        if self._due is not None and not self._release(self._due):
+            self._due = None
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
@@ -618,6 +623,15 @@ class Engine:
             if stores:
                 self._scheduler.store(piece.sequence)
         return _Due(step, flight, started_s)
+
+    def _release(self, due: _Due) -> bool:
+        """Let a step draw, once the one before it is collected; False if that failed."""
+        try:
+            self._runner.release(due.flight)
+        except Exception as error:  # noqa: BLE001 - as in `_submit`
+            self._fail_all(due.step, error)
+            return False
+        return True
 
     def _collect(self, due: _Due) -> list[Drawn]:
         """Wait for a step's tokens. Tokens of sequences that have ended meanwhile are dropped."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from shards.exec.batch import Batch
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Drawing, Sample
 from shards.kv.copier import BlockMemory
 from shards.kv.window_layout import KvWindow
 
@@ -117,7 +117,7 @@ class DrawingNetwork(Protocol):
 
     It executes calls in order. So a batch may be submitted before the previous one is collected, and take from it
     tokens that the host does not know yet (`Batch.ahead`); copies of blocks that the host starts meanwhile run after
-    the submitted batches. A row's token depends only on its own logits and its `Drawing`.
+    the submitted batches. A row's token depends only on its own logits, its `Drawing` and the state of its slot.
     """
 
     @property
@@ -125,18 +125,34 @@ class DrawingNetwork(Protocol):
         """The most tokens that one batch may draw."""
         ...
 
+    def reserve(self, rows: int) -> None:
+        """Allocate the slots of `rows` sequences that adjust their logits; once, after `allocate`."""
+        ...
+
     def prepare(self, rows: int) -> None:
-        """Compile the decoding steps of up to `rows` sequences; once, after `allocate`."""
+        """Compile the decoding steps of up to `rows` sequences; once, after `reserve`."""
         ...
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Hashable:
-        """Start computing `batch` and drawing a token for each of its `logit_rows`. Returns a ticket to `collect`."""
+        """Start computing `batch` and drawing a token for each of its `logit_rows`. Returns a ticket to `collect`.
+
+        If any drawing is masked, it is computed at once, and all of its draws wait for `mask`.
+        """
         ...
 
-    def collect(self, ticket: Hashable) -> list[int | None]:
-        """Wait for the tokens; None where logits were not finite. Tickets are collected in their order."""
+    def mask(self, ticket: Hashable, masks: Sequence[bytes]) -> None:
+        """Let the batch that was submitted last draw, with the allowed tokens of each masked drawing, in order.
+
+        Bit t % 8 of byte t // 8 is 1 if token t is allowed.
+        """
         ...
 
-    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+    def collect(self, ticket: Hashable) -> list[Sample | None]:
+        """Wait for the tokens; None where logits were not finite or no token was allowed. Tickets are collected in
+        their order.
+        """
+        ...
+
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing], masks: Sequence[bytes] = ()) -> list[Sample | None]:
         """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary], at once."""
         ...

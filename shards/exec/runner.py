@@ -12,27 +12,33 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
+from shards.exec.drawing import Drawing, Sample
 from shards.exec.network import CapturingNetwork, DrawingNetwork, Network
 from shards.exec.piece import Piece
-from shards.exec.sampling import Sample, Sampler, sample
+from shards.exec.sampling import Sampler, sample
 from shards.exec.sequence import Sequence
+from shards.exec.slots import Slot, Slots
 from shards.kv.keys import BLOCK_TOKENS
 
 _NOWHERE: Mapping[int, int] = {}
+_NO_SLOTS: Mapping[int, Slot] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A plan between its start and its tokens: `ticket` if a device draws them, else the `logits` to draw from.
 
-    `samplers` are those of the drawing pieces, in order, each in its state at every needed logit. The next step can
-    build on tokens that a device draws before they land.
+    `samplers` are those of the rows that are drawn on the host, in order, each in its state at every needed logit;
+    `drawings` are those of rows that are drawn on a device, and `masked` the samplers of those with a mask. The next
+    step can build on tokens that a device draws before they land.
     """
 
     pieces: tuple[Piece, ...]
-    samplers: tuple[Sampler, ...]
+    samplers: tuple[Sampler, ...] = ()
     logits: Tensor | None = None
     ticket: Hashable = None
+    drawings: Listed[Drawing] = ()
+    masked: Listed[Sampler] = ()
 
     @property
     def may_stay(self) -> bool:
@@ -43,44 +49,50 @@ class Flight:
 class Runner:
     """Runs plans on `network`. Between steps it remembers where the device has put the tokens that it drew last.
 
-    A network that can draw does so for every sampler without a table over the vocabulary (`Sampler.needs_host`); the
-    place where one answer is drawn never changes. If one row needs the host, the whole step is drawn before the next.
-    A `deterministic` runner computes each sequence on its own, in pieces with sizes that depend only on their position:
-    then the same operations on the same shapes give the same bits, whatever else is in the step.
+    A network that can draw draws every token. A `deterministic` runner computes each sequence on its own, in pieces
+    with sizes that depend only on their position: then the same operations on the same shapes give the same bits,
+    whatever else is in the step. At most `rows` sequences draw in one step.
     """
 
-    def __init__(self, network: Network, *, deterministic: bool = False) -> None:
+    def __init__(self, network: Network, *, deterministic: bool = False, rows: int = 64) -> None:
         self._network, self._deterministic = network, deterministic
         self._device = network if isinstance(network, DrawingNetwork) else None
         self._capturing = network if isinstance(network, CapturingNetwork) else None
         self._places: Mapping[int, int] = _NOWHERE
+        self._slots = Slots(rows)
 
     def submit(self, pieces: tuple[Piece, ...], sampler_of: Callable[[Sequence], Sampler]) -> Flight:
         """Start computing `pieces`. Their tables must have room, and all flights but the last must be collected.
 
-        Changes only the samplers, which record the prompt before the first draw.
+        Changes only the samplers, which record the prompt before the first draw. Call `release` once the flight before
+        this one is collected.
         """
         drawing = [piece for piece in pieces if piece.draws]
         samplers = tuple(sampler_of(piece.sequence) for piece in drawing)
-        if self._device is None or self._deterministic or any(sampler.needs_host for sampler in samplers):
-            for piece, sampler in zip(drawing, samplers, strict=True):
-                if not piece.sequence.output:
-                    request = piece.sequence.request
-                    sampler.begin(request.token_ids(0, request.submission.prompt_tokens))
+        for piece, sampler in zip(drawing, samplers, strict=True):
+            if not piece.sequence.has_drawn and (self._device is None or sampler.guide is not None):
+                request = piece.sequence.request
+                prompt = request.token_ids(0, request.submission.prompt_tokens)
+                (sampler.begin if self._device is None else sampler.resume)(prompt)
+        if self._device is None:
             return Flight(pieces, _ahead(drawing, samplers), logits=self._compute(pieces))
-        drawings = [
-            sampler.drawing(piece.sequence.unseen + tokens)
-            for piece, sampler in zip(drawing, samplers, strict=True)
-            for tokens in range(piece.logits)
-        ]
+        drawings = self._drawings(drawing, samplers)
+        masked = [sampler for sampler in samplers if sampler.guide is not None]
+        if self._deterministic:
+            return Flight(pieces, logits=self._compute(pieces), drawings=drawings, masked=masked)
         ticket = self._device.submit(lay_out(pieces, places=self._places, drafts_apart=True), drawings)
         self._places = {piece.sequence.arrival: place for place, piece in enumerate(drawing)}
-        return Flight(pieces, samplers, ticket=ticket)
+        return Flight(pieces, ticket=ticket, drawings=drawings, masked=masked)
 
     @property
     def uncaptured_steps(self) -> int:
         """The network's steps that ran without a captured one since a capture failed."""
         return 0 if self._capturing is None else self._capturing.uncaptured_steps
+
+    def release(self, flight: Flight) -> None:
+        """Let `flight` draw: the tokens before its own are recorded, so that its grammars know what may come next."""
+        if self._device is not None and flight.ticket is not None and flight.masked:
+            self._device.mask(flight.ticket, [sampler.mask() for sampler in flight.masked])
 
     def collect(self, flight: Flight) -> list[Sample | None]:
         """Wait for `flight`: a token for each of its logits, in order. Flights are collected in their order.
@@ -88,37 +100,45 @@ class Runner:
         The token behind a drafted one is drawn as if the draft were right. None where the network gave NaN or infinity.
         """
         if self._device is not None and flight.ticket is not None:
-            return [_sample_of(token) for token in self._device.collect(flight.ticket)]
+            return self._device.collect(flight.ticket)
         logits, samplers = flight.logits, flight.samplers
-        wanted = (len(samplers), self._network.vocabulary)
+        wanted = (len(samplers) + len(flight.drawings), self._network.vocabulary)
         if logits is None or logits.shape != wanted:
             given = None if logits is None else tuple(logits.shape)
-            raise ValueError(f"the network gave logits of shape {given} for {len(samplers)} rows")
-        return self._draw(logits, samplers)
+            raise ValueError(f"the network gave logits of shape {given} for {wanted[0]} rows")
+        if self._device is not None:
+            return self._device.draw(logits, flight.drawings, [sampler.mask() for sampler in flight.masked])
+        # each row by itself if deterministic, else all at once
+        parts = [[row] for row in range(len(samplers))] if self._deterministic else [range(len(samplers))]
+        drawn = [sample(logits[part[0] : part[-1] + 1], [samplers[row] for row in part]) for part in parts if part]
+        return [each for part in drawn for each in part]
+
+    def _drawings(self, pieces: Listed[Piece], samplers: Listed[Sampler]) -> list[Drawing]:
+        """The drawings of all logits that `pieces` need."""
+        keeping = [
+            piece.sequence.arrival for piece, sampler in zip(pieces, samplers, strict=True) if sampler.keeps_state
+        ]
+        slots = self._slots.take(keeping) if keeping else _NO_SLOTS
+        drawings: list[Drawing] = []
+        for piece, sampler in zip(pieces, samplers, strict=True):
+            slot = slots.get(piece.sequence.arrival) if sampler.keeps_state else None
+            for tokens in range(piece.logits):
+                unseen = piece.sequence.unseen + tokens
+                if slot is None:
+                    drawings.append(sampler.drawing(unseen))
+                    continue
+                begins = None
+                if slot.is_new and not tokens:
+                    assert not unseen, "a slot begins with a token that the host does not know"
+                    begins = sampler.beginning(np.asarray(piece.sequence.token_ids(0, piece.sequence.seen_tokens)))
+                drawings.append(sampler.drawing(unseen, sampler.adjustment(slot.place, unseen, begins)))
+        return drawings
 
     def _compute(self, pieces: Listed[Piece]) -> Tensor:
         if not self._deterministic:
             return self._network.forward(lay_out(pieces, places=self._places, drafts_apart=self._device is not None))
         logits = [self._network.forward(lay_out([part], is_exact=True)) for piece in pieces for part in piece.cut()]
         return torch.cat([row for row in logits if len(row)]) if any(map(len, logits)) else logits[-1]
-
-    def _draw(self, logits: Tensor, samplers: Listed[Sampler]) -> list[Sample | None]:
-        """A token for each row, drawn on the host or on the device as its sampler requires."""
-        drawn: dict[int, Sample | None] = {}
-        on_host = [row for row, sampler in enumerate(samplers) if self._device is None or sampler.needs_host]
-        on_device = [row for row in range(len(samplers)) if row not in set(on_host)]
-        if self._device is not None and on_device:
-            tokens = self._device.draw(logits[on_device], [samplers[row].drawing(0) for row in on_device])
-            drawn.update(zip(on_device, map(_sample_of, tokens), strict=True))
-        # each row by itself if deterministic, else all at once
-        for rows in filter(None, [[row] for row in on_host] if self._deterministic else [on_host]):
-            chosen = logits if len(rows) == len(samplers) else logits[rows]
-            drawn.update(zip(rows, sample(chosen, [samplers[row] for row in rows]), strict=True))
-        return [drawn[row] for row in range(len(samplers))]
-
-
-def _sample_of(token: int | None) -> Sample | None:
-    return None if token is None else Sample(token)
 
 
 def _ahead(pieces: Listed[Piece], samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from shards.exec.drawing import GREEDY, Drawing
+from shards.exec.drawing import GREEDY, Adjustment, Beginning, Drawing, Sample
 from shards.grammar.guide import Guide
 from shards.nouns import SamplingParams, TokenLogprobs
 
@@ -29,19 +28,12 @@ _UNIFORM_STEP = 2.0**-24
 """Resolution of the random number: the finest that float32 has over all of [0, 1)."""
 
 
-class Sample(NamedTuple):
-    """One drawn token, with logprobs if they were asked for."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
 class Sampler:
     """How one sequence draws: its parameters, its seed, and the tokens that it has seen and drawn so far.
 
     The n-th token depends only on (seed, n) and the row's own logits. A `guide`, set before the first draw, limits the
-    tokens that may be drawn. The first `drawn` tokens of the answer were drawn elsewhere. It `needs_host` for a draw
-    that devices do not support.
+    tokens that may be drawn. The first `drawn` tokens of the answer were drawn elsewhere. If it `keeps_state`, a device
+    that draws for it has a slot for it.
     """
 
     def __init__(
@@ -63,15 +55,9 @@ class Sampler:
         self._vocabulary = vocabulary
         top_k = params.top_k if params.top_k < vocabulary else 0
         self._how = GREEDY[:4] if self.is_greedy else (params.temperature, top_k, params.top_p, params.min_p)
-        # constant, so that each answer has one randomness
-        self.needs_host = bool(
-            self.repeats
-            or self.counts_output
-            or self.bias
-            or params.min_new_tokens
-            or params.top_logprobs is not None
-            or params.grammar is not None
-        )
+        # a grammar already excludes tokens that end an answer too early
+        self._waits = bool(params.min_new_tokens and stop_token_ids and params.grammar is None)
+        self.keeps_state = self.repeats or self.counts_output or bool(self.bias) or self._waits
 
     def __repr__(self) -> str:
         return f"Sampler({self.drawn} drawn, temperature {self.params.temperature})"
@@ -110,9 +96,33 @@ class Sampler:
         later.drawn += tokens
         return later
 
-    def drawing(self, unseen: int) -> Drawing:
+    def drawing(self, unseen: int, adjustment: Adjustment | None = None) -> Drawing:
         """The parameters with which a device draws the token behind `unseen` ones, which are not recorded yet."""
-        return Drawing(*self._how, self.seed, self.drawn + unseen)
+        position = self.drawn + unseen
+        return Drawing(*self._how, self.seed, position, self.params.top_logprobs, self.guide is not None, adjustment)
+
+    def adjustment(self, slot: int, unseen: int, begins: Beginning | None) -> Adjustment:
+        """The change of the logits of the token behind `unseen` ones, whose state is in `slot`."""
+        params = self.params
+        may_end = not self._waits or self.drawn + unseen >= params.min_new_tokens
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return Adjustment(slot, *penalties, may_end, begins)
+
+    def beginning(self, known: npt.NDArray[np.uint32]) -> Beginning:
+        """The state behind `known`, the prompt and all recorded tokens."""
+        prompt, answer = known[: len(known) - self.drawn], known[len(known) - self.drawn :]
+        remembered = answer if self.repeats or self.counts_output else answer[:0]
+        return Beginning(
+            prompt.astype("<u4").tobytes() if self.repeats else b"",
+            remembered.astype("<u4").tobytes(),
+            self.bias,
+            tuple(self.stop_token_ids) if self._waits else (),
+        )
+
+    def mask(self) -> bytes:
+        """The tokens that its guide allows now: bit t % 8 of byte t // 8 is 1 if token t may be drawn."""
+        assert self.guide is not None, "only an answer with a grammar has a mask"
+        return np.packbits(self.allowed(self.guide), bitorder="little").tobytes()
 
     def uniform(self) -> float:
         """The random number in [0, 1) for the next token."""
@@ -131,8 +141,12 @@ class Sampler:
             self.seen[torch.from_numpy(prompt.astype(np.int64))] = True
         if self.counts_output:
             self.counts = torch.from_numpy(np.bincount(answered, minlength=self._vocabulary)).float()
+        self.resume(prompt)
+
+    def resume(self, prompt: npt.NDArray[np.uint32]) -> None:
+        """Let the guide go on behind the last `drawn` tokens of the prompt; all that is needed where a device draws."""
         if self.guide is not None:
-            for token_id in answered.tolist():
+            for token_id in prompt[len(prompt) - self.drawn :].tolist():
                 self.guide.note(token_id)
 
     def note(self, token_id: int) -> None:

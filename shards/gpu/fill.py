@@ -11,9 +11,12 @@ import numpy.typing as npt
 from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY, Drawing
 from shards.gpu.spans import Step
+from shards.kernels.adjust import COUNTS, MAY_END
 from shards.kernels.cache import BLOCK_TOKENS
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+_NOT_ADJUSTED = (-1, -1, 0)
 
 
 def fill_drawings(arrays: Arrays, drawings: Sequence[Drawing], targets: Sequence[int]) -> None:
@@ -27,6 +30,15 @@ def fill_drawings(arrays: Arrays, drawings: Sequence[Drawing], targets: Sequence
     arrays["drawn_at"][:] = columns["position"]
     for name in ("temperature", "top_p", "min_p", "top_k"):
         arrays[name][:] = columns[name]
+    arrays["top_logprobs"][:] = [-1 if top is None else top for top in columns["top_logprobs"]]
+    arrays["adjusted"][:] = _NOT_ADJUSTED
+    for row, adjustment in enumerate(columns["adjustment"]):
+        if adjustment is not None:
+            flags = MAY_END.value * adjustment.may_end + COUNTS.value * adjustment.counts
+            arrays["adjusted"][row] = (adjustment.slot, -1, flags)
+            arrays["penalties"][row] = (adjustment.repetition, adjustment.presence, adjustment.frequency)
+    masked = [row for row, is_masked in enumerate(columns["is_masked"]) if is_masked]
+    arrays["adjusted"][masked, 1] = range(len(masked))
 
 
 def fill_tokens(arrays: Arrays, step: Step, *, pool_rows: int, padding_slot: int) -> None:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-Compute = Callable[[int], Tensor]
-"""Computes one step of a bucket's size from buffers at fixed addresses."""
+T = TypeVar("T")
 
-Replay = Callable[[], Tensor]
-"""Computes the step again from the buffers' present contents; the result is at a fixed address too."""
+Compute = Callable[[int], T]
+"""Computes one part of a step of a bucket's size from buffers at fixed addresses."""
 
-Capture = Callable[[Callable[[], Tensor]], Replay]
+Replay = Callable[[], T]
+"""Computes the part again from the buffers' present contents; the result is at a fixed address too."""
+
+
+class Capture(Protocol):
+    """Captures a computation, without computing it."""
+
+    def __call__(self, compute: Callable[[], T], /) -> Replay[T]:
+        """What computes it again."""
+        ...
 
 
 def cuda_capture() -> Capture:
@@ -26,7 +33,7 @@ def cuda_capture() -> Capture:
     # all graphs share memory, because no two of them run at once
     pools: list[Any] = []
 
-    def capture(compute: Callable[[], Tensor]) -> Replay:
+    def capture(compute: Callable[[], T]) -> Replay[T]:
         graph = torch.cuda.CUDAGraph()
         if not pools:
             pools.append(torch.cuda.graph_pool_handle())
@@ -41,7 +48,7 @@ def cuda_capture() -> Capture:
             if was_enabled:
                 gc.enable()
 
-        def replay() -> Tensor:
+        def replay() -> T:
             graph.replay()
             return computed
 
@@ -50,15 +57,15 @@ def cuda_capture() -> Capture:
     return capture
 
 
-class Graphs:
+class Graphs(Generic[T]):
     """Runs `compute` by bucket: captured at the first run if possible, and directly if not.
 
     `capture` None never captures. Both ways compute the same rows, padding included, so their results are equal.
     """
 
-    def __init__(self, compute: Compute, capture: Capture | None) -> None:
+    def __init__(self, compute: Compute[T], capture: Capture | None) -> None:
         self._compute, self._capture = compute, capture
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[int, Replay[T]] = {}
         self._has_failed = False
         self.uncaptured_steps = 0
         """Steps that were computed directly since a capture failed."""
@@ -71,14 +78,14 @@ class Graphs:
         """The buckets that have a captured graph."""
         return tuple(sorted(self._replays))
 
-    def run(self, bucket: int) -> Tensor:
+    def run(self, bucket: int) -> T:
         """One step of `bucket` rows from the buffers' contents; valid until the next step."""
         replay = self._replays.get(bucket)
         if replay is None:
             return self._first(bucket)
         return replay()
 
-    def _first(self, bucket: int) -> Tensor:
+    def _first(self, bucket: int) -> T:
         # computed before the capture: this compiles the kernels, and a capture computes nothing
         computed = self._compute(bucket)
         self.uncaptured_steps += self._has_failed

@@ -82,7 +82,10 @@ class Layout:
 
 
 def drawing_fields(rows: int) -> list[FieldShape]:
-    """Parameters of the draws for `rows` rows of logits, and the rows of the token pool that store the tokens."""
+    """Parameters of the draws for `rows` rows of logits, and the rows of the token pool that store the tokens.
+
+    `adjusted` and `penalties` as in `shards.kernels.adjust`.
+    """
     return [
         ("seed", "int64", (rows,)),
         ("drawn_at", "int64", (rows,)),
@@ -91,6 +94,9 @@ def drawing_fields(rows: int) -> list[FieldShape]:
         ("top_p", "float32", (rows,)),
         ("min_p", "float32", (rows,)),
         ("top_k", "int32", (rows,)),
+        ("top_logprobs", "int32", (rows,)),
+        ("adjusted", "int32", (rows, 3)),
+        ("penalties", "float32", (rows, 3)),
     ]
 
 

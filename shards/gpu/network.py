@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Drawing, Sample
 from shards.exec.moves import KvMove
 from shards.gpu.adapters import AdapterSlots, PackedFormat
 from shards.gpu.blending import Blending
@@ -19,6 +19,7 @@ from shards.gpu.cache import GpuCache, GpuMemory, bytes_per_block, room_bytes, w
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
 from shards.gpu.device import answers
+from shards.gpu.draws import state_bytes
 from shards.gpu.host import PinnedMemory
 from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
@@ -116,7 +117,7 @@ class GpuNetwork:
         `shards` shards share the GPU. Computes the largest such step to measure it, so call it before `allocate`.
         Raises ValueError if nothing is left.
         """
-        working = self._working_bytes(batch_tokens, rows)
+        working = self._working_bytes(batch_tokens, rows) + state_bytes(self.vocabulary, rows)
         # memory that torch keeps after trying out attention and the largest step is free too
         torch.cuda.empty_cache()
         device = self.decoder.device
@@ -184,6 +185,10 @@ class GpuNetwork:
         """Host memory for `slots` blocks, with a copier that runs beside the computation."""
         return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
+    def reserve(self, rows: int) -> None:
+        """Allocate the slots and masks of `rows` sequences."""
+        self.steps.reserve(rows)
+
     def prepare(self, rows: int) -> None:
         """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
@@ -218,15 +223,22 @@ class GpuNetwork:
         # the next batch finds the tokens in this order
         return self.steps.submit(replace(step, drawings=tuple(drawings), targets=np.arange(len(drawings))))
 
-    def collect(self, ticket: Hashable) -> list[int | None]:
-        """Wait for the tokens; None where logits were not finite. Raises ValueError out of turn."""
-        if not isinstance(ticket, Ticket):
-            raise ValueError(f"{ticket!r} is no ticket of a step")
-        return self.steps.collect(ticket)
+    def mask(self, ticket: Hashable, masks: Sequence[bytes]) -> None:
+        """Let the batch that was submitted last draw, with these allowed tokens of its masked drawings, in order.
 
-    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+        Raises ValueError if it does not wait for as many.
+        """
+        self.steps.mask(_a_ticket(ticket), masks)
+
+    def collect(self, ticket: Hashable) -> list[Sample | None]:
+        """Wait for the tokens; None where logits were not finite or no token was allowed. Raises ValueError out of
+        turn.
+        """
+        return self.steps.collect(_a_ticket(ticket))
+
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing], masks: Sequence[bytes] = ()) -> list[Sample | None]:
         """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary]."""
-        return self.steps.draw(logits, drawings)
+        return self.steps.draw(logits, drawings, masks)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary], on the device, valid until the next step.
@@ -238,3 +250,9 @@ class GpuNetwork:
 
     def _step(self, batch: Batch) -> Step:
         return step_of_batch(batch, unread=self.steps.unread)
+
+
+def _a_ticket(ticket: Hashable) -> Ticket:
+    if not isinstance(ticket, Ticket):
+        raise ValueError(f"{ticket!r} is no ticket of a step")
+    return ticket

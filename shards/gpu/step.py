@@ -1,7 +1,8 @@
 """Steps on the GPU: submitted one ahead of the host, collected when they are done.
 
 A step's tokens stay on the device in a pool with a row for each running sequence, and the next step reads them there:
-it can be submitted before the host knows the drawn tokens. The host sends one buffer per step.
+it can be submitted before the host knows the drawn tokens. The host sends one buffer per step. A step is computed first
+and draws then: the draws of a step with a grammar wait for its masks, while the device computes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Row
-from shards.exec.drawing import GREEDY, Drawing
+from shards.exec.drawing import GREEDY, Drawing, Sample
 from shards.gpu.adapted_rows import MOST_FEW, AdaptedFields, shapes_of, tile_rows
 from shards.gpu.cache import GpuCache
 from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
+from shards.gpu.draws import Draws
 from shards.gpu.fill import (
     Arrays,
     fill_decodes,
@@ -36,13 +38,13 @@ from shards.gpu.guard import require_step
 from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, drawing_fields, mixed_fields
 from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
-from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
+from shards.gpu.transfers import Inbound, Outbound, Ticket, samples_of
 from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
-from shards.kernels.sampling import Draw, sample
+from shards.kernels.sampling import Drawn
 
 Tensors = Mapping[str, Tensor]
 
@@ -60,14 +62,33 @@ class StepOptions:
     dense_from_pairs: int = 2048 * 2048
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The logits of a step, and the `fields` by which they are drawn from; one row for each `drawings` of the step.
+
+    In a `bucket` they have as many rows, at fixed addresses; of these the `wanted` ones are the step's, or the first.
+    """
+
+    logits: Tensor
+    fields: Tensors
+    drawings: Sequence[Drawing]
+    bucket: int | None = None
+    wanted: Tensor | None = None
+
+    def of_step(self, values: Tensor, dim: int = 0) -> Tensor:
+        """The step's own rows of `values`, which have the rows of the logits in dimension `dim`."""
+        if self.wanted is not None:
+            return values.index_select(dim, self.wanted)
+        return values.narrow(dim, 0, len(self.drawings))
+
+
 class Steps:
     """Runs steps of `decoder` on `cache`. At most three may be submitted and uncollected."""
 
     def __init__(self, decoder: GpuDecoder, cache: GpuCache, options: StepOptions | None = None) -> None:
         self._decoder, self.cache, self.options = decoder, cache, options or StepOptions()
         device, rows = decoder.device, self.options.rows
-        # the row past the last receives the draws of padding and of rows that are never read
-        self._pool = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._pool = torch.zeros(rows, dtype=torch.int32, device=device)
         self._outbound, self._inbound = Outbound(device), Inbound(device, rows)
         config, dtype = decoder.config, decoder.weights.embedding.dtype
         group = config.heads // config.kv_heads
@@ -76,37 +97,61 @@ class Steps:
         adapted = shapes_of(self._adapted(self._buckets[-1], adapts=decoder.slots is not None))
         self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype, adapted=adapted)
         capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
-        self._drawing = Graphs(partial(self._compute_decode, draws=True), capture)
-        self._plain = Graphs(partial(self._compute_decode, draws=False), capture)
+        self._decoding = Graphs(partial(self._compute_decode, adapts=False), capture)
         # apart, so that steps without adapters have no launch for them
-        self._drawing_adapted = Graphs(partial(self._compute_decode, draws=True, adapts=True), capture)
-        self._plain_adapted = Graphs(partial(self._compute_decode, draws=False, adapts=True), capture)
+        self._decoding_adapted = Graphs(partial(self._compute_decode, adapts=True), capture)
+        self._drawing = Graphs(self._draw_decode, capture)
+        self._draws = Draws(self._pool, config.vocab_size)
+        self._held: tuple[Ticket, _Computed] | None = None
 
     def __repr__(self) -> str:
-        return f"Steps({self._decoder!r}, {self.cache!r}, {self._drawing!r}, {self._inbound!r})"
+        return f"Steps({self._decoder!r}, {self.cache!r}, {self._decoding!r}, {self._inbound!r})"
 
     @property
     def unread(self) -> int:
-        """The pool's row that is never read."""
+        """The place past the pool's last row: a token for it is not stored."""
         return self.options.rows
 
     @property
     def uncaptured_steps(self) -> int:
         """Steps that were computed without a graph since a capture failed."""
-        graphs = (self._drawing, self._plain, self._drawing_adapted, self._plain_adapted)
-        return sum(each.uncaptured_steps for each in graphs)
+        computed = self._decoding.uncaptured_steps + self._decoding_adapted.uncaptured_steps
+        return max(computed, self._drawing.uncaptured_steps)
+
+    def reserve(self, rows: int) -> None:
+        """Allocate the slots and masks of `rows` sequences; before the first step."""
+        self._draws.reserve(rows)
 
     def submit(self, step: Step) -> Ticket:
-        """Start a step behind the submitted ones, of which at most two are uncollected.
+        """Start a step behind the submitted ones, of which at most two are uncollected; it draws once it has its masks.
 
-        Raises ValueError for a step that draws more tokens than there are rows, or exceeds the memory otherwise.
+        Raises ValueError for a step that draws more tokens than there are rows, or exceeds the memory otherwise, and
+        RuntimeError if the step before it still waits for masks.
         """
         if len(step.wanted) > self.options.rows:
             raise ValueError(f"a step draws {len(step.wanted)} tokens, and there is room for {self.options.rows}")
-        return self._inbound.put(self._run(step, draws=True))
+        if self._held is not None:
+            raise RuntimeError(f"step {self._held[0].number} still waits for its masks")
+        ticket = self._inbound.next(step.drawings)
+        self._draws.begin(step.drawings)
+        computed = self._run(step)
+        if any(drawing.is_masked for drawing in step.drawings):
+            self._held = (ticket, computed)
+        else:
+            self._inbound.put(ticket, self._draw(computed))
+        return ticket
 
-    def collect(self, ticket: Ticket) -> list[int | None]:
-        """Wait for the step's tokens: one for each span with a drawing, in order; None where logits were not finite.
+    def mask(self, ticket: Ticket, masks: Sequence[bytes]) -> None:
+        """Let the last step draw with these masks. Raises ValueError if it does not wait for as many."""
+        expected = sum(drawing.is_masked for drawing in ticket.drawings)
+        if self._held is None or self._held[0] != ticket or len(masks) != expected:
+            raise ValueError(f"step {ticket.number} does not wait for {len(masks)} masks")
+        (_, computed), self._held = self._held, None
+        self._draws.send_masks(masks)
+        self._inbound.put(ticket, self._draw(computed))
+
+    def collect(self, ticket: Ticket) -> list[Sample | None]:
+        """Wait for the step's tokens: one for each span with a drawing, in order; None for rows that are not sound.
 
         Tickets are collected in the order of their steps.
         """
@@ -114,27 +159,31 @@ class Steps:
 
     def logits(self, step: Step) -> Tensor:
         """Logits [wanted, vocabulary] of a step, in the weights' type, valid until the next step."""
-        return self._run(step, draws=False)
+        computed = self._run(step)
+        return computed.of_step(computed.logits)
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing], masks: Sequence[bytes] = ()) -> list[Sample | None]:
         """Wait for the tokens that `submit` would draw from `logits` [len(drawings), vocabulary]."""
+        self._draws.begin(drawings)
         layout = Layout.of(drawing_fields(len(drawings)))
         host = self._outbound.next(layout.words)
         fill_drawings(layout.arrays(host.numpy()), drawings, [self.unread] * len(drawings))
-        drawn = _drawn(logits, layout.tensors(self._outbound.send(host)))
-        return tokens_of(drawn.cpu())
+        fields = layout.tensors(self._outbound.send(host))
+        self._draws.send_masks(masks)
+        drawn = self._draws.run(logits, fields)
+        return samples_of(Drawn(drawn.tokens.cpu(), drawn.logprobs.cpu()), drawings)
 
-    def warm_up(self, rows: Iterable[int], *, draws: bool = True, adapts: bool = False) -> None:
-        """Compile and capture decoding steps of each number of `rows`, largest first so that they share their memory.
+    def warm_up(self, rows: Iterable[int], *, adapts: bool = False) -> None:
+        """Compile and capture decoding steps of each number of `rows`, largest first: so they share their memory.
 
-        Those for `submit`; or, unless it `draws`, those for `logits`. With `adapts` those of rows with adapters.
+        With `adapts` those of rows with adapters.
         """
         # in the padding block, so no cached block changes
         span = Span(self.unread, [0], 0, [self.cache.blocks], GREEDY)
         buckets = {bucket for count in rows if (bucket := bucket_for(count, self._buckets)) is not None}
         for bucket in sorted(buckets, reverse=True):
-            self._run(step_of_spans([span] * bucket), draws=draws, adapts=adapts)
+            self._draw(self._run(step_of_spans([span] * bucket), adapts=adapts))
 
     def warm_up_adapted(self, rows: Iterable[int]) -> None:
         """Compile and capture decoding steps of rows with adapters, and compile a step of many tokens with some."""
@@ -143,7 +192,7 @@ class Steps:
         # equal rows, so that all write the same numbers to the padding block
         first = Span(self.unread, [0] * tokens, 0, [self.cache.blocks], GREEDY)
         spans = [first, *[replace(first, drawing=None)] * (MOST_FEW // tokens)]
-        self._run(step_of_spans(spans), draws=True, adapts=True)
+        self._draw(self._run(step_of_spans(spans), adapts=True))
 
     def check(self) -> None:
         """Assert that no buffer in use can be overwritten."""
@@ -158,7 +207,7 @@ class Steps:
         # once at the start of a prompt, once behind an old context: all of it in the padding block
         for computed in (0, min(tokens, most - tokens)):
             blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
-            self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)]), draws=True)
+            self._draw(self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)])))
 
     def warm_up_largest(self, *, tokens: int, rows: int) -> None:
         """Compute a step of `tokens` tokens and `rows` drawn ones that takes as much memory as any of this size.
@@ -174,11 +223,11 @@ class Steps:
             chunk = min(most, left - behind)
             spans.append(Span(self.unread, [0] * chunk, most - chunk if chunk > 1 else 0, blocks, GREEDY))
             left -= chunk
-        self._run(step_of_spans(spans), draws=True, adapts=self._decoder.slots is not None)
+        self._draw(self._run(step_of_spans(spans), adapts=self._decoder.slots is not None))
 
     @torch.inference_mode()
-    def _run(self, step: Step, *, draws: bool, adapts: bool = False) -> Tensor:
-        """The drawn tokens [token|is sound, wanted] int32, or the logits [wanted, vocabulary].
+    def _run(self, step: Step, *, adapts: bool = False) -> _Computed:
+        """Compute `step`, up to its logits.
 
         A step `adapts` if a row has an adapter; a warm-up asks for it without one.
         """
@@ -191,10 +240,18 @@ class Steps:
         may_pad = step.is_decode and not step.is_exact
         bucket = bucket_for(len(step.rows), self._buckets) if may_pad else None
         if bucket is not None and self._static.has_room(contexts):
-            return self._run_decode(step, bucket, draws=draws, adapts=adapts)
-        return self._run_mixed(step, draws=draws, adapts=adapts)
+            return self._run_decode(step, bucket, adapts=adapts)
+        return self._run_mixed(step, adapts=adapts)
 
-    def _run_decode(self, step: Step, bucket: int, *, draws: bool, adapts: bool) -> Tensor:
+    @torch.inference_mode()
+    def _draw(self, computed: _Computed) -> Drawn:
+        """Draw a token for each row of a step."""
+        if computed.bucket is None:
+            return self._draws.run(computed.logits, computed.fields)
+        drawn = self._drawing.run(computed.bucket)
+        return Drawn(computed.of_step(drawn.tokens, 1), computed.of_step(drawn.logprobs))
+
+    def _run_decode(self, step: Step, bucket: int, *, adapts: bool) -> _Computed:
         rows, pages = len(step.rows), most_pages(step.rows)
         adapted = self._adapted(bucket, adapts=adapts)
         layout = decode_layout(bucket, pages, self.cache.mapped, shapes_of(adapted))
@@ -205,24 +262,24 @@ class Steps:
         fill_decodes(arrays, step.rows)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
         self._fill_adapted(arrays, step, adapted)
-        sent = self._outbound.send(host, self._static.input(layout.words))
-        self._static.tables[:bucket, :pages].copy_(layout.tensors(sent)["tables"])
-        computed = self._graphs(draws=draws, adapts=adapts).run(bucket)
-        of_rows = 1 if draws else 0
+        fields = layout.tensors(self._outbound.send(host, self._static.input(layout.words)))
+        self._static.tables[:bucket, :pages].copy_(fields["tables"])
+        logits = (self._decoding_adapted if adapts else self._decoding).run(bucket)
         if np.array_equal(step.wanted, np.arange(rows)):
-            return computed.narrow(of_rows, 0, rows)
+            return _Computed(logits, fields, step.drawings, bucket)
         # page-locked like all transfers to the device: any other copy would wait for the device
         wanted = self._outbound.next(len(step.wanted))
         wanted.numpy()[:] = step.wanted
-        return computed.index_select(of_rows, self._outbound.send(wanted))
-
-    def _graphs(self, *, draws: bool, adapts: bool) -> Graphs:
-        if adapts:
-            return self._drawing_adapted if draws else self._plain_adapted
-        return self._drawing if draws else self._plain
+        return _Computed(logits, fields, step.drawings, bucket, self._outbound.send(wanted))
 
     @torch.inference_mode()
-    def _compute_decode(self, bucket: int, *, draws: bool, adapts: bool = False) -> Tensor:
+    def _draw_decode(self, bucket: int) -> Drawn:
+        # they come first in the layout of every step
+        layout = Layout.of(drawing_fields(bucket))
+        return self._draws.run(self._static.logits[:bucket], layout.tensors(self._static.input(layout.words)))
+
+    @torch.inference_mode()
+    def _compute_decode(self, bucket: int, *, adapts: bool) -> Tensor:
         adapted = self._adapted(bucket, adapts=adapts)
         layout = decode_layout(bucket, 0, self.cache.mapped, shapes_of(adapted))
         fields = layout.tensors(self._static.input(layout.words))
@@ -231,9 +288,9 @@ class Steps:
             plan_decode(plan, fields["context"])
         tables = self._static.tables[:bucket]
         decodes = Decodes(tables, self._of_windows(fields, tables), fields["context"], plans)
-        return self._compute(fields, decodes, (), None, adapted=adapted, draws=draws, out=self._static.logits[:bucket])
+        return self._compute(fields, decodes, (), None, adapted=adapted, out=self._static.logits[:bucket])
 
-    def _run_mixed(self, step: Step, *, draws: bool, adapts: bool) -> Tensor:
+    def _run_mixed(self, step: Step, *, adapts: bool) -> _Computed:
         step, counts = step.sorted(dense_from_pairs=self.options.dense_from_pairs)
         bounds = np.cumsum((0, *counts)).tolist()
         decoding, short, long = (step.rows[start:stop] for start, stop in pairwise(bounds))
@@ -268,7 +325,8 @@ class Steps:
             for index, (rows, plan) in enumerate(chunks)
         )
         decodes = self._plan_decodes(fields, [row.context_tokens for row in decoding]) if decoding else None
-        return self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted, draws=draws)
+        logits = self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted)
+        return _Computed(logits, fields, step.drawings)
 
     def _compute(
         self,
@@ -278,7 +336,6 @@ class Steps:
         wanted: Tensor | None,
         *,
         adapted: Sequence[AdaptedFields],
-        draws: bool,
         out: Tensor | None = None,
     ) -> Tensor:
         token_ids = torch.cat((self._pool, fields["known"])).index_select(0, fields["source"])
@@ -291,14 +348,7 @@ class Steps:
             *(token_ids, fields["position"], slots, window_slots, decodes, prefills, wanted),
             adapted=(rows[0], rows[-1]) if rows else None,
         )
-        logits = self._decoder.forward(inputs, self.cache, out=out)
-        if not draws:
-            return logits
-        if not len(logits):
-            return self._pool.new_empty(2, 0)
-        drawn = _drawn(logits, fields)
-        self._pool.index_copy_(0, fields["target"], drawn[0])
-        return drawn
+        return self._decoder.forward(inputs, self.cache, out=out)
 
     def _adapted(self, tokens: int, wanted: int | None = None, *, adapts: bool) -> tuple[AdaptedFields, ...]:
         """The fields of the adapters of all tokens, and of the `wanted` ones if they are others."""
@@ -357,18 +407,3 @@ class Steps:
         # behind the end of a sequence a table has any number
         known = blocks.flatten().clamp(0, self.cache.blocks)
         return fields["page_of"].index_select(0, known).view(blocks.shape)
-
-
-def _drawn(logits: Tensor, fields: Tensors) -> Tensor:
-    """[token|is sound, rows] int32."""
-    draw = Draw(
-        temperature=fields["temperature"],
-        top_k=fields["top_k"],
-        top_p=fields["top_p"],
-        min_p=fields["min_p"],
-        seed=fields["seed"],
-        position=fields["drawn_at"],
-    )
-    # a sum is not finite if any term is not
-    sound = torch.isfinite(logits.sum(1, dtype=torch.float32))
-    return torch.stack((sample(logits, draw).int(), sound.int()))

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shards.exec.drawing import Drawing, Sample
 from shards.gpu.device import Mark, host_words, mark
+from shards.kernels.logprobs import LOGPROB_WORDS, MOST_TOP, TOP_ROOM
+from shards.kernels.sampling import Drawn
+from shards.nouns import TokenLogprobs
 
 TURNS = 3
 """Buffers on each side: one that the device works on, one that is being filled, one that is being read."""
 
 
-def tokens_of(drawn: Tensor) -> list[int | None]:
-    """The tokens of `drawn` [token|is sound, rows], on the host; None where the logits were not finite."""
-    tokens, sound = drawn.tolist()
-    return [token if is_sound else None for token, is_sound in zip(tokens, sound, strict=True)]
+def samples_of(drawn: Drawn, drawings: Sequence[Drawing]) -> list[Sample | None]:
+    """The tokens of `drawn`, on the host, with the logprobs that were asked for; None for rows that are not sound."""
+    tokens, sound = drawn.tokens.tolist()
+    samples = [Sample(token) if is_sound else None for token, is_sound in zip(tokens, sound, strict=True)]
+    for row, drawing in enumerate(drawings):
+        sample = samples[row]
+        if drawing.top_logprobs is not None and sample is not None:
+            samples[row] = Sample(sample.token_id, _logprobs_of(drawn.logprobs[row].numpy(), drawing.top_logprobs))
+    return samples
+
+
+def _logprobs_of(words: npt.NDArray[np.int32], top: int) -> TokenLogprobs:
+    values, ids = words[: 1 + MOST_TOP].view(np.float32).tolist(), words[1 + TOP_ROOM :].tolist()
+    # a vocabulary may have fewer tokens
+    likeliest = zip(ids[:top], values[1 : 1 + top], strict=True)
+    return TokenLogprobs(values[0], tuple(pair for pair in likeliest if pair[0] >= 0))
 
 
 class Outbound:
@@ -55,10 +73,15 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A submitted step that draws `rows` tokens."""
+    """A submitted step, which draws by `drawings`."""
 
     number: int
-    rows: int
+    drawings: Sequence[Drawing] = field(compare=False)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether any of its rows wants log-probabilities."""
+        return any(drawing.top_logprobs is not None for drawing in self.drawings)
 
 
 class Inbound:
@@ -66,32 +89,42 @@ class Inbound:
 
     def __init__(self, device: torch.device, rows: int, *, on_copied: Callable[[torch.device], Mark] = mark) -> None:
         self._device, self._on_copied, self._rows = device, on_copied, rows
-        self._buffers = [host_words(2 * rows, device) for _ in range(TURNS)]
+        self._buffers = [host_words((2 + LOGPROB_WORDS) * rows, device) for _ in range(TURNS)]
         self._due: deque[tuple[Ticket, Mark]] = deque()
         self._number = 0
 
     def __repr__(self) -> str:
         return f"Inbound({len(self._due)} due, {self._number} so far)"
 
-    def put(self, drawn: Tensor) -> Ticket:
-        """Start copying `drawn` [token|is sound, rows] int32 to the host. Raises RuntimeError with too many due."""
-        rows = drawn.shape[1]
+    def next(self, drawings: Sequence[Drawing]) -> Ticket:
+        """The ticket of the step with which `put` is called next. Raises RuntimeError with too many due."""
+        rows = len(drawings)
         if len(self._due) == TURNS or rows > self._rows:
             raise RuntimeError(f"{len(self._due)} of {TURNS} steps were not collected, and {rows} of {self._rows} rows")
-        buffer = self._buffers[self._number % TURNS][: 2 * rows]
-        buffer.view(2, rows).copy_(drawn, non_blocking=True)
-        ticket = Ticket(self._number, rows)
+        return Ticket(self._number, drawings)
+
+    def put(self, ticket: Ticket, drawn: Drawn) -> None:
+        """Start copying `drawn`, of the last ticket, to the host; logprobs only if they are wanted."""
+        assert ticket.number == self._number, "steps are put in the order of their tickets"
+        here = self._of(ticket)
+        here.tokens.copy_(drawn.tokens, non_blocking=True)
+        if ticket.wants_logprobs:
+            here.logprobs.copy_(drawn.logprobs, non_blocking=True)
         self._due.append((ticket, self._on_copied(self._device)))
         self._number += 1
-        return ticket
 
-    def take(self, ticket: Ticket) -> list[int | None]:
-        """Wait for the tokens; None where the logits were not finite. Raises ValueError out of turn."""
+    def take(self, ticket: Ticket) -> list[Sample | None]:
+        """Wait for the tokens; None for rows that are not sound. Raises ValueError out of turn."""
         if not self._due or self._due[0][0] != ticket:
             raise ValueError(f"step {ticket.number} is not the one that is due")
         _, copied = self._due.popleft()
         copied.synchronize()
-        return tokens_of(self._buffers[ticket.number % TURNS][: 2 * ticket.rows].view(2, ticket.rows))
+        return samples_of(self._of(ticket), ticket.drawings)
+
+    def _of(self, ticket: Ticket) -> Drawn:
+        rows, buffer = len(ticket.drawings), self._buffers[ticket.number % TURNS]
+        end = (2 + LOGPROB_WORDS) * rows
+        return Drawn(buffer[: 2 * rows].view(2, rows), buffer[2 * rows : end].view(rows, LOGPROB_WORDS))
 
     def check(self) -> None:
         """Assert that no buffer holds two steps."""

@@ -19,9 +19,11 @@ from shards.parallel.orders import (
     Compute,
     Copy,
     Host,
+    Mask,
     Move,
     Orders,
     Prepare,
+    Reserve,
 )
 
 _MOST_DUE = 2
@@ -51,6 +53,9 @@ class Follower:
     def _obey(self, order: Orders) -> Answer | None:
         if isinstance(order, Compute):
             self._compute(order)
+        elif isinstance(order, Mask):
+            assert isinstance(self._part, DrawingNetwork), "only a device draws"
+            self._part.mask(self._due[-1], order.masks)
         elif isinstance(order, Copy):
             assert self._copier is not None, "host memory comes before copies"
             self._copier.start(order.copies)
@@ -60,7 +65,7 @@ class Follower:
             return self._answer(order)
         return None
 
-    def _answer(self, order: Allocate | AskRoom | Host | Prepare) -> Answer:
+    def _answer(self, order: Allocate | AskRoom | Host | Reserve | Prepare) -> Answer:
         """Its answer; ValueError and MemoryError are the first process's to report."""
         try:
             if isinstance(order, Allocate):
@@ -70,6 +75,9 @@ class Follower:
             elif isinstance(order, Prepare):
                 assert isinstance(self._part, DrawingNetwork), "only a device is prepared"
                 self._part.prepare(order.rows)
+            elif isinstance(order, Reserve):
+                assert isinstance(self._part, DrawingNetwork), "only a device has slots"
+                self._part.reserve(order.rows)
             else:
                 return Answer(self._room(order))
         except (ValueError, MemoryError) as error:

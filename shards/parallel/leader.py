@@ -9,12 +9,12 @@ from typing import Protocol
 from torch import Tensor
 
 from shards.exec.batch import Batch
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Drawing, Sample
 from shards.exec.moves import BlendingNetwork, KvMove
 from shards.exec.network import DrawingNetwork, FallibleNetwork, HostedNetwork, Network
 from shards.kv.copier import BlockCopy, BlockMemory, Copier, usual_copier
 from shards.parallel.followers import Followers
-from shards.parallel.orders import Allocate, AskRoom, BatchWriter, Copy, Host, Move, Prepare
+from shards.parallel.orders import Allocate, AskRoom, BatchWriter, Copy, Host, Mask, Move, Prepare, Reserve
 
 
 class PartNetwork(Network, HostedNetwork, BlendingNetwork, Protocol):
@@ -124,6 +124,12 @@ class LeadingDevice(LeadingNetwork):
         own = self._device.room_bytes(batch_tokens=batch_tokens, rows=rows, shards=shards)
         return min(own, *self._followers.answers())
 
+    def reserve(self, rows: int) -> None:
+        """Allocate the slots of `rows` sequences in all processes."""
+        self._followers.send(Reserve(rows))
+        self._device.reserve(rows)
+        self._followers.answers()
+
     def prepare(self, rows: int) -> None:
         """Compile the decoding steps of up to `rows` sequences in all processes."""
         self._followers.send(Prepare(rows))
@@ -136,14 +142,20 @@ class LeadingDevice(LeadingNetwork):
             self._followers.send(self._writer.write(batch, drawings))
             return self._device.submit(batch, drawings)
 
-    def collect(self, ticket: Hashable) -> list[int | None]:
-        """Wait for the tokens; None where logits were not finite."""
+    def mask(self, ticket: Hashable, masks: Sequence[bytes]) -> None:
+        """Let the batch that was submitted last draw, in all processes."""
+        with self._together():
+            self._followers.send(Mask(list(masks)))
+            self._device.mask(ticket, masks)
+
+    def collect(self, ticket: Hashable) -> list[Sample | None]:
+        """Wait for the tokens; None where logits were not finite or no token was allowed."""
         with self._together():
             return self._device.collect(ticket)
 
-    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing], masks: Sequence[bytes] = ()) -> list[Sample | None]:
         """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary]."""
-        return self._device.draw(logits, drawings)
+        return self._device.draw(logits, drawings, masks)
 
 
 class LeadingMemory:

@@ -39,6 +39,12 @@ class Host(NetworkOrder, frozen=True, tag=True):
     slots: int
 
 
+class Reserve(NetworkOrder, frozen=True, tag=True):
+    """Allocate the slots of `rows` sequences. Answered."""
+
+    rows: int
+
+
 class Prepare(NetworkOrder, frozen=True, tag=True):
     """Compile steps of up to `rows` rows. Answered."""
 
@@ -80,6 +86,12 @@ class Compute(NetworkOrder, frozen=True, tag=True):
     drawings: tuple[Drawing, ...] | None = None
 
 
+class Mask(NetworkOrder, frozen=True, tag=True):
+    """Let the last batch draw, with the allowed tokens of each masked drawing."""
+
+    masks: list[bytes]
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The answer to an order: a number, or the `error` that kept the process from obeying."""
 
@@ -87,7 +99,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-Orders = Allocate | AskRoom | Host | Prepare | Copy | Move | Compute
+Orders = Allocate | AskRoom | Host | Reserve | Prepare | Copy | Move | Compute | Mask
 
 
 class BatchWriter:

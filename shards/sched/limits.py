@@ -15,6 +15,9 @@ from shards.nouns import DIALS, MOST_CHOICES, Cause, Finished, FinishReason, Gra
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 
 MOST_TOP_LOGPROBS = 20
+MOST_BIASES = 1023
+"""Most different values in one logit_bias; of tokens with equal values there may be any number."""
+
 MOST_DOCUMENTS = 512
 MOST_STOP_STRINGS = 64
 MOST_STOP_CHARACTERS = 1024
@@ -123,6 +126,8 @@ class Limits:
             unknown = [token for token in ids if not 0 <= token < self.vocabulary]
             if unknown:
                 yield f"{name} names token {unknown[0]}, and the vocabulary has {self.vocabulary}"
+        if len(biases := set(sampling.logit_bias.values())) > MOST_BIASES:
+            yield f"logit_bias has {len(biases)} different values; at most {MOST_BIASES} are supported: round them"
         if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
             yield "a logit_bias is not a finite number"
         if sampling.stop and not self.has_tokenizer:

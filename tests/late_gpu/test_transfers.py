@@ -98,7 +98,7 @@ def test_graphs_read_what_each_step_sends(network: GpuNetwork, caplog: pytest.Lo
         for computed in range(3, 7):
             logits = network.forward(a_batch((whole[computed : computed + 1], computed, blocks))).cpu()
             torch.testing.assert_close(logits[0], afresh[computed], atol=1e-4, rtol=1e-4)
-    assert network.steps._plain.captured == (1,), caplog.text
+    assert network.steps._decoding.captured == (1,), caplog.text
 
 
 def test_graphs_draw_the_tokens_of_a_prompt_that_is_computed_at_once(network: GpuNetwork) -> None:

@@ -187,23 +187,43 @@ def test_a_random_number_next_to_one_still_lands_on_a_likely_token(top_k):
         {"frequency_penalty": -0.1},
         {"logit_bias": {3: 1.0}},
         {"min_new_tokens": 1},
-        {"top_logprobs": 0},
     ],
     ids=str,
 )
-def test_what_needs_a_table_or_more_than_a_token_is_drawn_on_the_host(params):
-    sampler = a_sampler(**params)
-    assert sampler.needs_host
+def test_what_needs_a_table_over_the_vocabulary_keeps_state_on_a_device(params):
+    sampler = Sampler(SamplingParams(**params), seed=1, stop_token_ids=frozenset({3}), vocabulary=VOCABULARY)
+    assert sampler.keeps_state
     for _ in range(3):
         sampler.note(1)
-    # and stays there: one answer has one source of randomness
-    assert sampler.needs_host
+    assert sampler.keeps_state
+    assert not a_sampler(top_logprobs=0, min_p=0.5).keeps_state
+
+
+def test_a_device_begins_with_what_penalties_count_and_with_nothing_else():
+    known = np.array([5, 6, 5, 7], dtype=np.uint32)
+    packed = [known[:2].tobytes(), known[2:].tobytes()]
+    for params, prompt, answer in (
+        ({"repetition_penalty": 1.1}, *packed),
+        ({"presence_penalty": 1.0}, b"", packed[1]),
+        ({"logit_bias": {3: 1.0}}, b"", b""),
+    ):
+        sampler = a_sampler(**params)
+        sampler.note(5)
+        sampler.note(7)
+        begins = sampler.beginning(known)
+        assert (begins.prompt, begins.answer) == (prompt, answer)
+        assert begins.bias == tuple(sampler.params.logit_bias.items())
+
+
+def test_a_device_may_end_an_answer_once_it_is_long_enough_counting_tokens_on_the_way():
+    sampler = Sampler(SamplingParams(min_new_tokens=2), seed=1, stop_token_ids=frozenset({3}), vocabulary=VOCABULARY)
+    assert [sampler.adjustment(0, unseen, None).may_end for unseen in range(3)] == [False, False, True]
+    assert sampler.beginning(np.array([5], dtype=np.uint32)).stops == (3,)
 
 
 def test_a_device_draws_by_the_same_parameters_at_the_place_of_the_token():
     sampler = a_sampler(seed=2**64 - 1, temperature=0.7, top_k=VOCABULARY + 5, top_p=0.9, min_p=0.1)
     sampler.note(4)
-    assert not sampler.needs_host
     # a top-k of the whole vocabulary is none
     expected = Drawing(temperature=0.7, top_k=0, top_p=0.9, min_p=0.1, seed=2**64 - 1, position=3)
     assert sampler.drawing(unseen=2) == expected

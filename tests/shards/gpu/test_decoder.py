@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shards.engine import Engine, EngineOptions
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Drawing, Sample
 from shards.gpu import dense
 from shards.gpu.decoder import GpuDecoder, query_growth
 from shards.gpu.dense import dense_attention
@@ -229,6 +229,10 @@ def test_a_quantised_cache_errs_little(tmp_path: Path, device: torch.device, kv_
     assert pair.network.block_bytes == 2 * 2 * 2 * 64 * (32 + 4)
 
 
+def tokens_of(samples: Sequence[Sample | None]) -> list[int | None]:
+    return [None if sample is None else sample.token_id for sample in samples]
+
+
 def answer(pair: Checkpoint, prompts: list[list[int]], new: int, *, drawing: Drawing, ahead: int) -> Answers:
     """The tokens drawn after `prompts`, with `ahead` steps submitted before the first of them is collected."""
     steps = pair.network.steps
@@ -243,10 +247,10 @@ def answer(pair: Checkpoint, prompts: list[list[int]], new: int, *, drawing: Dra
             spans.append(Span(row, known, computed, [2 * row, 2 * row + 1], at))
         due.append(steps.submit(step_of_spans(spans)))
         if len(due) > ahead:
-            for row, token in enumerate(steps.collect(due.pop(0))):
+            for row, token in enumerate(tokens_of(steps.collect(due.pop(0)))):
                 drawn[row].append(token)
     for ticket in due:
-        for row, token in enumerate(steps.collect(ticket)):
+        for row, token in enumerate(tokens_of(steps.collect(ticket))):
             drawn[row].append(token)
     steps.check()
     return drawn
@@ -276,10 +280,11 @@ def test_logits_that_are_not_finite_give_no_token(tmp_path: Path, device: torch.
     pair = a_checkpoint(tmp_path, "llama", device)
     pair.network.decoder.weights.embedding[13] = torch.nan
     batch = a_batch(([12], 0, (1,)), ([13], 0, (2,)))
-    tokens = pair.network.collect(pair.network.submit(batch, [Drawing(), Drawing()]))
+    samples = pair.network.collect(pair.network.submit(batch, [Drawing(), Drawing()]))
+    tokens = tokens_of(samples)
     assert tokens[0] is not None
     assert tokens[1] is None
-    assert pair.network.draw(pair.network.forward(batch), [Drawing(), Drawing()]) == tokens
+    assert pair.network.draw(pair.network.forward(batch), [Drawing(), Drawing()]) == samples
     with pytest.raises(ValueError, match="1 drawings for 2 rows"):
         pair.network.submit(batch, [Drawing()])
     with pytest.raises(ValueError, match="no ticket of a step"):

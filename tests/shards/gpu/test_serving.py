@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shards.exec.batch import Batch
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Drawing, Sample
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.network import GpuNetwork
 from shards.gpu.step import StepOptions
@@ -39,7 +39,7 @@ class CountingNetwork(GpuNetwork):
         self.most_due = max(self.most_due, self.due)
         return super().submit(batch, drawings)
 
-    def collect(self, ticket: object) -> list[int | None]:
+    def collect(self, ticket: object) -> list[Sample | None]:
         self.due -= 1
         return super().collect(ticket)
 
@@ -87,8 +87,8 @@ def test_an_exact_batch_is_computed_without_graphs_and_padding(a_network: Callab
     network = a_network()
     network.allocate(8)
     taken: list[int] = []
-    run = network.steps._plain.run
-    network.steps._plain.run = lambda bucket: (taken.append(bucket), run(bucket))[1]  # type: ignore[method-assign]
+    run = network.steps._decoding.run
+    network.steps._decoding.run = lambda bucket: (taken.append(bucket), run(bucket))[1]  # type: ignore[method-assign]
     network.forward(a_batch((prompt_of("warm"), 0, (5,)), wanted=[]))
     batch = a_batch(([7], 4, (5,)))
     padded = network.forward(batch).clone()

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from shards.gpu.transfers import TURNS, Inbound, Outbound
+from shards.exec.drawing import GREEDY, Drawing, Sample
+
+pytest.importorskip("triton")
+
+from shards.gpu.transfers import TURNS, Inbound, Outbound, Ticket
+from shards.kernels.logprobs import LOGPROB_WORDS
+from shards.kernels.sampling import Drawn
+from shards.nouns import TokenLogprobs
 
 CPU = torch.device("cpu")
 
@@ -28,26 +37,45 @@ class _Mark:
         self._marks.waited.append(self._number)
 
 
-def drawn(*tokens: int, sound: int = 1) -> torch.Tensor:
-    return torch.tensor([tokens, [sound] * len(tokens)], dtype=torch.int32)
+def put(inbound: Inbound, *tokens: int, sound: int = 1, drawings: Sequence[Drawing] = ()) -> Ticket:
+    ticket = inbound.next(drawings or [GREEDY] * len(tokens))
+    logprobs = torch.zeros(len(tokens), LOGPROB_WORDS, dtype=torch.int32)
+    values, ids = torch.tensor([-0.5, -0.25, -0.5]), torch.tensor([8, 1])
+    logprobs[:, :3], logprobs[:, 33:35] = values.view(torch.int32), ids
+    inbound.put(ticket, Drawn(torch.tensor([tokens, [sound] * len(tokens)], dtype=torch.int32), logprobs))
+    return ticket
+
+
+def samples(*tokens: int) -> list[Sample | None]:
+    return [Sample(token) for token in tokens]
 
 
 def test_tokens_come_back_in_order_and_each_after_its_own_copy() -> None:
     marks = Marks()
     inbound = Inbound(CPU, 4, on_copied=marks)
-    tickets = [inbound.put(drawn(1, 2)), inbound.put(drawn(3))]
+    tickets = [put(inbound, 1, 2), put(inbound, 3)]
     inbound.check()
     assert marks.waited == []
-    assert inbound.take(tickets[0]) == [1, 2]
+    assert inbound.take(tickets[0]) == samples(1, 2)
     assert marks.waited == [0]
-    tickets.append(inbound.put(drawn(4, 5, sound=0)))
-    assert [inbound.take(ticket) for ticket in tickets[1:]] == [[3], [None, None]]
+    tickets.append(put(inbound, 4, 5, sound=0))
+    assert [inbound.take(ticket) for ticket in tickets[1:]] == [samples(3), [None, None]]
     inbound.check()
+
+
+def test_logprobs_come_with_the_rows_that_asked_for_them() -> None:
+    inbound = Inbound(CPU, 4)
+    drawings = [Drawing(top_logprobs=2), GREEDY, Drawing(top_logprobs=0)]
+    first, second, third = inbound.take(put(inbound, 1, 2, 3, drawings=drawings))
+    assert first == Sample(1, TokenLogprobs(-0.5, ((8, -0.25), (1, -0.5))))
+    assert second == Sample(2)
+    assert third == Sample(3, TokenLogprobs(-0.5, ()))
+    assert inbound.take(put(inbound, 1, sound=0, drawings=drawings[:1])) == [None]
 
 
 def test_a_step_is_not_collected_out_of_turn_nor_twice() -> None:
     inbound = Inbound(CPU, 4)
-    first, second = inbound.put(drawn(1)), inbound.put(drawn(2))
+    first, second = put(inbound, 1), put(inbound, 2)
     with pytest.raises(ValueError, match="step 1 is not the one that is due"):
         inbound.take(second)
     inbound.take(first)
@@ -58,11 +86,11 @@ def test_a_step_is_not_collected_out_of_turn_nor_twice() -> None:
 def test_what_was_not_collected_is_not_overwritten() -> None:
     inbound = Inbound(CPU, 4)
     for token in range(TURNS):
-        inbound.put(drawn(token))
+        put(inbound, token)
     with pytest.raises(RuntimeError, match="3 of 3 steps were not collected"):
-        inbound.put(drawn(9))
+        put(inbound, 9)
     with pytest.raises(RuntimeError, match="5 of 4 rows"):
-        Inbound(CPU, 4).put(drawn(1, 2, 3, 4, 5))
+        put(Inbound(CPU, 4), 1, 2, 3, 4, 5)
 
 
 def test_a_buffer_is_filled_again_only_once_it_was_copied() -> None:

@@ -24,6 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from shards.kernels.adjust import MOST_BIASES, Adjustments
 from shards.kernels.copy_blocks import copy_blocks
 from shards.kernels.experts import multiply_by_expert
 from shards.kernels.gate import gate
@@ -129,9 +130,16 @@ def gather(gpu: Gpu, of: Heads) -> None:
 
 
 def draw(gpu: Gpu) -> None:
-    float32, int64 = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
-    parameters = Draw(float32, empty(64, dtype=torch.int32), float32, float32, int64, int64)
-    sample(empty(64, VOCABULARY), parameters, gpu=gpu)
+    float32, int64, int32 = (empty(64, dtype=dtype) for dtype in (torch.float32, torch.int64, torch.int32))
+    adjustments = Adjustments(
+        rows=empty(64, 3, dtype=torch.int32),
+        penalties=empty(64, 3, dtype=torch.float32),
+        entries=empty(64, VOCABULARY, dtype=torch.int32),
+        biases=empty(64, MOST_BIASES + 1, dtype=torch.float32),
+        masks=empty(64, VOCABULARY // 32, dtype=torch.int32),
+    )
+    parameters = Draw(float32, int32, float32, float32, int64, int64, int32, adjustments)
+    sample(empty(64, VOCABULARY), parameters, pool=int32, target=int64, gpu=gpu)
 
 
 def copy(gpu: Gpu) -> None:

@@ -13,8 +13,9 @@ DTYPES = {
     "min_p": torch.float32,
     "seed": torch.int64,
     "position": torch.int64,
+    "top_logprobs": torch.int32,
 }
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "top_logprobs": -1}
 
 
 def a_draw(rows: int, device: torch.device, *, truncated: bool = True, **given: list[Any]) -> Draw:
@@ -23,10 +24,15 @@ def a_draw(rows: int, device: torch.device, *, truncated: bool = True, **given: 
     return Draw(**tensors, truncated=truncated)
 
 
+def tokens(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    drawn = sample(logits, draw)
+    assert drawn.tokens[1].all(), "a row is not sound"
+    return drawn.tokens[0].long()
+
+
 def test_what_is_drawn_is_what_the_reference_draws(device: torch.device, dtype: torch.dtype) -> None:
     # 5000 tokens are more than a tile of 4096
     logits = (torch.randn(4, 5000, device=device) * 3).to(dtype)
-    logits[1, 17] = -math.inf
     draw = a_draw(
         4,
         device,
@@ -35,7 +41,7 @@ def test_what_is_drawn_is_what_the_reference_draws(device: torch.device, dtype: 
         seed=[1, -2, 1 << 40, 3],
         position=[0, 1, 1 << 33, 7],
     )
-    assert torch.equal(sample(logits, draw), sample_reference(logits, draw))
+    assert torch.equal(tokens(logits, draw), sample_reference(logits, draw))
 
 
 def test_thresholds_leave_what_the_reference_leaves(device: torch.device) -> None:
@@ -56,11 +62,11 @@ def test_thresholds_leave_what_the_reference_leaves(device: torch.device) -> Non
 def test_only_what_is_left_is_drawn(device: torch.device) -> None:
     logits = torch.tensor([[2.0, 2.5, 0.0]], device=device).expand(8, 3)
     position = list(range(8))
-    drawn = sample(logits, a_draw(8, device, min_p=[0.5] * 8, position=position))
-    free = sample(logits, a_draw(8, device, position=position, truncated=False))
+    drawn = tokens(logits, a_draw(8, device, min_p=[0.5] * 8, position=position))
+    free = tokens(logits, a_draw(8, device, position=position, truncated=False))
     assert set(drawn.tolist()) == {0, 1}
     assert 2 in free.tolist()
-    assert sample(logits[:1], a_draw(1, device, top_k=[1])).tolist() == [1]
+    assert tokens(logits[:1], a_draw(1, device, top_k=[1])).tolist() == [1]
 
 
 def test_ties_are_all_kept_and_the_lowest_token_wins(device: torch.device) -> None:
@@ -73,15 +79,15 @@ def test_ties_are_all_kept_and_the_lowest_token_wins(device: torch.device) -> No
     ):
         for least in (threshold(logits, draw), threshold_reference(logits, draw)):
             assert (logits[0] >= least[0]).nonzero()[:, 0].tolist() == kept
-    assert sample(logits, a_draw(1, device, temperature=[0.0])).tolist() == [1]
+    assert tokens(logits, a_draw(1, device, temperature=[0.0])).tolist() == [1]
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: torch.device) -> None:
     logits = torch.randn(3, 300, device=device) / 100
-    together = sample(logits, a_draw(3, device, seed=[5, 6, 7], position=[9, 9, 9], truncated=False))
-    alone = sample(logits[1:2], a_draw(1, device, seed=[6], position=[9], truncated=False))
+    together = tokens(logits, a_draw(3, device, seed=[5, 6, 7], position=[9, 9, 9], truncated=False))
+    alone = tokens(logits[1:2], a_draw(1, device, seed=[6], position=[9], truncated=False))
     assert together[1] == alone[0]
-    repeated = sample(logits[[1] * 3], a_draw(3, device, seed=[6, 6, 7], position=[9, 10, 9], truncated=False))
+    repeated = tokens(logits[[1] * 3], a_draw(3, device, seed=[6, 6, 7], position=[9, 10, 9], truncated=False))
     assert repeated[0] == alone[0]
     assert len(set(repeated.tolist())) == 3
 
