@@ -31,6 +31,8 @@ from shards.gpu.graphs import Graphs
 from shards.gpu.network import GpuNetwork
 from shards.gpu.step import StepOptions
 from shards.gpu.weights import random_on
+from shards.kernels.logprobs import LOGPROB_WORDS
+from shards.kernels.sampling import Drawn
 from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
 from shards.nouns import SamplingParams, Submission
@@ -63,20 +65,24 @@ def a_network() -> GpuNetwork:
 class Host:
     """An engine that decodes `rows` sequences of `CONTEXT` tokens on a device that takes no time."""
 
-    def __init__(self, rows: int, *, is_sampled: bool) -> None:
+    def __init__(self, rows: int, *, is_sampled: bool, is_adjusted: bool = False) -> None:
         network = a_network()
         blocks = rows * (CONTEXT // 64 + 18)
-        options = EngineOptions(kv_blocks=blocks, max_running=rows, max_waiting=rows, step_s=1e3)
+        options = EngineOptions(kv_blocks=blocks, max_running=rows, max_waiting=rows, step_s=1e3, speculate="off")
         self.engine = Engine(Model("host", network), options)
         self.rows = rows
         steps = network.steps
-        drawn = torch.ones(2, 1024, dtype=torch.int32)
-        steps._drawing = Graphs(lambda bucket: drawn[:, :bucket], None)
-        steps._compute = lambda fields, *_, **__: drawn[:, : len(fields["target"])]
+        logits, drawn = torch.zeros(1024, 1), torch.ones(2, 1024, dtype=torch.int32)
+        logprobs = torch.zeros(1024, LOGPROB_WORDS, dtype=torch.int32)
+        steps._decoding = Graphs(lambda bucket: logits[:bucket], None)
+        steps._compute = lambda fields, *_, **__: logits[: len(fields["target"])]
         steps._plan_decodes = lambda *_: None
+        steps._draws.run = lambda computed, _: Drawn(drawn[:, : len(computed)], logprobs[: len(computed)])
         rng = random.Random(rows)
         for key in range(rows):
             chosen = {"temperature": 0.7, "top_p": 0.9, "seed": key} if is_sampled else {"temperature": 0.0}
+            if is_adjusted:
+                chosen |= {"repetition_penalty": 1.1, "presence_penalty": 0.5, "top_logprobs": 5}
             sampling = SamplingParams(**chosen, ignore_eos=True)
             ids = [rng.randrange(VOCABULARY) for _ in range(CONTEXT)]
             self.engine.submit(Submission(key, CONTEXT, 1024, sampling=sampling))
@@ -99,11 +105,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 512])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--greedy", action="store_true")
+    parser.add_argument("--adjusted", action="store_true", help="every row with penalties and log-probabilities")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for rows in asked.rows:
-        host = Host(rows, is_sampled=not asked.greedy)
+        host = Host(rows, is_sampled=not asked.greedy, is_adjusted=asked.adjusted)
         spare_what_stays()
         host.run(20)
         taken = host.run(asked.steps)

@@ -70,11 +70,19 @@ def check_engine(report: Report, machine: Machine, _: Sizes, name: str, config: 
         network = GpuNetwork.of(config, weights, options=StepOptions(rows=max(8, rows), graphs=graphs))
         engine = Engine(Model(name, network), replace(options, **changes))
         network.steps.cache.data.zero_()
-        # rows of all kinds together: greedy, drawn on the device, and a few tokens that the host draws
+        # rows of all kinds together: greedy, drawn by chance, and a few tokens with all that changes logits
         kinds = (
             SamplingParams(ignore_eos=True),
             SamplingParams(ignore_eos=True, temperature=1.0, top_p=0.95, seed=3),
-            SamplingParams(ignore_eos=True, temperature=1.0, top_logprobs=1, seed=4),
+            SamplingParams(
+                ignore_eos=True,
+                temperature=1.0,
+                top_logprobs=1,
+                repetition_penalty=1.1,
+                presence_penalty=0.5,
+                logit_bias={7: 1.5},
+                seed=4,
+            ),
         )
         jobs = [
             Job(np.asarray(prompt, dtype="<u4"), 1 + new // 4 if row % 3 == 2 else new - row % 2, kinds[row % 3])

@@ -78,15 +78,15 @@ def answers(
                 Span(number, prompts[number], 0, tables[number], how(number, len(prompts[number])))
                 for number in starting
             ]
-            for number, token in zip(starting, steps.collect(steps.submit(step_of_spans(spans))), strict=True):
-                drawn[number].append(token)
+            for number, sample in zip(starting, steps.collect(steps.submit(step_of_spans(spans))), strict=True):
+                drawn[number].append(sample and sample.token_id)
             starting = []
 
     due: deque[Ticket] = deque()
 
     def collect() -> None:
-        for row, token in enumerate(steps.collect(due.popleft())):
-            drawn[row].append(token)
+        for row, sample in enumerate(steps.collect(due.popleft())):
+            drawn[row].append(sample and sample.token_id)
 
     for number in range(1, new_tokens):
         spans = []

@@ -150,7 +150,8 @@ def check_sampling(report: Report, machine: Machine) -> None:
         min_p=torch.where(row % 5 == 0, 0.05, 0.0),
         seed=row * 7919,
         position=row + 2**33,
+        top_logprobs=torch.full_like(row, -1).int(),
     )
-    drawn, expected = sample(logits, draw), sample_reference(logits, draw)
+    drawn, expected = sample(logits, draw).tokens[0], sample_reference(logits, draw)
     differing = (drawn != expected).float().mean().item()
     report.check("sample", differing, 0.02)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shards.__main__ import kv_bytes
-from shards.exec.drawing import Drawing
+from shards.exec.drawing import Adjustment, Beginning, Drawing, Sample
 from shards.gpu.adapters import PackedAdapter
 from shards.gpu.cache import MOST_SHARE, GpuCache, working_bytes
 from shards.gpu.decoder import GpuDecoder
@@ -20,11 +20,14 @@ from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.step import StepOptions
 from shards.gpu.transfers import TURNS, Inbound, Outbound
 from shards.gpu.weights import moved
+from shards.kernels.logprobs import LOGPROB_WORDS
+from shards.kernels.sampling import Drawn
 from shards.kv.copier import BlockCopy
 from shards.lora.options import AdapterOptions
 from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
 from shards.network.loading import random_weights
+from shards.nouns import TokenLogprobs
 from shards.options import EngineOptions
 from tests.late_gpu.device import LateGpu
 from tests.shards.lora.written import write_adapter
@@ -49,9 +52,14 @@ def test_a_buffer_is_filled_again_only_once_it_was_copied() -> None:
 
 
 def test_tokens_are_read_once_they_have_arrived() -> None:
-    inbound = Inbound(GPU, 2)
-    tickets = [inbound.put(torch.tensor([[token], [1]], dtype=torch.int32, device=GPU)) for token in range(TURNS)]
-    assert [inbound.take(ticket) for ticket in tickets] == [[0], [1], [2]]
+    inbound, tickets = Inbound(GPU, 2), []
+    logprobs = torch.zeros(1, LOGPROB_WORDS, dtype=torch.int32, device=GPU)
+    for token in range(TURNS):
+        tickets.append(inbound.next([Drawing(top_logprobs=0)]))
+        tokens = torch.tensor([[token], [1]], dtype=torch.int32, device=GPU)
+        inbound.put(tickets[-1], Drawn(tokens, logprobs))
+    expected = [[Sample(token, TokenLogprobs(0.0, ()))] for token in range(TURNS)]
+    assert [inbound.take(ticket) for ticket in tickets] == expected
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "polling"])
@@ -77,6 +85,10 @@ def test_blocks_come_back_as_they_were_computed(network: GpuNetwork, waits: bool
     copier.close()
 
 
+def tokens_in(samples: list[Sample | None]) -> list[int | None]:
+    return [None if sample is None else sample.token_id for sample in samples]
+
+
 def tokens_of(network: GpuNetwork, new: int, blocks: tuple[int, int]) -> list[int | None]:
     """The tokens drawn greedily after a prompt of three."""
     steps, prompt, drawn = network.steps, some_tokens(3), []
@@ -84,7 +96,7 @@ def tokens_of(network: GpuNetwork, new: int, blocks: tuple[int, int]) -> list[in
         known = prompt if not step else [drawn[-1] or 0]
         computed = len(prompt) + step - 1 if step else 0
         span = Span(0, known, computed, list(blocks), Drawing())
-        drawn += steps.collect(steps.submit(step_of_spans([span])))
+        drawn += tokens_in(steps.collect(steps.submit(step_of_spans([span]))))
     return drawn
 
 
@@ -120,7 +132,7 @@ def test_every_bucket_is_captured_and_gives_what_running_directly_gives(network:
         drawn = []
         for rows in (2, 1, 2):
             spans = [Span(row, [row + 1], 0, [row], Drawing()) for row in range(rows)]
-            drawn.append(each.steps.collect(each.steps.submit(step_of_spans(spans))))
+            drawn.append(tokens_in(each.steps.collect(each.steps.submit(step_of_spans(spans)))))
         answers.append(drawn)
     assert answers[0] == answers[1]
 
@@ -202,7 +214,7 @@ def test_no_kernel_is_compiled_for_adapters_after_the_warm_up(adapted: tuple[Gpu
     assert gpu.variants - warm == set()
 
 
-def test_a_decoding_step_with_adapters_is_one_launch_too(adapted: tuple[GpuNetwork, PackedAdapter]) -> None:
+def test_a_decoding_step_with_adapters_is_two_launches_too(adapted: tuple[GpuNetwork, PackedAdapter]) -> None:
     network, adapter = adapted
     gpu = LateGpu.present
     assert gpu is not None
@@ -213,7 +225,7 @@ def test_a_decoding_step_with_adapters_is_one_launch_too(adapted: tuple[GpuNetwo
         network.collect(network.submit(replace(batch, rows=(batch.rows[0]._replace(adapter=adapter),)), [Drawing()]))
         launches.append(gpu.launches - before)
     # the first one loads the adapter and captures the graph
-    assert launches[1] == launches[2] == {"graph": 1, "aten::copy_": 3}
+    assert launches[1] == launches[2] == {"graph": 2, "aten::copy_": 3}
 
 
 def test_the_room_for_kv_is_what_adapters_leave(tmp_path: Path) -> None:
@@ -229,12 +241,64 @@ def test_the_room_for_kv_is_what_adapters_leave(tmp_path: Path) -> None:
     assert rooms[0] - rooms[1] >= network.decoder.slots.nbytes * MOST_SHARE - 4096
 
 
-def test_a_decoding_step_is_one_launch_and_what_moves_its_numbers(network: GpuNetwork) -> None:
+def test_a_decoding_step_is_two_launches_and_what_moves_its_numbers(network: GpuNetwork) -> None:
     gpu = LateGpu.present
     assert gpu is not None
     tokens_of(network, 2, (1, 2))
     before = gpu.launches.copy()
     span = Span(0, [7], 4, [1, 2], Drawing())
     network.steps.collect(network.steps.submit(step_of_spans([span])))
-    # the step's numbers, its tables, and the drawn token
-    assert gpu.launches - before == {"graph": 1, "aten::copy_": 3}
+    # one graph computes and one draws; the step's numbers, its tables, and the drawn token are moved
+    assert gpu.launches - before == {"graph": 2, "aten::copy_": 3}
+
+
+PENALISED = Adjustment(1, 1.3, 0.5, 0.2, begins=Beginning(prompt=b"\1\0\0\0", bias=((7, 3.0),)))
+
+
+def test_a_row_that_changes_its_logits_costs_no_launch_and_its_logprobs_one_copy(network: GpuNetwork) -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    network.reserve(2)
+    network.prepare(1)
+    tokens_of(network, 2, (1, 2))
+    warm = set(gpu.variants)
+    span = Span(0, [7], 4, [1, 2], Drawing(adjustment=PENALISED))
+    first = network.steps.collect(network.steps.submit(step_of_spans([span])))[0]
+    before = gpu.launches.copy()
+    later = Drawing(top_logprobs=3, adjustment=PENALISED._replace(begins=None))
+    span = Span(0, [7], 4, [1, 2], later)
+    second = network.steps.collect(network.steps.submit(step_of_spans([span])))[0]
+    assert gpu.launches - before == {"graph": 2, "aten::copy_": 4}
+    assert network.steps._drawing.captured == network.steps._decoding.captured == (1,)
+    assert gpu.variants - warm == set()
+    assert first is not None
+    assert second is not None
+    assert second.logprobs is not None
+    # counted by then, unless it is far ahead
+    entry = network.steps._draws._entries[1, first.token_id].item()
+    assert entry >> 12 == 1 + (second.token_id == first.token_id)
+
+
+def test_a_step_is_computed_before_its_masks_are_there_and_draws_by_them(network: GpuNetwork) -> None:
+    steps, only = network.steps, [0b100] + [0] * 12
+    plain = Span(1, [5], 0, [3], Drawing())
+    free = tokens_in(steps.collect(steps.submit(step_of_spans([Span(0, [7], 0, [1], Drawing()), plain]))))
+    held = Span(0, [7], 0, [1], Drawing(is_masked=True, top_logprobs=1))
+    ticket = steps.submit(step_of_spans([held, plain]))
+    with pytest.raises(ValueError, match="step 1 is not the one that is due"):
+        steps.collect(ticket)
+    with pytest.raises(RuntimeError, match="step 1 still waits for its masks"):
+        steps.submit(step_of_spans([plain]))
+    with pytest.raises(ValueError, match="step 1 does not wait for 2 masks"):
+        steps.mask(ticket, [bytes(13)] * 2)
+    steps.mask(ticket, [bytes(only)])
+    masked, other = steps.collect(ticket)
+    assert masked is not None
+    assert masked.token_id == 2
+    assert masked.logprobs is not None
+    # of the logits as they came
+    assert masked.logprobs.top[0][0] == free[0]
+    assert tokens_in([other]) == free[1:]
+    ticket = steps.submit(step_of_spans([held]))
+    steps.mask(ticket, [bytes(13)])
+    assert steps.collect(ticket) == [None]
