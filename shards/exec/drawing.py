@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shards.nouns import TokenLogprobs
 
 
-class Beginning(NamedTuple):
+class SlotState(NamedTuple):
     """The state of an answer with an `Adjustment` before its next draw here.
 
     `prompt` and `answer` are its tokens so far, little-endian uint32, as far as penalties count them; `bias` are pairs
@@ -31,7 +31,7 @@ class Adjustment(NamedTuple):
     presence: float = 0.0
     frequency: float = 0.0
     may_end: bool = True
-    begins: Beginning | None = None
+    begins: SlotState | None = None
 
     @property
     def counts(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch
-from shards.exec.drawing import Adjustment, Beginning, Drawing, Sample
+from shards.exec.drawing import Adjustment, Drawing, Sample, SlotState
 from shards.exec.fake import FakeHostMemory, FakeNetwork
 from shards.exec.sampling import Sampler, sample
 from shards.kv.keys import BLOCK_TOKENS
@@ -36,7 +36,7 @@ class _State:
 
     seen: Tensor
     counts: Tensor
-    began: Beginning
+    began: SlotState
 
 
 @dataclass

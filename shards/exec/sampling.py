@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from shards.exec.drawing import GREEDY, Adjustment, Beginning, Drawing, Sample
+from shards.exec.drawing import GREEDY, Adjustment, Drawing, Sample, SlotState
 from shards.grammar.guide import Guide
 from shards.nouns import SamplingParams, TokenLogprobs
 
@@ -101,18 +101,18 @@ class Sampler:
         position = self.drawn + unseen
         return Drawing(*self._how, self.seed, position, self.params.top_logprobs, self.guide is not None, adjustment)
 
-    def adjustment(self, slot: int, unseen: int, begins: Beginning | None) -> Adjustment:
-        """The change of the logits of the token behind `unseen` ones, whose state is in `slot`."""
+    def adjustment(self, slot: int, unseen: int, begins: SlotState | None) -> Adjustment:
+        """The change of the logits of the token behind `unseen` ones; its state is in `slot`."""
         params = self.params
         may_end = not self._waits or self.drawn + unseen >= params.min_new_tokens
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         return Adjustment(slot, *penalties, may_end, begins)
 
-    def beginning(self, known: npt.NDArray[np.uint32]) -> Beginning:
+    def beginning(self, known: npt.NDArray[np.uint32]) -> SlotState:
         """The state behind `known`, the prompt and all recorded tokens."""
         prompt, answer = known[: len(known) - self.drawn], known[len(known) - self.drawn :]
         remembered = answer if self.repeats or self.counts_output else answer[:0]
-        return Beginning(
+        return SlotState(
             prompt.astype("<u4").tobytes() if self.repeats else b"",
             remembered.astype("<u4").tobytes(),
             self.bias,

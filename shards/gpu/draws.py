@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shards.exec.drawing import Beginning, Drawing
+from shards.exec.drawing import Drawing, SlotState
 from shards.gpu.layout import Layout
 from shards.gpu.transfers import Outbound
 from shards.kernels.adjust import (
@@ -21,7 +21,7 @@ from shards.kernels.adjust import (
     MOST_COUNTED,
     Adjustments,
 )
-from shards.kernels.sampling import Draw, Drawn, sample
+from shards.kernels.sampling import Draw, DrawnRows, sample
 
 _MASK_BITS = 32
 
@@ -98,7 +98,7 @@ class Draws:
             row[len(mask) :] = 0
         self._outbound.send(host, self._masks.view(-1)[: len(host)])
 
-    def run(self, logits: Tensor, fields: Mapping[str, Tensor]) -> Drawn:
+    def run(self, logits: Tensor, fields: Mapping[str, Tensor]) -> DrawnRows:
         """Draw a token for each row of `logits` [rows, vocabulary] by the `drawing_fields` of a step."""
         draw = Draw(
             temperature=fields["temperature"],
@@ -118,7 +118,7 @@ def state_bytes(vocabulary: int, rows: int) -> int:
     return rows * 4 * (vocabulary + MOST_BIASES + 1 + -(-vocabulary // _MASK_BITS))
 
 
-def _state_of(beginning: Beginning, vocabulary: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def _state_of(beginning: SlotState, vocabulary: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """The entries [vocabulary] and biases [1024] of a slot. Raises ValueError for too many different biases."""
     prompt, answer = (np.frombuffer(part, "<u4").astype(np.int64) for part in (beginning.prompt, beginning.answer))
     counted = np.minimum(np.bincount(answer, minlength=vocabulary), MOST_COUNTED.value)

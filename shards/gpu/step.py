@@ -44,7 +44,7 @@ from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
-from shards.kernels.sampling import Drawn
+from shards.kernels.sampling import DrawnRows
 
 Tensors = Mapping[str, Tensor]
 
@@ -172,7 +172,7 @@ class Steps:
         fields = layout.tensors(self._outbound.send(host))
         self._draws.send_masks(masks)
         drawn = self._draws.run(logits, fields)
-        return samples_of(Drawn(drawn.tokens.cpu(), drawn.logprobs.cpu()), drawings)
+        return samples_of(DrawnRows(drawn.tokens.cpu(), drawn.logprobs.cpu()), drawings)
 
     def warm_up(self, rows: Iterable[int], *, adapts: bool = False) -> None:
         """Compile and capture decoding steps of each number of `rows`, largest first: so they share their memory.
@@ -244,12 +244,12 @@ class Steps:
         return self._run_mixed(step, adapts=adapts)
 
     @torch.inference_mode()
-    def _draw(self, computed: _Computed) -> Drawn:
+    def _draw(self, computed: _Computed) -> DrawnRows:
         """Draw a token for each row of a step."""
         if computed.bucket is None:
             return self._draws.run(computed.logits, computed.fields)
         drawn = self._drawing.run(computed.bucket)
-        return Drawn(computed.of_step(drawn.tokens, 1), computed.of_step(drawn.logprobs))
+        return DrawnRows(computed.of_step(drawn.tokens, 1), computed.of_step(drawn.logprobs))
 
     def _run_decode(self, step: Step, bucket: int, *, adapts: bool) -> _Computed:
         rows, pages = len(step.rows), most_pages(step.rows)
@@ -273,7 +273,7 @@ class Steps:
         return _Computed(logits, fields, step.drawings, bucket, self._outbound.send(wanted))
 
     @torch.inference_mode()
-    def _draw_decode(self, bucket: int) -> Drawn:
+    def _draw_decode(self, bucket: int) -> DrawnRows:
         # they come first in the layout of every step
         layout = Layout.of(drawing_fields(bucket))
         return self._draws.run(self._static.logits[:bucket], layout.tensors(self._static.input(layout.words)))

@@ -14,14 +14,14 @@ from torch import Tensor
 from shards.exec.drawing import Drawing, Sample
 from shards.gpu.device import Mark, host_words, mark
 from shards.kernels.logprobs import LOGPROB_WORDS, MOST_TOP, TOP_ROOM
-from shards.kernels.sampling import Drawn
+from shards.kernels.sampling import DrawnRows
 from shards.nouns import TokenLogprobs
 
 TURNS = 3
 """Buffers on each side: one that the device works on, one that is being filled, one that is being read."""
 
 
-def samples_of(drawn: Drawn, drawings: Sequence[Drawing]) -> list[Sample | None]:
+def samples_of(drawn: DrawnRows, drawings: Sequence[Drawing]) -> list[Sample | None]:
     """The tokens of `drawn`, on the host, with the logprobs that were asked for; None for rows that are not sound."""
     tokens, sound = drawn.tokens.tolist()
     samples = [Sample(token) if is_sound else None for token, is_sound in zip(tokens, sound, strict=True)]
@@ -85,7 +85,7 @@ class Ticket:
 
 
 class Inbound:
-    """Drawn tokens that are being copied to the host, collected in the order of their steps."""
+    """DrawnRows tokens that are being copied to the host, collected in the order of their steps."""
 
     def __init__(self, device: torch.device, rows: int, *, on_copied: Callable[[torch.device], Mark] = mark) -> None:
         self._device, self._on_copied, self._rows = device, on_copied, rows
@@ -103,7 +103,7 @@ class Inbound:
             raise RuntimeError(f"{len(self._due)} of {TURNS} steps were not collected, and {rows} of {self._rows} rows")
         return Ticket(self._number, drawings)
 
-    def put(self, ticket: Ticket, drawn: Drawn) -> None:
+    def put(self, ticket: Ticket, drawn: DrawnRows) -> None:
         """Start copying `drawn`, of the last ticket, to the host; logprobs only if they are wanted."""
         assert ticket.number == self._number, "steps are put in the order of their tickets"
         here = self._of(ticket)
@@ -121,10 +121,10 @@ class Inbound:
         copied.synchronize()
         return samples_of(self._of(ticket), ticket.drawings)
 
-    def _of(self, ticket: Ticket) -> Drawn:
+    def _of(self, ticket: Ticket) -> DrawnRows:
         rows, buffer = len(ticket.drawings), self._buffers[ticket.number % TURNS]
         end = (2 + LOGPROB_WORDS) * rows
-        return Drawn(buffer[: 2 * rows].view(2, rows), buffer[2 * rows : end].view(rows, LOGPROB_WORDS))
+        return DrawnRows(buffer[: 2 * rows].view(2, rows), buffer[2 * rows : end].view(rows, LOGPROB_WORDS))
 
     def check(self) -> None:
         """Assert that no buffer holds two steps."""

@@ -61,7 +61,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnRows:
     """What was drawn: `tokens` [token|is sound, rows] int32; `logprobs` [rows, LOGPROB_WORDS] int32 of rows that ask.
 
     A row is sound if all of its logits are finite, and its largest one after all changes is.
@@ -382,7 +382,7 @@ def sample(
     pool: torch.Tensor | None = None,
     target: torch.Tensor | None = None,
     gpu: Gpu | None = None,
-) -> Drawn:
+) -> DrawnRows:
     """The tokens of `sample_reference`, and log-probabilities. Rows need not be adjacent.
 
     The token of row r is also stored in `pool` (int32) at place `target[r]` (int64), unless the pool ends before it,
@@ -410,7 +410,7 @@ def sample(
     )
     constants = {"TILE": max(16, triton.next_power_of_2(tiles))}
     gpu.start(Launch(_best_of_rows, (rows,), merged, constants, warps=1))
-    return Drawn(tokens, logprobs)
+    return DrawnRows(tokens, logprobs)
 
 
 def _adjusting(draw: Draw) -> tuple[torch.Tensor | int | None, ...]:

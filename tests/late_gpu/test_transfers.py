@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shards.__main__ import kv_bytes
-from shards.exec.drawing import Adjustment, Beginning, Drawing, Sample
+from shards.exec.drawing import Adjustment, Drawing, Sample, SlotState
 from shards.gpu.adapters import PackedAdapter
 from shards.gpu.cache import MOST_SHARE, GpuCache, working_bytes
 from shards.gpu.decoder import GpuDecoder
@@ -21,7 +21,7 @@ from shards.gpu.step import StepOptions
 from shards.gpu.transfers import TURNS, Inbound, Outbound
 from shards.gpu.weights import moved
 from shards.kernels.logprobs import LOGPROB_WORDS
-from shards.kernels.sampling import Drawn
+from shards.kernels.sampling import DrawnRows
 from shards.kv.copier import BlockCopy
 from shards.lora.options import AdapterOptions
 from shards.model import Model
@@ -57,7 +57,7 @@ def test_tokens_are_read_once_they_have_arrived() -> None:
     for token in range(TURNS):
         tickets.append(inbound.next([Drawing(top_logprobs=0)]))
         tokens = torch.tensor([[token], [1]], dtype=torch.int32, device=GPU)
-        inbound.put(tickets[-1], Drawn(tokens, logprobs))
+        inbound.put(tickets[-1], DrawnRows(tokens, logprobs))
     expected = [[Sample(token, TokenLogprobs(0.0, ()))] for token in range(TURNS)]
     assert [inbound.take(ticket) for ticket in tickets] == expected
 
@@ -252,7 +252,7 @@ def test_a_decoding_step_is_two_launches_and_what_moves_its_numbers(network: Gpu
     assert gpu.launches - before == {"graph": 2, "aten::copy_": 3}
 
 
-PENALISED = Adjustment(1, 1.3, 0.5, 0.2, begins=Beginning(prompt=b"\1\0\0\0", bias=((7, 3.0),)))
+PENALISED = Adjustment(1, 1.3, 0.5, 0.2, begins=SlotState(prompt=b"\1\0\0\0", bias=((7, 3.0),)))
 
 
 def test_a_row_that_changes_its_logits_costs_no_launch_and_its_logprobs_one_copy(network: GpuNetwork) -> None:

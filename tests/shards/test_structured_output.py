@@ -139,6 +139,27 @@ def test_neighbours_draw_what_they_draw_alone(on: str) -> None:
     assert answers[0] == answers[1]
 
 
+def test_on_a_device_answers_with_a_grammar_draw_in_every_step_and_steps_run_ahead() -> None:
+    answers, steps = [], []
+    for run_ahead in ("on", "off"):
+        device = FakeDevice(vocabulary=VOCABULARY)
+        driver = a_driver(device, run_ahead=run_ahead)
+        # compiled before it matters, so that it takes no steps
+        ask(driver, "first", schema(OBJECT), new=5)
+        run(driver)
+        device.most_due = 0
+        for key in range(4):
+            ask(driver, key, schema(OBJECT) if key % 2 else None, new=25, seed=key, repetition_penalty=1.1)
+        before = device.calls
+        run(driver)
+        steps.append(device.calls - before)
+        assert device.most_due == (2 if run_ahead == "on" else 1)
+        answers.append(driver.drawn)
+    assert answers[0] == answers[1]
+    # one more, for the ends that are seen a step later
+    assert steps[1] <= steps[0] <= steps[1] + 1
+
+
 def test_each_choice_and_each_seed_has_its_own_answer_again_and_again() -> None:
     answers = []
     for _ in range(2):

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from shards.gpu.transfers import TURNS, Inbound, Outbound, Ticket
 from shards.kernels.logprobs import LOGPROB_WORDS
-from shards.kernels.sampling import Drawn
+from shards.kernels.sampling import DrawnRows
 from shards.nouns import TokenLogprobs
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def put(inbound: Inbound, *tokens: int, sound: int = 1, drawings: Sequence[Drawi
     logprobs = torch.zeros(len(tokens), LOGPROB_WORDS, dtype=torch.int32)
     values, ids = torch.tensor([-0.5, -0.25, -0.5]), torch.tensor([8, 1])
     logprobs[:, :3], logprobs[:, 33:35] = values.view(torch.int32), ids
-    inbound.put(ticket, Drawn(torch.tensor([tokens, [sound] * len(tokens)], dtype=torch.int32), logprobs))
+    inbound.put(ticket, DrawnRows(torch.tensor([tokens, [sound] * len(tokens)], dtype=torch.int32), logprobs))
     return ticket
 
 

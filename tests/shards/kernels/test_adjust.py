@@ -16,9 +16,11 @@ from shards.gpu.draws import Draws
 from shards.gpu.fill import fill_drawings
 from shards.gpu.layout import Layout, drawing_fields
 from shards.gpu.transfers import samples_of
-from shards.kernels.adjust import Adjustments, adjust_reference
-from shards.kernels.sampling import Draw, Drawn, sample_reference
+from shards.kernels.adjust import MOST_BIASES, Adjustments, adjust_reference
+from shards.kernels.logprobs import MOST_TOP
+from shards.kernels.sampling import Draw, DrawnRows, sample_reference
 from shards.nouns import SamplingParams
+from shards.sched import limits
 
 VOCABULARY = 200
 PROMPT = np.array([5, 9, 9, 70, 199], dtype=np.uint32)
@@ -110,7 +112,7 @@ def test_greedy_rows_draw_the_tokens_and_logprobs_of_the_host_step_after_step(de
         drawings = side.drawings(samplers, begins=step in (0, 4), known=drawn)
         fields = side.fields(samplers, drawings)
         found = side.draws.run(logits.to(device), fields)
-        samples = samples_of(Drawn(found.tokens.cpu(), found.logprobs.cpu()), drawings)
+        samples = samples_of(DrawnRows(found.tokens.cpu(), found.logprobs.cpu()), drawings)
         for row, (ours, theirs) in enumerate(zip(samples, expected, strict=True)):
             assert ours is not None
             assert theirs is not None
@@ -186,3 +188,7 @@ def test_a_step_with_more_than_was_reserved_is_refused(device: torch.device) -> 
     drawing = sampler.drawing(0, sampler.adjustment(0, 0, sampler.beginning(PROMPT)))
     with pytest.raises(ValueError, match="a bias has 1100 different values, and there is room for 1023"):
         draws.begin([drawing])
+
+
+def test_requests_may_ask_for_as_much_as_kernels_take() -> None:
+    assert (limits.MOST_BIASES, limits.MOST_TOP_LOGPROBS) == (MOST_BIASES, MOST_TOP)

@@ -73,6 +73,15 @@ def test_sampling_out_of_range_is_refused_with_its_name(sampling, hint):
     assert hint in refusal.message
 
 
+def test_a_bias_has_any_number_of_tokens_but_not_of_values():
+    limits = replace(LIMITS, vocabulary=5000)
+    banned = dict.fromkeys(range(5000), -100.0)
+    assert limits.refusal(a_submission(sampling=SamplingParams(logit_bias=banned))) is None
+    refusal = limits.refusal(a_submission(sampling=SamplingParams(logit_bias={t: float(t) for t in range(1024)})))
+    assert refusal is not None
+    assert "1024 different values; at most 1023 are supported: round them" in refusal.message
+
+
 def test_stop_strings_need_a_tokenizer():
     submission = a_submission(sampling=SamplingParams(stop=("x",)))
     assert LIMITS.refusal(submission) is None
