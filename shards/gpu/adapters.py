@@ -129,7 +129,7 @@ class PackedFormat:
             )
 
 
-class AdapterSlots:
+class AdapterMemory:
     """Memory on a device for `count` adapters, and which of them is where. The least recently used one makes room.
 
     A slot is overwritten behind all steps that were submitted before, on the current stream.
@@ -145,12 +145,12 @@ class AdapterSlots:
         self._rows: AdaptedRows | None = None
 
     def __repr__(self) -> str:
-        return f"AdapterSlots({len(self._held)} of {self.count} used, {self.nbytes} bytes)"
+        return f"AdapterMemory({len(self._held)} of {self.count} used, {self.nbytes} bytes)"
 
     @classmethod
     def within(
         cls, options: AdapterOptions, sites: Sequence[Site], *, dtype: torch.dtype, device: torch.device
-    ) -> AdapterSlots:
+    ) -> AdapterMemory:
         """As many slots as `options` permit. Raises ValueError if that is none, or if the device has no room."""
         layout = SlotLayout(sites, options.most_rank)
         each = layout.bytes_as(dtype)
@@ -227,7 +227,7 @@ class AdaptedMatrix:
 
     base: AnyMatrix
     site: str
-    slots: AdapterSlots
+    slots: AdapterMemory
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """The product for [rows, in], plus each row's own change: [rows, out]."""
@@ -240,7 +240,7 @@ class AdaptedMatrix:
         return self.base.tensors()
 
 
-def adapted(weights: GpuWeights, slots: AdapterSlots) -> GpuWeights:
+def adapted(weights: GpuWeights, slots: AdapterMemory) -> GpuWeights:
     """`weights` with every matrix that adapters may change bound to `slots`; the decoder adapts the head."""
 
     def bound(matrix: AnyMatrix, layer: int, name: str) -> AnyMatrix:

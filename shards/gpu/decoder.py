@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shards.gpu.adapters import AdapterSlots, adapted
+from shards.gpu.adapters import AdapterMemory, adapted
 from shards.gpu.cache import GpuCache
 from shards.gpu.weights import GpuLayer, GpuWeights
 from shards.kernels.gather_prefill import Dense, gather_prefill
@@ -84,7 +84,7 @@ class GpuDecoder:
         self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None, group: Group = ALONE
     ) -> None:
         self.config, self.weights, self.dense, self.group = config, weights, dense, group
-        self.slots: AdapterSlots | None = None
+        self.slots: AdapterMemory | None = None
         self.device = weights.embedding.device
         ropes = [config.rope_of(layer) for layer in range(config.layers)]
         tables = {rope: rotation_table(rope, config, self.device) for rope in set(ropes)}
@@ -96,7 +96,7 @@ class GpuDecoder:
         config = self.config
         return f"GpuDecoder({config.architecture}, {config.layers} layers, {self.weights.embedding.dtype})"
 
-    def bind(self, slots: AdapterSlots) -> None:
+    def bind(self, slots: AdapterMemory) -> None:
         """Compute rows with adapters from now on, which are in `slots`."""
         self.slots, self.weights = slots, adapted(self.weights, slots)
 

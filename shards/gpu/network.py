@@ -13,7 +13,7 @@ from torch import Tensor
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing, Sample
 from shards.exec.moves import KvMove
-from shards.gpu.adapters import AdapterSlots, PackedFormat
+from shards.gpu.adapters import AdapterMemory, PackedFormat
 from shards.gpu.blending import Blending
 from shards.gpu.cache import GpuCache, GpuMemory, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
@@ -104,7 +104,7 @@ class GpuNetwork:
         config, decoder = self.decoder.config, self.decoder
         dtype, device = decoder.weights.embedding.dtype, decoder.device
         if decoder.slots is None:
-            decoder.bind(AdapterSlots.within(options, sites_of(config), dtype=dtype, device=device))
+            decoder.bind(AdapterMemory.within(options, sites_of(config), dtype=dtype, device=device))
         slots = decoder.slots
         assert slots is not None, "the decoder was bound to slots"
         form = AdapterFormat(sites_of(config), dtype, family_of(config.architecture).prefixes)

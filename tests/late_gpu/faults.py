@@ -171,8 +171,9 @@ FAULTS = (
     Fault(
         "stale graph address: tables move, the graph reads the old ones",
         "shards/gpu/step.py",
-        "        logits = self._decoding.run(bucket)\n",
-        "        logits = self._decoding.run(bucket)\n        self._static.tables = self._static.tables.clone()\n",
+        "        logits = (self._decoding_adapted if adapts else self._decoding).run(bucket)\n",
+        "        logits = (self._decoding_adapted if adapts else self._decoding).run(bucket)\n"
+        "        self._static.tables = self._static.tables.clone()\n",
         f"{HERE}::test_graphs_read_what_each_step_sends",
         r"memory that was freed after its capture",
     ),

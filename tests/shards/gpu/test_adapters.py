@@ -256,7 +256,7 @@ def test_memory_bounds_the_slots(device: torch.device) -> None:
     assert options.most == 3
     with pytest.raises(ValueError, match="raise --lora-memory, or lower --max-lora-rank"):
         a_network(device).adapt(AdapterOptions(most_bytes=each - 1))
-    assert repr(slots).startswith("AdapterSlots(0 of 8 used")
+    assert repr(slots).startswith("AdapterMemory(0 of 8 used")
     assert repr(form).startswith("PackedFormat(SlotLayout(9 matrices, ranks up to 16")
 
 
