@@ -139,7 +139,8 @@ class Policy:
                 if reason is not None:
                     dropped.append((backend.name, reason))
         if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
-            sure, enough = list[BackendView](), math.inf
+            sure: list[BackendView] = []
+            enough = math.inf
             for backend in kept:
                 context_tokens = math.inf if backend.context_tokens is None else backend.context_tokens
                 if context_tokens >= enough or will_fit_context(request, backend.context_tokens):

@@ -257,7 +257,8 @@ class PrefixIndex:
 
     def _matches(self, falls: Falls) -> dict[str, Match]:
         """Converts the depths of bits to backends' Matches; backends with equal depths share one Match."""
-        members, matches = self._members, dict[str, Match]()
+        members = self._members
+        matches: dict[str, Match] = {}
         names, firsts, has_slower, weight = members.names, members.firsts, members.has_slower, self._weights[0]
         levels: list[dict[str, int]] = [{} for _ in TIERS]
         for depth, bits in falls:

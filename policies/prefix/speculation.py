@@ -44,7 +44,8 @@ class Speculation:
         self._turn(now)
         if not keys:
             return {}
-        rungs, depths = _RUNGS.of(keys), dict[str, int]()
+        rungs = _RUNGS.of(keys)
+        depths: dict[str, int] = {}
         for index in (self._old, self._young):
             for name, match in index.longest(rungs).items():
                 depths[name] = max(depths.get(name, 0), _RUNGS.blocks(match.blocks))

@@ -29,7 +29,7 @@ class SoFar:
         self.is_lost = self.has_ended = False
         self._size = 0
         self._ids: array[int] | None = array("I")
-        self._texts = list[str]()
+        self._texts: list[str] = []
 
     def __repr__(self) -> str:
         return f"<SoFar {self.tokens} tokens{', lost' if self.is_lost else ''}>"

@@ -326,7 +326,8 @@ class Beliefs:
 
         So no tenant learns what another one has cached.
         """
-        keys, found = prompt.keys, dict[str, Match]()
+        keys = prompt.keys
+        found: dict[str, Match] = {}
         for name, match in self.index.longest(prompt.shared).items():
             if name in self._unsalted and (known := self._residency.known(self.holder(name), keys)):
                 found[name] = match.first(known)
