@@ -208,17 +208,21 @@ def annotations(sla: str, **values: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["classes: {chat: {}}\n", "server: {drain: 60s, max_concurrent: 9}\n", "tenants: {a: {anonymous: true}}\n"],
+    "changed",
+    [
+        ELSEWHERE.replace("vllm:8000", "vllm:8001"),
+        ELSEWHERE + "classes: {chat: {}}\n",
+        ELSEWHERE + "server: {drain: 60s, max_concurrent: 9}\n",
+        ELSEWHERE + "tenants: {a: {anonymous: true}}\n",
+    ],
 )
-def test_what_takes_effect_at_once_restarts_no_router(change: str) -> None:
-    assert annotations(ELSEWHERE + change) == annotations(ELSEWHERE)
+def test_what_takes_effect_at_once_restarts_no_router(changed: str) -> None:
+    assert annotations(changed) == annotations(ELSEWHERE)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        ELSEWHERE.replace("vllm:8000", "vllm:8001"),
         ELSEWHERE + "server: {max_body: 1MiB}\n",
         ELSEWHERE + "server: {http: '0.0.0.0:80'}\n",
         ELSEWHERE + "server: {grpc: 'off'}\n",
