@@ -8,14 +8,14 @@ import pytest
 
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.continued import rest_of, whole_usage
-from policies.nouns import Delta, Native, Prompt, SlotState, Usage
+from policies.nouns import Beginning, Delta, Native, Prompt, Usage
 from tests.backends.parts import a_request
 from tests.backends.upstream import DONE, a_chunk, used
 
-TEXT = SlotState(3, "It was a ")
+TEXT = Beginning(3, "It was a ")
 
 
-def rest(body: dict[str, Any], beginning: SlotState = TEXT, **request: Any) -> tuple[int, dict[str, Any]]:
+def rest(body: dict[str, Any], beginning: Beginning = TEXT, **request: Any) -> tuple[int, dict[str, Any]]:
     """The most new tokens, and the body."""
     native = Native("/v1/chat/completions", body)
     asked, prompt = rest_of(a_request(**request), Prompt(body=body, native=native, beginning=beginning))
@@ -60,7 +60,7 @@ def test_a_text_is_prompt_and_text_so_far_and_is_not_echoed_again() -> None:
 
 def test_of_white_space_alone_nothing_is_continued() -> None:
     messages = [{"role": "user", "content": "?"}]
-    assert rest({"messages": messages}, SlotState(1, "\n\n"))[1] == {"messages": messages}
+    assert rest({"messages": messages}, Beginning(1, "\n\n"))[1] == {"messages": messages}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.errors import Unreached
-from policies.nouns import Capability, Sampling, SlotState, Usage
+from policies.nouns import Beginning, Capability, Sampling, Usage
 from shards.wire.facts import ShardFacts
 from shards.wire.translate import pack_ids
 from shards.wire.v1 import shard_pb2 as wire
@@ -18,8 +18,8 @@ from tests.shards.attached import a_shard
 WHOLE = "one, two 😀 three"
 
 
-def begun(ids: tuple[int, ...]) -> SlotState:
-    return SlotState(len(ids), "", pack_ids(ids))
+def begun(ids: tuple[int, ...]) -> Beginning:
+    return Beginning(len(ids), "", pack_ids(ids))
 
 
 @pytest.mark.parametrize("cut", range(1, len(ids_of(WHOLE)) + 1))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from policies.errors import BackendFailed, InvalidRequest
-from policies.nouns import Delta, SlotState, Usage
+from policies.nouns import Beginning, Delta, Usage
 from router.call.admission import Permit
 from router.call.so_far import MOST_BYTES, SoFar
 from router.protocols.openai.request import chat_ask, completion_ask
@@ -45,7 +45,7 @@ async def test_tokens_that_the_client_has_go_to_the_next_backend_which_draws_the
     assert await asyncio.wait_for(asked, 5) is None
     assert caller.placed == ["b0", "b1"]
     assert text_of(caller) == "5 6 8 "
-    assert other.prompts[0].beginning == SlotState(2, "5 6 ", b"\5\0\0\0\6\0\0\0")
+    assert other.prompts[0].beginning == Beginning(2, "5 6 ", b"\5\0\0\0\6\0\0\0")
     assert other.prompts[0].token_ids == cut.prompts[0].token_ids
     assert other.requests[0].max_new_tokens == cut.requests[0].max_new_tokens
     gateway.check()
@@ -141,8 +141,8 @@ async def test_by_text_alone_no_forced_answer_is_continued_and_none_to_ids(body:
     by_text.add(Delta(text="a"))
     by_ids.add(Delta(text="a", token_ids=(1,)))
     assert by_text.beginning(backend.requests[0], body) is None
-    assert by_text.beginning(backend.requests[0], {"messages": []}) == SlotState(1, "a")
-    assert by_ids.beginning(backend.requests[0], body) == SlotState(1, "a", b"\1\0\0\0")
+    assert by_text.beginning(backend.requests[0], {"messages": []}) == Beginning(1, "a")
+    assert by_ids.beginning(backend.requests[0], body) == Beginning(1, "a", b"\1\0\0\0")
     await gateway.tokenizers.close()
 
 
