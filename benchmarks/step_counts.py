@@ -2,8 +2,8 @@
 
 The decoder of a GPU runs on memory of the CPU with as many layers as the real model and small matrices. Kernels are
 counted and not run; torch's operators are counted if they would launch something, views and allocations are not. Bytes
-and operations are those of the real model's shape. The prediction: memory and matrix units as fast as `--tb-s` and
-`--tflops` say, and `--gap-us` between two launches of a graph, or `--eager-us` for each launch of a step without one.
+and operations are those of the real model's shape, with padding. The prediction: memory and matrix units as fast as
+`--tb-s` and `--tflops` say, `--gap-us` between two launches of a graph, and `--eager-us` for each launch by the host.
 
     python benchmarks/step_counts.py
     python benchmarks/step_counts.py --rows 256 --context 1536 --prefill 300
@@ -16,8 +16,9 @@ import argparse
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -29,9 +30,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shards.exec.batch import Batch, Row
 from shards.exec.drawing import Drawing
 from shards.gpu.adapters import PackedAdapter
+from shards.gpu.cache import GpuCache
 from shards.gpu.decoder import GpuDecoder
+from shards.gpu.graphs import Replay
+from shards.gpu.layout import MIXED_TOKENS
 from shards.gpu.network import GpuNetwork
-from shards.gpu.step import StepOptions
+from shards.gpu.spans import step_of_batch
+from shards.gpu.step import StepOptions, Steps
 from shards.gpu.weights import random_on
 from shards.kernels.launch import Gpu, Launch
 from shards.lora.options import AdapterOptions
@@ -42,6 +47,8 @@ LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 32, 4096, 14336, 32, 8
 
 RANK = 16
 
+T = TypeVar("T")
+
 NO_LAUNCH = {
     *("view", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "t", "transpose", "unsqueeze", "squeeze"),
     *("expand", "permute", "alias", "detach", "as_strided", "unbind", "_reshape_alias", "lift_fresh"),
@@ -51,20 +58,39 @@ NO_LAUNCH = {
 
 
 class Counting(TorchDispatchMode):
-    """Counts torch's operators by name."""
+    """Counts torch's operators and kernels by name: those that the host launches, and those of a graph."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.launches: Counter[str] = Counter()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_host: Counter[str] = Counter()
+        self.in_graph: Counter[str] = Counter()
+        self.is_replaying = False
+
+    def count(self, name: str) -> None:
+        (self.in_graph if self.is_replaying else self.by_host)[name] += 1
+
+    def capture(self, compute: Callable[[], T], /) -> Replay[T]:
+        """A graph that computes anew at each replay."""
+
+        def replay() -> T:
+            self.count("graph")
+            self.is_replaying = True
+            computed = compute()
+            self.is_replaying = False
+            return computed
+
+        return replay
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__
         if name not in NO_LAUNCH:
-            self.launches[name] += 1
+            self.count(name)
         return func(*args, **(kwargs or {}))
 
 
-def a_network(rows: int, *, adapters: int = 0) -> tuple[GpuNetwork, list[PackedAdapter]]:
+def some_steps(
+    rows: int, counting: Counting, *, graph_tokens: int, adapters: int = 0
+) -> tuple[Steps, list[PackedAdapter]]:
     """Llama-3.1-8B with small matrices and a small vocabulary, and so many adapters."""
     config = NetworkConfig(
         architecture="LlamaForCausalLM",
@@ -79,20 +105,23 @@ def a_network(rows: int, *, adapters: int = 0) -> tuple[GpuNetwork, list[PackedA
         rope=Rope(),
         rms_norm_eps=1e-5,
     )
-    decoder = GpuDecoder(config, random_on(torch.device("cpu"), config, dtype=torch.bfloat16))
-    network = GpuNetwork(decoder, options=StepOptions(rows=max(1024, rows), graph_rows=512))
+    cpu, dtype = torch.device("cpu"), torch.bfloat16
+    options = StepOptions(rows=max(1024, rows), graph_rows=512, graph_tokens=graph_tokens)
+    decoder = GpuDecoder(config, random_on(cpu, config, dtype=dtype))
     loaded = []
     if adapters:
-        network.adapt(AdapterOptions(most=adapters))
-        assert network.decoder.slots is not None
-        layout = network.decoder.slots.layout
-        numbers, ranks = torch.zeros(layout.numbers, dtype=torch.bfloat16), torch.zeros(layout.parts, dtype=torch.int32)
+        GpuNetwork(decoder).adapt(AdapterOptions(most=adapters))
+        assert decoder.slots is not None
+        layout = decoder.slots.layout
+        numbers, ranks = torch.zeros(layout.numbers, dtype=dtype), torch.zeros(layout.parts, dtype=torch.int32)
         loaded = [PackedAdapter(str(number), str(number), numbers, ranks) for number in range(adapters)]
         # loaded before a step is counted
-        held = [Row(number, 1, 1, (0,), adapter) for number, adapter in enumerate(loaded)]
-        network.decoder.slots.of_tokens(held, adapters)
-    network.allocate(rows * 40)
-    return network, loaded
+        decoder.slots.of_tokens([Row(number, 1, 1, (0,), each) for number, each in enumerate(loaded)], adapters)
+    cache = GpuCache(config, rows * 40, dtype=dtype, device=cpu)
+    steps = Steps(decoder, cache, options, capture=counting.capture)
+    steps.warm_up([rows], adapts=bool(adapters))
+    steps.warm_up_mixed(rows + 1)
+    return steps, loaded
 
 
 def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdapter] = ()) -> Batch:
@@ -110,17 +139,13 @@ def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdap
     return Batch(torch.zeros(len(at), dtype=torch.int64), at, at.clone(), listed, wanted)
 
 
-def counted(network: GpuNetwork, batch: Batch) -> Counter[str]:
-    """The launches of the step that computes `batch`, with sampling."""
-    kernels: Counter[str] = Counter()
-
-    def start(_: Gpu, launch: Launch) -> None:
-        kernels[f"triton {launch.kernel.__name__}"] += 1
-
-    drawings = [Drawing(0.7, 0, 0.9, 0.0, 1, 0)] * len(batch.logit_rows)
-    with mock.patch.object(Gpu, "start", start), Counting() as counting:
-        network.collect(network.submit(batch, drawings))
-    return kernels + counting.launches
+def count(steps: Steps, batch: Batch, counting: Counting) -> None:
+    """Count the launches of the step that computes `batch`, with sampling, and no others."""
+    drawings = (Drawing(0.7, 0, 0.9, 0.0, 1, 0),) * len(batch.logit_rows)
+    step = replace(step_of_batch(batch, unread=steps.unread), drawings=drawings)
+    counting.by_host.clear()
+    counting.in_graph.clear()
+    steps.collect(steps.submit(step))
 
 
 def main() -> None:
@@ -131,33 +156,49 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters of rank 16 among the rows")
     parser.add_argument("--tb-s", type=float, default=4.8, help="memory bandwidth; 4.8 is an H200's")
     parser.add_argument("--tflops", type=float, default=989.0, help="bfloat16 operations; 989 are an H200's")
+    parser.add_argument("--graph-tokens", type=int, default=512, help="most tokens of a mixed step with a graph")
     parser.add_argument("--gap-us", type=float, default=1.5)
     parser.add_argument("--eager-us", type=float, default=6.0)
     asked = parser.parse_args()
-    network, adapters = a_network(asked.rows, adapters=asked.adapters)
     per_layer = HIDDEN * (HEADS + 2 * KV_HEADS) * DIM + HEADS * DIM * HIDDEN + 3 * HIDDEN * INNER
     weights = LAYERS * per_layer + HIDDEN * VOCABULARY
     # queries, keys and values; output; gates and inputs; output of the MLP; and the head
     sides = (3 * HIDDEN + (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM + HIDDEN, 2 * (HIDDEN + INNER), INNER + HIDDEN)
     low_rank = RANK * (LAYERS * sum(sides) + HIDDEN + VOCABULARY)
     kv_bytes = 2 * 2 * LAYERS * KV_HEADS * DIM
-    for title, prefill, launch_us in (("decode", 0, asked.gap_us), ("mixed", asked.prefill, asked.eager_us)):
-        launches = counted(network, a_batch(asked.rows, asked.context, prefill, adapters))
+    for title, prefill, graph_tokens in (
+        ("decode", 0, 0),
+        ("mixed, without graphs", asked.prefill, 0),
+        ("mixed, as a graph", asked.prefill, asked.graph_tokens),
+    ):
+        counting = Counting()
+
+        def start(_: Gpu, launch: Launch, counting: Counting = counting) -> None:
+            counting.count(f"triton {launch.kernel.__name__}")
+
+        with mock.patch.object(Gpu, "start", start), counting:
+            steps, adapters = some_steps(asked.rows, counting, graph_tokens=graph_tokens, adapters=asked.adapters)
+            count(steps, a_batch(asked.rows, asked.context, prefill, adapters), counting)
         tokens = asked.rows + prefill
+        # steps with chunks and adapters have no graph
+        if graph_tokens and not adapters:
+            tokens = -(-tokens // MIXED_TOKENS) * MIXED_TOKENS
         read = 2 * (weights + asked.adapters * low_rank) + kv_bytes * (asked.rows * asked.context + prefill)
         products = 2 * (LAYERS * per_layer + bool(adapters) * low_rank) * tokens + 2 * HIDDEN * VOCABULARY * (
             asked.rows + bool(prefill)
         )
         scores = 4 * LAYERS * HEADS * DIM * (asked.rows * asked.context + prefill * prefill // 2)
         floor_ms = max(read / asked.tb_s / 1e9, (products + scores) / asked.tflops / 1e9)
-        total = sum(launches.values())
-        predicted_ms = floor_ms + total * launch_us / 1e3
-        print(f"{title}: {asked.rows} rows at {asked.context}, {prefill} prompt tokens")
-        print(f"  {total} launches, {read / 1e9:.1f} GB, {(products + scores) / 1e12:.2f} T operations")
+        by_host, in_graph = counting.by_host.total(), counting.in_graph.total()
+        predicted_ms = floor_ms + (by_host * asked.eager_us + in_graph * asked.gap_us) / 1e3
+        print(f"{title}: {asked.rows} rows at {asked.context}, {prefill} prompt tokens, {tokens} tokens with padding")
+        print(f"  {by_host} launches by the host, {in_graph} in a graph")
+        print(f"  {read / 1e9:.1f} GB, {(products + scores) / 1e12:.2f} T operations")
         print(
             f"  floor {floor_ms:.2f} ms, predicted {predicted_ms:.2f} ms, {floor_ms / predicted_ms:.0%} of the roofline"
         )
-        print("  " + ", ".join(f"{count} {name}" for name, count in launches.most_common()))
+        for launches in (counting.by_host, counting.in_graph):
+            print("  " + ", ".join(f"{count} {name}" for name, count in launches.most_common()))
 
 
 if __name__ == "__main__":

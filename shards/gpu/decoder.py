@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shards.exec.batch import Row
 from shards.gpu.adapters import AdapterMemory, adapted
 from shards.gpu.cache import GpuCache
 from shards.gpu.weights import GpuLayer, GpuWeights
@@ -39,24 +40,37 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefills:
-    """The sequences with several new tokens, one after the other. new_tokens and context_tokens are on the host.
+class Long:
+    """The last sequences of a step, with chunks that are long enough for dense attention in layers without a window.
+    The last `tiles` tiles of the step's plan are theirs. All numbers are on the host.
+    """
 
-    `is_dense`: their chunks are long enough for dense attention to pay off in layers without a window. window_tables
-    as in `Decodes`.
+    new_tokens: list[int]
+    context_tokens: list[int]
+    tiles: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], *, tile_tokens: int) -> Long:
+        """Those of `rows`."""
+        new = [row.tokens for row in rows]
+        return cls(new, [row.context_tokens for row in rows], sum(-(-tokens // tile_tokens) for tokens in new))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefills:
+    """The sequences with several new tokens: those that have tiles in `plan`. Tables and the plan's other numbers are
+    of all sequences of the step. window_tables as in `Decodes`.
     """
 
     tables: Tensor
     window_tables: Tensor
     plan: PrefillPlan
-    new_tokens: list[int]
-    context_tokens: list[int]
-    is_dense: bool
+    long: Long | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One step on the device: integers [tokens], first those of `decodes`, then those of each of `prefills`.
+    """One step on the device: integers [tokens], first those of `decodes`, then those of chunks.
 
     `wanted` [wanted] are the indices of the tokens that need logits; None means all of them. `window_slots` are those
     of layers with a window. `adapted` are the tokens with adapters, among all and among the wanted ones; None if no
@@ -68,7 +82,7 @@ class Inputs:
     slots: Tensor
     window_slots: Tensor
     decodes: Decodes | None
-    prefills: tuple[Prefills, ...]
+    prefills: Prefills | None
     wanted: Tensor | None
     adapted: tuple[AdaptedRows, AdaptedRows] | None = None
 
@@ -166,15 +180,15 @@ class GpuDecoder:
     def _attend(self, index: int, queries: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
         """[tokens, heads, head_dim]: decoding rows and prefilling rows in separate kernels, never one for both."""
         kv, scales = cache.layer(index)
-        window, start = self.config.windows[index], 0
+        window = self.config.windows[index]
         scale, sinks = self.config.attention_scale, self.weights.layers[index].sinks
         out = queries.new_empty(queries.shape)
         if inputs.decodes is not None:
-            decodes, start = inputs.decodes, len(inputs.decodes.context_tokens)
+            decodes, rows = inputs.decodes, len(inputs.decodes.context_tokens)
             tables = decodes.tables if window is None else decodes.window_tables
             contexts, plan = decodes.context_tokens, decodes.plans[window]
             paged_decode(
-                queries[:start],
+                queries[:rows],
                 kv,
                 tables=tables,
                 context_tokens=contexts,
@@ -182,14 +196,11 @@ class GpuDecoder:
                 scales=scales,
                 scale=scale,
                 sinks=sinks,
-                out=out[:start],
+                out=out[:rows],
             )
-        for prefills in inputs.prefills:
-            stop = start + sum(prefills.new_tokens)
-            self._prefill(
-                queries[start:stop], kv, prefills, window=window, scales=scales, sinks=sinks, out=out[start:stop]
-            )
-            start = stop
+        if inputs.prefills is not None:
+            # behind the decoding rows: in a graph these may be more than there are, and the rest are chunks
+            self._prefill(queries, kv, inputs.prefills, window=window, scales=scales, sinks=sinks, out=out)
         return out
 
     def _prefill(
@@ -203,32 +214,33 @@ class GpuDecoder:
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        scale = self.config.attention_scale
-        if self.dense is None or not prefills.is_dense or window is not None:
-            paged_prefill(
-                queries,
-                kv,
-                tables=prefills.tables if window is None else prefills.window_tables,
-                plan=prefills.plan,
-                window=window,
-                scales=scales,
-                scale=scale,
-                sinks=sinks,
-                out=out,
-            )
-            return
-        gather_prefill(
+        plan, long, scale = prefills.plan, None if window is not None else prefills.long, self.config.attention_scale
+        paged_prefill(
             queries,
             kv,
-            tables=prefills.tables,
-            plan=prefills.plan,
-            new_tokens=prefills.new_tokens,
-            context_tokens=prefills.context_tokens,
+            tables=prefills.tables if window is None else prefills.window_tables,
+            plan=plan if long is None else replace(plan, tiles=plan.tiles[: -long.tiles]),
+            window=window,
+            scales=scales,
+            scale=scale,
+            sinks=sinks,
+            out=out,
+        )
+        if long is None or self.dense is None:
+            return
+        rows, tokens = len(long.new_tokens), sum(long.new_tokens)
+        gather_prefill(
+            queries[-tokens:],
+            kv,
+            tables=prefills.tables[-rows:],
+            plan=replace(plan, context_tokens=plan.context_tokens[-rows:]),
+            new_tokens=long.new_tokens,
+            context_tokens=long.context_tokens,
             scales=scales,
             scale=scale,
             sinks=sinks,
             dense=self.dense,
-            out=out,
+            out=out[-tokens:],
         )
 
     def _head_norm(self, layer: GpuLayer) -> HeadNorm | None:

@@ -62,10 +62,39 @@ def fill_pages(arrays: Arrays, step: Step, *, padding: int) -> None:
 
 
 def fill_decodes(arrays: Arrays, rows: Sequence[Row]) -> None:
-    """Contexts and tables of rows with one new token; rows of padding have no context, so they read nothing."""
-    arrays["context"][: len(rows)] = [row.context_tokens for row in rows]
-    arrays["context"][len(rows) :] = 0
+    """Contexts and tables of rows with one new token."""
+    fill_contexts(arrays["context"], rows)
     fill_tables(arrays["tables"], rows)
+
+
+def fill_contexts(contexts: npt.NDArray[Any], rows: Sequence[Row]) -> None:
+    """The context of each row; rows of padding have none, so they read nothing."""
+    contexts[: len(rows)] = [row.context_tokens for row in rows]
+    contexts[len(rows) :] = 0
+
+
+def fill_chunks(
+    arrays: Arrays, rows: Sequence[Row], tiles: Sequence[tuple[int, int]], *, tokens: int, tile_tokens: int
+) -> None:
+    """Where each of all rows has its new tokens, of `tokens` in total, and the tiles of chunks. The row behind the last
+    is padding, if there is one: it has the tokens that are left, no context, and the tiles that are left.
+    """
+    count, used = len(rows), len(tiles)
+    arrays["first_queries"][: count + 1] = [*(row.start for row in rows), tokens]
+    arrays["first_queries"][count + 1 :] = len(arrays["source"])
+    fill_contexts(arrays["seen"], rows)
+    arrays["tiles"][:used] = np.array(tiles, dtype=np.int32).reshape(-1, 2)
+    arrays["tiles"][used:, 0] = count
+    arrays["tiles"][used:, 1] = np.arange(len(arrays["tiles"]) - used) * tile_tokens
+
+
+def fill_wanted(arrays: Arrays, step: Step, *, unread: int) -> None:
+    """The tokens that need logits, and their draws. Rows of padding draw after the first token, into row `unread`."""
+    count, room = len(step.wanted), len(arrays["wanted"])
+    arrays["wanted"][:count] = step.wanted
+    arrays["wanted"][count:] = 0
+    padding = room - count
+    fill_drawings(arrays, [*step.drawings, *[GREEDY] * padding], [*step.targets.tolist(), *[unread] * padding])
 
 
 def fill_tables(tables: npt.NDArray[Any], rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Decoding steps as CUDA graphs: one launch instead of some hundred, in buffers at fixed addresses."""
+"""Steps as CUDA graphs: one launch instead of some hundred, in buffers at fixed addresses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from shards.gpu.layout import Size
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Compute = Callable[[int], T]
-"""Computes one part of a step of a bucket's size from buffers at fixed addresses."""
+Bucket = TypeVar("Bucket", bound=int | Size)
+"""The number of rows of a decoding step, or the size of another one."""
 
 Replay = Callable[[], T]
 """Computes the part again from the buffers' present contents; the result is at a fixed address too."""
@@ -57,15 +59,15 @@ def cuda_capture() -> Capture:
     return capture
 
 
-class Graphs(Generic[T]):
+class Graphs(Generic[Bucket, T]):
     """Runs `compute` by bucket: captured at the first run if possible, and directly if not.
 
     `capture` None never captures. Both ways compute the same rows, padding included, so their results are equal.
     """
 
-    def __init__(self, compute: Compute[T], capture: Capture | None) -> None:
+    def __init__(self, compute: Callable[[Bucket], T], capture: Capture | None) -> None:
         self._compute, self._capture = compute, capture
-        self._replays: dict[int, Replay[T]] = {}
+        self._replays: dict[Bucket, Replay[T]] = {}
         self._has_failed = False
         self.uncaptured_steps = 0
         """Steps that were computed directly since a capture failed."""
@@ -74,18 +76,18 @@ class Graphs(Generic[T]):
         return f"Graphs({sorted(self._replays)} captured, {'off' if self._capture is None else 'on'})"
 
     @property
-    def captured(self) -> tuple[int, ...]:
+    def captured(self) -> tuple[Bucket, ...]:
         """The buckets that have a captured graph."""
         return tuple(sorted(self._replays))
 
-    def run(self, bucket: int) -> T:
-        """One step of `bucket` rows from the buffers' contents; valid until the next step."""
+    def run(self, bucket: Bucket) -> T:
+        """One step of a bucket's size from the buffers' contents; valid until the next step."""
         replay = self._replays.get(bucket)
         if replay is None:
             return self._first(bucket)
         return replay()
 
-    def _first(self, bucket: int) -> T:
+    def _first(self, bucket: Bucket) -> T:
         # computed before the capture: this compiles the kernels, and a capture computes nothing
         computed = self._compute(bucket)
         self.uncaptured_steps += self._has_failed
@@ -93,6 +95,6 @@ class Graphs(Generic[T]):
             try:
                 self._replays[bucket] = self._capture(lambda: self._compute(bucket))
             except (RuntimeError, ValueError) as error:
-                log.warning("decoding continues without graphs: capturing %d rows failed: %s", bucket, error)
+                log.warning("steps continue without graphs: capturing %s failed: %s", bucket, error)
                 self._capture, self._has_failed = None, True
         return computed

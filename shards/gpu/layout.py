@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,27 +129,66 @@ def decode_layout(rows: int, pages: int, mapped: int = 0, adapted: tuple[FieldSh
     return Layout.of(decode_fields(rows, pages, mapped, adapted))
 
 
-def mixed_fields(
-    tokens: int,
-    wanted: int,
-    *,
-    decodes: tuple[int, int],
-    prefills: Sequence[tuple[int, int, int]],
-    mapped: int = 0,
-    adapted: Sequence[FieldShape] = (),
-) -> list[FieldShape]:
-    """All fields of other steps. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) by kind of chunk."""
-    fields = [*drawing_fields(wanted), *token_fields(tokens), ("wanted", "int32", (wanted,))]
-    fields += [("page_of", "int32", (mapped,)), *adapted]
-    fields += [("context", "int32", (decodes[0],)), ("tables", "int32", decodes)]
-    for index, (rows, pages, tiles) in enumerate(prefills):
-        fields += [
-            (f"first_queries {index}", "int32", (rows + 1,)),
-            (f"context {index}", "int32", (rows,)),
-            (f"tiles {index}", "int32", (tiles, 2)),
-            (f"tables {index}", "int32", (rows, pages)),
-        ]
-    return fields
+class Size(NamedTuple):
+    """The room of a step with chunks: `tokens` tokens of `rows` sequences, of which the first `decoding` may have one
+    new token behind others. `drawn` tokens are drawn, and the chunks are cut into `tiles` tiles.
+    """
+
+    tokens: int
+    rows: int
+    decoding: int
+    drawn: int
+    tiles: int
+
+    def holds(self, *, tokens: int, rows: int, drawn: int, tiles: int, tile_tokens: int) -> bool:
+        """Whether such a step fits beside one row of padding, which needs tiles for the tokens that are left."""
+        left = self.tokens - tokens
+        has_tiles = tiles + -(-left // tile_tokens) <= self.tiles
+        return left >= 0 and rows < self.rows and drawn <= self.drawn and has_tiles
+
+
+def mixed_fields(size: Size, pages: int, mapped: int = 0, adapted: Sequence[FieldShape] = ()) -> list[FieldShape]:
+    """All fields of such a step. `seen` are the contexts of all sequences, `context` those of decoding ones, else 0."""
+    rows = size.rows
+    return [
+        *drawing_fields(size.drawn),
+        *token_fields(size.tokens),
+        ("wanted", "int32", (size.drawn,)),
+        ("context", "int32", (rows,)),
+        ("seen", "int32", (rows,)),
+        ("first_queries", "int32", (rows + 1,)),
+        ("tiles", "int32", (size.tiles, 2)),
+        ("page_of", "int32", (mapped,)),
+        *adapted,
+        ("tables", "int32", (rows, pages)),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def mixed_layout(size: Size, pages: int, mapped: int = 0, adapted: tuple[FieldShape, ...] = ()) -> Layout:
+    """The layout of `mixed_fields`, cached like that of `decode_fields`."""
+    return Layout.of(mixed_fields(size, pages, mapped, adapted))
+
+
+MIXED_TOKENS = 64
+"""Steps with chunks are padded to multiples of so many tokens, which is what matrix products round up to anyway."""
+
+FEW_ROWS = 96
+"""Sequences of the smaller steps with chunks: kernels that decode and draw take time for rows of padding too."""
+
+CHUNKS = 16
+"""At least as many chunks fit into each padded step, besides the tiles that its tokens fill."""
+
+
+def mixed_sizes(tokens: int, rows: int, *, tile_tokens: int) -> tuple[Size, ...]:
+    """The sizes for which graphs are made, smallest first: up to `tokens` tokens of few or of up to `rows` sequences.
+    One more sequence is padding: it has the tokens that a step does not need.
+    """
+    return tuple(
+        Size(count, most + 1, most, most, count // tile_tokens + CHUNKS)
+        for count in range(MIXED_TOKENS, tokens + 1, MIXED_TOKENS)
+        for most in sorted({min(FEW_ROWS, rows, count), min(rows, count)})
+    )
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:

@@ -190,7 +190,9 @@ class GpuNetwork:
         self.steps.reserve(rows)
 
     def prepare(self, rows: int) -> None:
-        """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
+        """Compile and capture steps of up to `rows` sequences, and compile the kernels for long chunks."""
+        # the largest first, so that all share their memory
+        self.steps.warm_up_mixed(rows)
         self.steps.warm_up(range(1, rows + 1))
         if self.decoder.slots is not None:
             self.steps.warm_up_adapted(range(1, rows + 1))

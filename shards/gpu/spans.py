@@ -63,10 +63,10 @@ class Step:
         """Whether every sequence has one new token."""
         return len(self.known) == len(self.rows)
 
-    def sorted(self, *, dense_from_pairs: int) -> tuple[Step, tuple[int, int, int]]:
+    def sorted(self, *, dense_from_pairs: int | None) -> tuple[Step, tuple[int, int, int]]:
         """The same step with decoding rows first, then short chunks, then long ones; and the number of rows per kind.
 
-        A chunk is long if it has at least `dense_from_pairs` pairs of a new and a seen position.
+        A chunk is long if it has at least `dense_from_pairs` pairs of a new and a seen position; None: no chunk is.
         """
         kinds = [_kind(row, dense_from_pairs) for row in self.rows]
         counts = (kinds.count(0), kinds.count(1), kinds.count(2))
@@ -91,10 +91,10 @@ class Step:
         return step, counts
 
 
-def _kind(row: Row, dense_from_pairs: int) -> int:
+def _kind(row: Row, dense_from_pairs: int | None) -> int:
     if row.tokens == 1:
         return 0
-    return 1 if row.tokens * row.context_tokens < dense_from_pairs else 2
+    return 1 if dense_from_pairs is None or row.tokens * row.context_tokens < dense_from_pairs else 2
 
 
 def step_of_batch(batch: Batch, *, unread: int) -> Step:

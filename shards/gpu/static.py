@@ -1,4 +1,4 @@
-"""Buffers of decoding steps at fixed addresses, because a captured graph reads fixed addresses."""
+"""Buffers of steps at fixed addresses, because a captured graph reads fixed addresses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from shards.gpu.cache import GpuCache
-from shards.gpu.layout import FieldShape, decode_layout
+from shards.gpu.layout import FieldShape, Size, decode_layout, mixed_layout
 from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, splits_of
 from shards.network.config import NetworkConfig
 
 
 class StaticBuffers:
-    """Room for decoding steps of up to `rows` rows.
+    """Room for decoding steps of up to `rows` rows, and for other steps of these `sizes`.
 
     `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
     have room for a full cache without shared blocks, or for all that a window shows. Steps that need more (many long
@@ -28,14 +28,17 @@ class StaticBuffers:
         cache: GpuCache,
         rows: int,
         *,
+        sizes: Sequence[Size] = (),
         device: torch.device,
         dtype: torch.dtype,
         adapted: tuple[FieldShape, ...] = (),
     ) -> None:
         pages = -(-config.max_positions // BLOCK_TOKENS)
-        self.tables = torch.zeros(rows, pages, dtype=torch.int32, device=device)
-        words = decode_layout(rows, pages, cache.mapped, adapted).words
-        self._buffer = torch.zeros(words, dtype=torch.int32, device=device)
+        # and one of padding
+        self.tables = torch.zeros(rows + 1, pages, dtype=torch.int32, device=device)
+        words = [mixed_layout(size, pages, cache.mapped).words for size in sizes]
+        words.append(decode_layout(rows, pages, cache.mapped, adapted).words)
+        self._buffer = torch.zeros(max(words), dtype=torch.int32, device=device)
         # one for all graphs: separate ones would take a gigabyte in total for a large vocabulary
         self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)
         full = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
@@ -48,11 +51,11 @@ class StaticBuffers:
         }
 
     def __repr__(self) -> str:
-        return f"StaticBuffers({len(self.tables)} rows, splits by window {self._rooms})"
+        return f"StaticBuffers({len(self.logits)} rows, splits by window {self._rooms})"
 
     def has_room(self, contexts: Sequence[int]) -> bool:
-        """Do a step's contexts fit? Checked on the host before each step: splits beyond the room would be lost."""
-        if max(contexts) > self.tables.shape[1] * BLOCK_TOKENS:
+        """Do the contexts of decoding rows fit? Checked before each step: splits beyond the room would be lost."""
+        if max(contexts, default=0) > self.tables.shape[1] * BLOCK_TOKENS:
             return False
         # an upper bound: nearly always sufficient, and ten times as fast as counting
         bound = sum(contexts) // SPLIT_TOKENS + len(contexts)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -21,21 +21,33 @@ from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY, Drawing, Sample
 from shards.gpu.adapted_rows import MOST_FEW, AdaptedFields, shapes_of, tile_rows
 from shards.gpu.cache import GpuCache
-from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
+from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Long, Prefills
 from shards.gpu.draws import Draws
 from shards.gpu.fill import (
     Arrays,
+    fill_chunks,
+    fill_contexts,
     fill_decodes,
     fill_drawings,
     fill_pages,
     fill_tables,
     fill_tokens,
+    fill_wanted,
     for_every_row,
     most_pages,
 )
-from shards.gpu.graphs import Graphs, cuda_capture
+from shards.gpu.graphs import Capture, Graphs, cuda_capture
 from shards.gpu.guard import require_step
-from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, drawing_fields, mixed_fields
+from shards.gpu.layout import (
+    Layout,
+    Size,
+    bucket_for,
+    decode_buckets,
+    decode_layout,
+    drawing_fields,
+    mixed_layout,
+    mixed_sizes,
+)
 from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
 from shards.gpu.transfers import Inbound, Outbound, Ticket, samples_of
@@ -43,7 +55,7 @@ from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
-from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
+from shards.kernels.paged_prefill import PrefillPlan, Tile, tiles_of
 from shards.kernels.sampling import DrawnRows
 
 Tensors = Mapping[str, Tensor]
@@ -51,13 +63,15 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """At most `rows` sequences run at the same time; decoding steps of up to `graph_rows` use graphs, if `graphs`.
+    """At most `rows` sequences run at the same time. Decoding steps of up to `graph_rows` use graphs, if `graphs`, and
+    steps with chunks of up to `graph_tokens` tokens.
 
     `dense_from_pairs`: a chunk with at least this many pairs of a new and a seen position uses dense attention.
     """
 
     rows: int = 1024
     graph_rows: int = 256
+    graph_tokens: int = 512
     graphs: bool = True
     dense_from_pairs: int = 2048 * 2048
 
@@ -85,7 +99,14 @@ class _Computed:
 class Steps:
     """Runs steps of `decoder` on `cache`. At most three may be submitted and uncollected."""
 
-    def __init__(self, decoder: GpuDecoder, cache: GpuCache, options: StepOptions | None = None) -> None:
+    def __init__(
+        self,
+        decoder: GpuDecoder,
+        cache: GpuCache,
+        options: StepOptions | None = None,
+        *,
+        capture: Capture | None = None,
+    ) -> None:
         self._decoder, self.cache, self.options = decoder, cache, options or StepOptions()
         device, rows = decoder.device, self.options.rows
         self._pool = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -95,12 +116,26 @@ class Steps:
         self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
         adapted = shapes_of(self._adapted(self._buckets[-1], adapts=decoder.slots is not None))
-        self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype, adapted=adapted)
-        capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
+        self._dense_from = None if decoder.dense is None else self.options.dense_from_pairs
+        if capture is None and self.options.graphs and device.type == "cuda":
+            capture = cuda_capture()
+        # padding pays off in graphs alone
+        self._most_tokens = 0 if capture is None else self.options.graph_tokens
+        self._static = StaticBuffers(
+            config,
+            cache,
+            self._buckets[-1],
+            sizes=self._sizes_up_to(self._buckets[-1]),
+            device=device,
+            dtype=dtype,
+            adapted=adapted,
+        )
         self._decoding = Graphs(partial(self._compute_decode, adapts=False), capture)
         # apart, so that steps without adapters have no launch for them
         self._decoding_adapted = Graphs(partial(self._compute_decode, adapts=True), capture)
-        self._drawing = Graphs(self._draw_decode, capture)
+        self._mixed = Graphs(self._compute_padded, capture)
+        self._sizes: tuple[Size, ...] = ()
+        self._drawing = Graphs(self._draw_rows, capture)
         self._draws = Draws(self._pool, config.vocab_size)
         self._held: tuple[Ticket, _Computed] | None = None
 
@@ -115,8 +150,8 @@ class Steps:
     @property
     def uncaptured_steps(self) -> int:
         """Steps that were computed without a graph since a capture failed."""
-        computed = self._decoding.uncaptured_steps + self._decoding_adapted.uncaptured_steps
-        return max(computed, self._drawing.uncaptured_steps)
+        computing = (self._decoding, self._decoding_adapted, self._mixed)
+        return max(sum(graphs.uncaptured_steps for graphs in computing), self._drawing.uncaptured_steps)
 
     def reserve(self, rows: int) -> None:
         """Allocate the slots and masks of `rows` sequences; before the first step."""
@@ -194,6 +229,16 @@ class Steps:
         spans = [first, *[replace(first, drawing=None)] * (MOST_FEW // tokens)]
         self._draw(self._run(step_of_spans(spans), adapts=True))
 
+    def warm_up_mixed(self, rows: int) -> None:
+        """Capture steps with chunks of all sizes for up to `rows` sequences, largest first. No other size has a graph,
+        so none is captured while requests wait.
+        """
+        self._sizes = self._sizes_up_to(bucket_for(rows, self._buckets) or self._buckets[-1])
+        # in the padding block, so no cached block changes, and behind the place where padding writes
+        step = step_of_spans([Span(self.unread, [0], 1, [self.cache.blocks], GREEDY)])
+        for size in reversed(self._sizes):
+            self._draw(self._run_padded(step, 1, (), size))
+
     def check(self) -> None:
         """Assert that no buffer in use can be overwritten."""
         self._inbound.check()
@@ -252,9 +297,9 @@ class Steps:
         return DrawnRows(computed.of_step(drawn.tokens, 1), computed.of_step(drawn.logprobs))
 
     def _run_decode(self, step: Step, bucket: int, *, adapts: bool) -> _Computed:
-        rows, pages = len(step.rows), most_pages(step.rows)
+        rows = len(step.rows)
         adapted = self._adapted(bucket, adapts=adapts)
-        layout = decode_layout(bucket, pages, self.cache.mapped, shapes_of(adapted))
+        layout = decode_layout(bucket, most_pages(step.rows), self.cache.mapped, shapes_of(adapted))
         host = self._outbound.next(layout.words)
         arrays = layout.arrays(host.numpy())
         fill_drawings(arrays, *for_every_row(step, bucket, unread=self.unread))
@@ -262,8 +307,7 @@ class Steps:
         fill_decodes(arrays, step.rows)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
         self._fill_adapted(arrays, step, adapted)
-        fields = layout.tensors(self._outbound.send(host, self._static.input(layout.words)))
-        self._static.tables[:bucket, :pages].copy_(fields["tables"])
+        fields = self._send(host, layout)
         logits = (self._decoding_adapted if adapts else self._decoding).run(bucket)
         if np.array_equal(step.wanted, np.arange(rows)):
             return _Computed(logits, fields, step.drawings, bucket)
@@ -272,8 +316,15 @@ class Steps:
         wanted.numpy()[:] = step.wanted
         return _Computed(logits, fields, step.drawings, bucket, self._outbound.send(wanted))
 
+    def _send(self, host: Tensor, layout: Layout) -> Tensors:
+        """Send a step's numbers to where graphs read them; returns their fields there."""
+        fields = layout.tensors(self._outbound.send(host, self._static.input(layout.words)))
+        tables = fields["tables"]
+        self._static.tables[: len(tables), : tables.shape[1]].copy_(tables)
+        return fields
+
     @torch.inference_mode()
-    def _draw_decode(self, bucket: int) -> DrawnRows:
+    def _draw_rows(self, bucket: int) -> DrawnRows:
         # they come first in the layout of every step
         layout = Layout.of(drawing_fields(bucket))
         return self._draws.run(self._static.logits[:bucket], layout.tensors(self._static.input(layout.words)))
@@ -288,51 +339,76 @@ class Steps:
             plan_decode(plan, fields["context"])
         tables = self._static.tables[:bucket]
         decodes = Decodes(tables, self._of_windows(fields, tables), fields["context"], plans)
-        return self._compute(fields, decodes, (), None, adapted=adapted, out=self._static.logits[:bucket])
+        return self._compute(fields, decodes, None, None, adapted=adapted, out=self._static.logits[:bucket])
 
     def _run_mixed(self, step: Step, *, adapts: bool) -> _Computed:
-        step, counts = step.sorted(dense_from_pairs=self.options.dense_from_pairs)
-        bounds = np.cumsum((0, *counts)).tolist()
-        decoding, short, long = (step.rows[start:stop] for start, stop in pairwise(bounds))
-        chunks = [(rows, self._plan_prefill(rows)) for rows in (short, long) if rows]
-        adapted = self._adapted(len(step.known), len(step.wanted), adapts=adapts)
-        layout = Layout.of(
-            mixed_fields(
-                len(step.known),
-                len(step.wanted),
-                decodes=(len(decoding), most_pages(decoding)),
-                prefills=[(len(rows), most_pages(rows), len(plan.tiles)) for rows, plan in chunks],
-                mapped=self.cache.mapped,
-                adapted=shapes_of(adapted),
-            )
-        )
+        step, kinds = step.sorted(dense_from_pairs=self._dense_from)
+        decoding, _, long = kinds
+        tiles = self._tiles_of(step.rows, kinds)
+        # rows with adapters would need graphs of their own
+        size = None if adapts or long else self._size_for(step, decoding, len(tiles))
+        if size is not None:
+            return self._run_padded(step, decoding, tiles, size)
+        size = Size(len(step.known), len(step.rows), decoding, len(step.wanted), len(tiles))
+        adapted = self._adapted(size.tokens, size.drawn, adapts=adapts)
+        layout = mixed_layout(size, most_pages(step.rows), self.cache.mapped, shapes_of(adapted))
+        host = self._filled(step, decoding, tiles, layout)
+        self._fill_adapted(layout.arrays(host.numpy()), step, adapted)
+        fields = layout.tensors(self._outbound.send(host))
+        plans = self._plan_decodes(fields["context"][:decoding], step.rows[:decoding])
+        dense = Long.of(step.rows[-long:], tile_tokens=self._tile.tokens) if long else None
+        logits = self._compute_mixed(size, fields, fields["tables"], plans, long=dense, adapted=adapted)
+        return _Computed(logits, fields, step.drawings)
+
+    def _run_padded(self, step: Step, decoding: int, tiles: Sequence[tuple[int, int]], size: Size) -> _Computed:
+        layout = mixed_layout(size, most_pages(step.rows), self.cache.mapped)
+        fields = self._send(self._filled(step, decoding, tiles, layout), layout)
+        return _Computed(self._mixed.run(size), fields, step.drawings, size.drawn)
+
+    def _filled(self, step: Step, decoding: int, tiles: Sequence[tuple[int, int]], layout: Layout) -> Tensor:
+        """A buffer of the host with all fields of the step."""
         host = self._outbound.next(layout.words)
         arrays = layout.arrays(host.numpy())
-        fill_drawings(arrays, step.drawings, step.targets.tolist())
+        fill_wanted(arrays, step, unread=self.unread)
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
-        fill_decodes(arrays, decoding)
+        fill_contexts(arrays["context"], step.rows[:decoding])
+        fill_chunks(arrays, step.rows, tiles, tokens=len(step.known), tile_tokens=self._tile.tokens)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
-        self._fill_adapted(arrays, step, adapted)
-        arrays["wanted"][:] = step.wanted
-        for index, (rows, plan) in enumerate(chunks):
-            arrays[f"first_queries {index}"][:] = plan.first_queries.numpy()
-            arrays[f"context {index}"][:] = plan.context_tokens.numpy()
-            arrays[f"tiles {index}"][:] = plan.tiles.numpy()
-            fill_tables(arrays[f"tables {index}"], rows)
-        fields = layout.tensors(self._outbound.send(host))
-        prefills = tuple(
-            self._prefills(fields, index, rows, plan, is_dense=rows is long)
-            for index, (rows, plan) in enumerate(chunks)
-        )
-        decodes = self._plan_decodes(fields, [row.context_tokens for row in decoding]) if decoding else None
-        logits = self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted)
-        return _Computed(logits, fields, step.drawings)
+        fill_tables(arrays["tables"], step.rows)
+        return host
+
+    @torch.inference_mode()
+    def _compute_padded(self, size: Size) -> Tensor:
+        layout = mixed_layout(size, 0, self.cache.mapped)
+        fields = layout.tensors(self._static.input(layout.words))
+        plans = self._static.plans(size.decoding)
+        for plan in plans.values():
+            plan_decode(plan, fields["context"][: size.decoding])
+        tables, out = self._static.tables[: size.rows], self._static.logits[: size.drawn]
+        return self._compute_mixed(size, fields, tables, plans, out=out)
+
+    def _compute_mixed(
+        self,
+        size: Size,
+        fields: Tensors,
+        tables: Tensor,
+        plans: Mapping[int | None, DecodePlan],
+        *,
+        long: Long | None = None,
+        adapted: Sequence[AdaptedFields] = (),
+        out: Tensor | None = None,
+    ) -> Tensor:
+        windowed, rows = self._of_windows(fields, tables), size.decoding
+        decodes = Decodes(tables[:rows], windowed[:rows], fields["context"][:rows], plans) if rows else None
+        plan = PrefillPlan(fields["first_queries"], fields["seen"], fields["tiles"], self._tile)
+        prefills = Prefills(tables, windowed, plan, long) if size.tiles else None
+        return self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted, out=out)
 
     def _compute(
         self,
         fields: Tensors,
         decodes: Decodes | None,
-        prefills: tuple[Prefills, ...],
+        prefills: Prefills | None,
         wanted: Tensor | None,
         *,
         adapted: Sequence[AdaptedFields],
@@ -364,41 +440,40 @@ class Steps:
             for each, own in zip(adapted, (slots, slots[step.wanted]), strict=False):
                 each.fill(arrays, own)
 
-    def _plan_prefill(self, rows: Sequence[Row]) -> PrefillPlan:
-        """The plan on the host; it is sent with the other metadata."""
-        return plan_prefill(
-            [row.tokens for row in rows],
-            [row.context_tokens for row in rows],
-            tile=self._tile,
-            device=torch.device("cpu"),
-        )
+    def _tiles_of(self, rows: Sequence[Row], kinds: tuple[int, int, int]) -> list[tuple[int, int]]:
+        """The tiles (row, first new token) of short chunks, and behind them those of long ones."""
+        found: list[tuple[int, int]] = []
+        for start, stop in pairwise(accumulate(kinds)):
+            chunks = rows[start:stop]
+            tiles = tiles_of([row.tokens for row in chunks], [row.context_tokens for row in chunks], tile=self._tile)
+            found += [(start + row, token) for row, token in tiles]
+        return found
 
-    def _plan_decodes(self, fields: Tensors, contexts: list[int]) -> Decodes:
+    def _sizes_up_to(self, rows: int) -> tuple[Size, ...]:
+        return mixed_sizes(self._most_tokens, rows, tile_tokens=self._tile.tokens)
+
+    def _size_for(self, step: Step, decoding: int, tiles: int) -> Size | None:
+        """The smallest size of the warm-up with room for this step; None if there is none."""
+        # padding would change shapes, and with them the bits of the result
+        if step.is_exact or not self._static.has_room([row.context_tokens for row in step.rows[:decoding]]):
+            return None
+        need = {"tokens": len(step.known), "rows": len(step.rows), "drawn": len(step.wanted), "tiles": tiles}
+        return next((size for size in self._sizes if size.holds(**need, tile_tokens=self._tile.tokens)), None)
+
+    def _plan_decodes(self, contexts: Tensor, rows: Sequence[Row]) -> dict[int | None, DecodePlan]:
+        """By window, a plan for exactly these rows, in memory of its own."""
+        if not rows:
+            return {}
         config, device = self._decoder.config, self._decoder.device
+        known = [row.context_tokens for row in rows]
         plans: dict[int | None, DecodePlan] = {}
         for window in set(config.windows):
-            splits = splits_of(contexts, window=window)
+            splits = splits_of(known, window=window)
             plans[window] = DecodePlan.with_room(
-                len(contexts), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
+                len(rows), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
             )
-            plan_decode(plans[window], fields["context"], contexts=contexts)
-        return Decodes(fields["tables"], self._of_windows(fields, fields["tables"]), fields["context"], plans)
-
-    def _prefills(
-        self, fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool
-    ) -> Prefills:
-        on_device = PrefillPlan(
-            fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.tile
-        )
-        tables = fields[f"tables {index}"]
-        return Prefills(
-            tables=tables,
-            window_tables=self._of_windows(fields, tables),
-            plan=on_device,
-            new_tokens=[row.tokens for row in rows],
-            context_tokens=[row.context_tokens for row in rows],
-            is_dense=is_dense,
-        )
+            plan_decode(plans[window], contexts, contexts=known)
+        return plans
 
     def _of_windows(self, fields: Tensors, blocks: Tensor) -> Tensor:
         """The pages of `blocks` in layers with a window; the blocks themselves if there are no pages."""

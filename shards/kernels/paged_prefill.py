@@ -53,6 +53,11 @@ class Tile:
         require(group <= rows <= MOST_ROWS, f"a group of {group} heads does not fit into {min(rows, MOST_ROWS)} rows")
         return cls(rows, warps, group)
 
+    @property
+    def tokens(self) -> int:
+        """The most tokens that one program computes."""
+        return self.rows // self.group
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
@@ -60,7 +65,8 @@ class PrefillPlan:
 
     first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] include the new ones;
     tiles [tiles, sequence|first new token]: from there a program takes as many tokens as `tile` has rows for their
-    heads. All int32.
+    heads, and none behind the last one. All int32. The result is 0 for tokens of a sequence without a context, and
+    for sequences without tiles it is not written.
     """
 
     first_queries: torch.Tensor
@@ -122,19 +128,22 @@ def plan_prefill(
 
     Raises ValueError for more new tokens than context.
     """
-    pairs = list(zip(new_tokens, context_tokens, strict=True))
-    for new, context in pairs:
-        require(0 < new <= context, f"{new} new tokens in a context of {context}")
-    starts = [
-        (sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, tile.rows // tile.group)
-    ]
-    # the longest first: otherwise they would run alone at the end
-    starts.sort(key=lambda tile: pairs[tile[0]][0] - pairs[tile[0]][1] - tile[1])
+    starts = tiles_of(new_tokens, context_tokens, tile=tile)
     sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
     first_queries, contexts, tiles = (
         torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), starts)
     )
     return PrefillPlan(first_queries, contexts, tiles, tile)
+
+
+def tiles_of(new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile) -> list[tuple[int, int]]:
+    """The tiles (sequence, first new token) of `plan_prefill`. Raises ValueError for more new tokens than context."""
+    pairs = list(zip(new_tokens, context_tokens, strict=True))
+    for new, context in pairs:
+        require(0 < new <= context, f"{new} new tokens in a context of {context}")
+    starts = [(sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, tile.tokens)]
+    # the longest first: otherwise they would run alone at the end
+    return sorted(starts, key=lambda start: pairs[start[0]][0] - pairs[start[0]][1] - start[1])
 
 
 @triton.jit
@@ -231,7 +240,8 @@ def _paged_prefill(
     newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
     last = tl.max(newest, axis=0)
     end = tl.cdiv(last + 1, BLOCK)
-    unmasked_end = (context - new_tokens + start + 1) // BLOCK
+    # a sequence without a context has no page, and its positions are negative
+    unmasked_end = tl.minimum(tl.maximum(context - new_tokens + start + 1, 0) // BLOCK, end)
     kv += head * kv_head
     if QUANTISED:
         scales += head * scales_head
@@ -251,7 +261,7 @@ def _paged_prefill(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
         )  # fmt: skip
-    result = carried[2] / carried[1][:, None]
+    result = carried[2] / tl.where(end > 0, carried[1], 1.0)[:, None]
     at = at_token * (KV_HEADS * GROUP * DIM) + at_row
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
 

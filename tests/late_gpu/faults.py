@@ -128,6 +128,22 @@ FAULTS = (
         r"not close|nan",
     ),
     Fault(
+        "out of bounds: tiles of padding look for pages",
+        "shards/kernels/paged_prefill.py",
+        "tl.minimum(tl.maximum(context - new_tokens + start + 1, 0) // BLOCK, end)",
+        "tl.maximum(context - new_tokens + start + 1, 0) // BLOCK",
+        f"{KERNELS}/test_paged_prefill.py::test_tokens_of_padding_are_zero_and_tiles_of_padding_need_no_page",
+        r"past the end",
+    ),
+    Fault(
+        "stale graph address: chunks are not sent to memory that the graph reads",
+        "shards/gpu/step.py",
+        "        fields = self._send(self._filled(step, decoding, tiles, layout), layout)\n",
+        "        fields = layout.tensors(self._outbound.send(self._filled(step, decoding, tiles, layout)))\n",
+        f"{HERE}::test_a_graph_with_chunks_reads_what_each_step_sends",
+        r"index out of range",
+    ),
+    Fault(
         "missing event: a buffer is filled while it is copied to the GPU",
         "shards/gpu/transfers.py",
         "        if copied is not None:\n            copied.synchronize()\n",
@@ -188,8 +204,8 @@ FAULTS = (
     Fault(
         "mixed devices: a kernel is given memory of the host",
         "shards/gpu/step.py",
-        'fields[f"first_queries {index}"], fields[f"context {index}"]',
-        'plan.first_queries, fields[f"context {index}"]',
+        'PrefillPlan(fields["first_queries"], fields["seen"]',
+        'PrefillPlan(fields["first_queries"], fields["seen"].cpu()',
         f"{HERE}::test_graphs_read_what_each_step_sends",
         r"Pointer argument \(at \d+\) cannot be accessed",
     ),

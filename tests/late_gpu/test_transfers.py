@@ -16,7 +16,7 @@ from shards.gpu.cache import MOST_SHARE, GpuCache, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.host import PinnedMemory
 from shards.gpu.network import GpuNetwork
-from shards.gpu.spans import Span, step_of_spans
+from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.step import StepOptions
 from shards.gpu.transfers import TURNS, Inbound, Outbound
 from shards.gpu.weights import moved
@@ -40,7 +40,7 @@ CONFIG = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 2, 1, 16, 512, 1e-6, Rope
 @pytest.fixture
 def network() -> GpuNetwork:
     weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.float32)
-    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4))
+    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4, graph_tokens=64))
     network.allocate(8)
     return network
 
@@ -163,7 +163,8 @@ def test_the_host_memory_of_a_cache_is_page_locked() -> None:
 @pytest.mark.parametrize(("tokens", "rows"), [(40, 3), (3, 8)])
 def test_the_room_for_kv_is_what_the_largest_step_leaves(dense: str | None, tokens: int, rows: int) -> None:
     weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.bfloat16)
-    options = StepOptions(rows=8, dense_from_pairs=1)
+    # numbers of 512 tokens at fixed addresses would be much beside such a small step
+    options = StepOptions(rows=8, graph_tokens=64, dense_from_pairs=1)
     network = GpuNetwork(GpuDecoder(CONFIG, weights, dense=dense), options=options)
     gc.collect()
     free, _ = torch.cuda.mem_get_info()
@@ -193,7 +194,7 @@ def test_no_kernel_is_compiled_after_the_warm_up(network: GpuNetwork) -> None:
 def adapted(tmp_path: Path) -> tuple[GpuNetwork, PackedAdapter]:
     """A network with an adapter for its rows."""
     weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.float32)
-    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4))
+    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4, graph_tokens=64))
     _, form = network.adapt(AdapterOptions())
     network.allocate(8)
     return network, form.read(write_adapter(tmp_path / "a", CONFIG, rank=4, seed=1), "a")
@@ -239,6 +240,67 @@ def test_the_room_for_kv_is_what_adapters_leave(tmp_path: Path) -> None:
         rooms.append(kv_bytes(Model("m", network), None, options, gpu_shards=1))
     assert network.decoder.slots is not None
     assert rooms[0] - rooms[1] >= network.decoder.slots.nbytes * MOST_SHARE - 4096
+
+
+def a_mixed_step(at: int, chunk: int) -> Step:
+    """A sequence that decodes, and a chunk of another one behind `at` tokens."""
+    decoding = Span(0, [7], 4 + at, [1, 2], Drawing())
+    return step_of_spans([Span(1, some_tokens(chunk), at, [3, 4, 5], Drawing()), decoding])
+
+
+def test_a_step_with_a_chunk_is_two_launches_and_what_moves_its_numbers(network: GpuNetwork) -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    network.prepare(2)
+    tokens_of(network, 2, (1, 2))
+    before = gpu.launches.copy()
+    network.steps.collect(network.steps.submit(a_mixed_step(0, 20)))
+    assert gpu.launches - before == {"graph": 2, "aten::copy_": 3}
+
+
+def test_a_graph_with_chunks_reads_what_each_step_sends(network: GpuNetwork) -> None:
+    network.prepare(2)
+    eager = GpuNetwork(network.decoder, options=StepOptions(rows=4, graphs=False))
+    eager.allocate(8)
+    for at, chunk in ((0, 30), (30, 5), (35, 60), (95, 2)):
+        drawn = []
+        for each in (network, eager):
+            if not at:
+                tokens_of(each, 2, (1, 2))
+            drawn.append(tokens_in(each.steps.collect(each.steps.submit(a_mixed_step(at, chunk)))))
+        assert drawn[0] == drawn[1]
+    assert len(set(network.steps._mixed.captured)) == 1
+
+
+def test_all_graphs_are_captured_before_the_first_request(network: GpuNetwork) -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    before = len(gpu.recordings)
+    network.prepare(3)
+    # 1, 2 and 4 decoding rows and their draws, and 64 tokens with chunks
+    assert len(gpu.recordings) - before == 7
+    tokens_of(network, 2, (1, 2))
+    # one chunk fits into no graph
+    for at, chunk in ((0, 30), (30, 70), (100, 2)):
+        network.steps.collect(network.steps.submit(a_mixed_step(at, chunk)))
+    network.forward(a_batch((some_tokens(3), 0, (6,))))
+    assert len(gpu.recordings) - before == 7
+
+
+def test_graphs_of_all_sizes_take_the_memory_of_the_largest() -> None:
+    gpu = LateGpu.present
+    assert gpu is not None
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=GPU, dtype=torch.float32)
+    network = GpuNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=2, graph_tokens=128))
+    network.allocate(2)
+    gc.collect()
+    before = gpu.most_allocated = gpu.allocated
+    network.steps.warm_up_mixed(2)
+    assert len(network.steps._mixed.captured) == 2
+    gc.collect()
+    # what stays are the draws of two rows
+    assert gpu.allocated - before <= 2 * 4 * (2 + LOGPROB_WORDS)
+    assert gpu.most_allocated - before <= working_bytes(CONFIG, batch_tokens=128, rows=2, dtype=torch.float32)
 
 
 def test_a_decoding_step_is_two_launches_and_what_moves_its_numbers(network: GpuNetwork) -> None:

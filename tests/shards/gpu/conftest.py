@@ -24,7 +24,7 @@ PLAIN = {
         "support",
     )
 }
-KERNELS = {"test_adapters.py", "test_decoder.py", "test_serving.py", "test_window_pages.py"}
+KERNELS = {"test_adapters.py", "test_decoder.py", "test_mixed.py", "test_serving.py", "test_window_pages.py"}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 
 if INTERPRETED:

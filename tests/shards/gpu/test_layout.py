@@ -4,33 +4,37 @@ import numpy as np
 import pytest
 import torch
 
-from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_fields, mixed_fields
+from shards.gpu.layout import (
+    Layout,
+    Size,
+    bucket_for,
+    decode_buckets,
+    decode_fields,
+    mixed_fields,
+    mixed_sizes,
+)
 
 
 def test_what_is_written_on_the_host_is_read_on_the_device() -> None:
-    layout = Layout.of(mixed_fields(5, 2, decodes=(1, 3), prefills=[(1, 2, 4), (2, 1, 1)]))
+    layout = Layout.of(mixed_fields(Size(tokens=5, rows=3, decoding=1, drawn=2, tiles=4), 3))
     layout.check()
     host = torch.zeros(layout.words, dtype=torch.int32)
     arrays, tensors = layout.arrays(host.numpy()), layout.tensors(host)
     arrays["seed"][:] = (-1, 2**62)
     arrays["temperature"][:] = (0.5, 2.0)
-    arrays["tiles 0"][:] = np.arange(8).reshape(4, 2)
+    arrays["tiles"][:] = np.arange(8).reshape(4, 2)
     assert tensors["seed"].tolist() == [-1, 2**62]
     assert tensors["temperature"].tolist() == [0.5, 2.0]
-    assert tensors["tiles 0"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert not tensors["tables 1"].any()
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.endswith("1")} == {
-        "first_queries 1": (3,),
-        "context 1": (2,),
-        "tiles 1": (1, 2),
-        "tables 1": (2, 1),
-    }
+    assert tensors["tiles"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not tensors["tables"].any()
+    names = ("wanted", "source", "context", "seen", "first_queries", "tables")
+    assert [tuple(tensors[name].shape) for name in names] == [(2,), (5,), (3,), (3,), (4,), (3, 3)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 256])
 def test_fields_are_aligned_and_apart_whatever_their_sizes(rows: int) -> None:
     Layout.of(decode_fields(rows, 5)).check()
-    Layout.of(mixed_fields(rows + 3, rows, decodes=(rows, 2), prefills=[(3, 1, 9)])).check()
+    Layout.of(mixed_fields(Size(rows + 3, rows + 1, rows, rows, 9), 2)).check()
 
 
 def test_the_width_of_the_tables_moves_nothing_before_them() -> None:
@@ -48,6 +52,41 @@ def test_buckets_are_fine_for_small_batches_and_multiples_of_eight_above() -> No
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (8, 8), (9, 16), (17, None)])
 def test_rows_go_into_the_smallest_bucket_that_holds_them(rows: int, bucket: int | None) -> None:
     assert bucket_for(rows, decode_buckets(16)) == bucket
+
+
+def test_steps_with_chunks_are_padded_to_multiples_of_64_tokens_of_few_or_all_rows() -> None:
+    sizes = mixed_sizes(512, 256, tile_tokens=32)
+    assert sizes == tuple(sorted(sizes))
+    by_tokens = {tokens: [size.drawn for size in sizes if size.tokens == tokens] for tokens in range(64, 513, 64)}
+    assert by_tokens == {
+        64: [64],
+        128: [96, 128],
+        192: [96, 192],
+        **{count: [96, 256] for count in range(256, 513, 64)},
+    }
+    # half as many graphs where no more sequences run, as by default
+    assert [size.drawn for size in mixed_sizes(512, 64, tile_tokens=32)] == [64] * 8
+    assert mixed_sizes(0, 64, tile_tokens=32) == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "drawn", "tiles", "fits"),
+    [
+        (128, 64, 64, 20, True),
+        (129, 3, 3, 5, False),
+        (128, 65, 64, 20, False),
+        (128, 3, 65, 20, False),
+        (128, 3, 3, 21, False),
+        # two tiles for the tokens that are left
+        (96, 3, 0, 18, True),
+        (96, 3, 0, 20, False),
+    ],
+)
+def test_a_size_has_room_for_tokens_rows_draws_tiles_and_padding(
+    tokens: int, rows: int, drawn: int, tiles: int, fits: bool
+) -> None:
+    size = Size(tokens=128, rows=65, decoding=64, drawn=64, tiles=20)
+    assert size.holds(tokens=tokens, rows=rows, drawn=drawn, tiles=tiles, tile_tokens=32) is fits
 
 
 def test_full_buffers_are_noticed_before_a_step_and_not_by_lost_splits() -> None:

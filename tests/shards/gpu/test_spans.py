@@ -5,8 +5,16 @@ import pytest
 
 from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY, Drawing
-from shards.gpu.fill import fill_decodes, fill_drawings, fill_tokens, for_every_row, most_pages
-from shards.gpu.layout import Layout, decode_fields
+from shards.gpu.fill import (
+    fill_chunks,
+    fill_decodes,
+    fill_drawings,
+    fill_tokens,
+    fill_wanted,
+    for_every_row,
+    most_pages,
+)
+from shards.gpu.layout import Layout, Size, decode_fields, mixed_fields
 from shards.gpu.spans import Span, Step, step_of_batch, step_of_spans
 from tests.shards.tiny_checkpoints import a_batch
 
@@ -83,6 +91,21 @@ def test_padding_reads_nothing_and_goes_to_what_is_set_aside() -> None:
     assert arrays["tables"][1, 0] == 6
     # the second row draws nothing, nor does padding: their tokens go to a place that is not read
     assert arrays["target"].tolist() == [7, 100, 100, 100]
+
+
+def test_the_row_behind_the_last_has_the_tokens_and_the_tiles_that_are_left() -> None:
+    step = step_of_spans([a_decode(7, 64, [2, 5]), Span(8, [3] * 5, 0, [6], GREEDY)])
+    layout = Layout.of(mixed_fields(Size(tokens=9, rows=4, decoding=3, drawn=3, tiles=5), 2))
+    arrays = layout.arrays(np.full(layout.words, -77, dtype=np.int32))
+    fill_wanted(arrays, step, unread=100)
+    # the chunk has two tiles of 4 tokens
+    fill_chunks(arrays, step.rows, [(1, 0), (1, 4)], tokens=6, tile_tokens=4)
+    assert arrays["wanted"].tolist() == [0, 5, 0]
+    assert arrays["target"].tolist() == [7, 8, 100]
+    assert arrays["first_queries"].tolist() == [0, 1, 6, 9, 9]
+    assert arrays["seen"].tolist() == [65, 5, 0, 0]
+    # of the third row's tiles the first has its three tokens, and the others none
+    assert arrays["tiles"].tolist() == [[1, 0], [1, 4], [2, 0], [2, 4], [2, 8]]
 
 
 def test_seeds_of_64_bits_fit() -> None:

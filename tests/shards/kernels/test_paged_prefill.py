@@ -147,6 +147,27 @@ def test_the_result_goes_where_it_is_wanted(way: Way, device: torch.device, a_ca
         way(query, cache, plan, out=room[:3])
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_tokens_of_padding_are_zero_and_tiles_of_padding_need_no_page(
+    device: torch.device, dtype: torch.dtype, close: Close, a_cache: Callable[..., Any], window: int | None
+) -> None:
+    """As in a graph: one more sequence without a context has the tokens that are left, and more tiles than these."""
+    cache = a_cache([70, 66], kv_heads=1, dim=32, stored=dtype)
+    query = torch.randn(100, 2, 32, device=device).to(dtype)
+    tile = Tile(16, 4, group=2)
+    tiles = [(0, 0), (1, 0), *((2, 8 * at) for at in range(30))]
+    tables = torch.cat([cache.tables, torch.full_like(cache.tables[:1], 10**6)])
+    sums, contexts, starts = (
+        torch.tensor(values, dtype=torch.int32, device=device) for values in ([0, 5, 7, 100], [70, 66, 0], tiles)
+    )
+    out = torch.full_like(query, torch.nan)
+    plan = PrefillPlan(sums, contexts, starts, tile)
+    paged_prefill(query, cache.kv, tables=tables, plan=plan, scales=cache.scales, window=window, out=out)
+    known = plan_prefill([5, 2], [70, 66], tile=tile, device=device)
+    close(out[:7], paged_prefill_reference(query[:7], cache.kv, tables=cache.tables, plan=known, window=window))
+    assert not out[7:].any()
+
+
 def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., Any]) -> None:
     cache = a_cache([3], kv_heads=2, dim=32, stored=torch.float16)
     plan = plan_prefill([2], [3], tile=Tile(64, 8, group=2), device=device)
