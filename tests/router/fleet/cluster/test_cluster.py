@@ -224,6 +224,32 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
     assert heard == ["b0"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_polled_backend_reports_is_kept_until_its_next_probe(fails: bool) -> None:
+    class Polled(FakeBackend):
+        is_polled = True
+        asked = 0
+
+        def load(self) -> Load:
+            self.asked += 1
+            return super().load()
+
+        async def probe(self) -> None:
+            self.reported = Load(running=self.reported.running + 1) if self.reported.running else Load(running=1)
+            if fails:
+                raise BackendFailed("x")
+
+    backend = Polled("b0", "own", models=frozenset({MODEL}))
+    cluster = Cluster([backend])
+    for probes in range(3):
+        views = [cluster.view(0.0).backends[0] for _ in range(3)]
+        assert [view.running for view in views] == 3 * [probes]
+        before = backend.asked
+        cluster.view(0.0)
+        assert backend.asked == before, "it was asked a moment ago"
+        await cluster.probe("b0")
+
+
 async def test_every_event_that_may_make_room_names_its_backend() -> None:
     heard: list[str] = []
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
