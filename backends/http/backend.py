@@ -124,12 +124,17 @@ class HttpBackend(ABC):
 
     def _rank_headers(self) -> Mapping[str, str]:
         """The header that names the rank to the server; empty if there is only one."""
-        return {RANK_HEADER: str(self.rank)} if len((self._first or self)._loads) > 1 else {}
+        return {RANK_HEADER: str(self.rank)} if self._is_ranked else {}
 
     @property
     def _server(self) -> Self:
         """Rank 0, which learns for all."""
         return self._first or self
+
+    @property
+    def _is_ranked(self) -> bool:
+        """Whether its server has several ranks, so that each request names one of them."""
+        return len((self._first or self)._loads) > 1
 
     @property
     def open_requests(self) -> int:

@@ -55,7 +55,7 @@ class LinePlaces(NamedTuple):
         is_one = self.pools is None or other.pools is None or not set(self.pools).isdisjoint(other.pools)
         return self.model == other.model and is_one
 
-    def with_(self, other: LinePlaces) -> LinePlaces:
+    def joined(self, other: LinePlaces) -> LinePlaces:
         """Where lines of either may go."""
         if self.pools is None or other.pools is None:
             return LinePlaces(self.model)
@@ -189,7 +189,7 @@ class LineRoom:
         if (line := self._lines.get(request.id)) is not None:
             line.places = LinePlaces(line.places.model, request.pools)
             key = request.tenant, line.places.model
-            self._seen[key] = self._seen.get(key, line.places).with_(line.places)
+            self._seen[key] = self._seen.get(key, line.places).joined(line.places)
             return
         if backend is None:
             return

@@ -43,7 +43,7 @@ from router.call.pipeline import serve
 from router.protocols.dialects import DIALECTS
 
 READ_AHEAD = 64
-"""LinePlaces that are read from the order at a time."""
+"""Places that are read from the order at a time."""
 
 MOST_TRIES = 5
 """Tries of a line if its backend fails; a line that finds no backend or no quota is tried until its job expires."""

@@ -289,8 +289,7 @@ class _Call(msgspec.Struct, frozen=True):
     async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
         """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
         with NO_SPAN if trace is None else trace.queue():
-            # without steps the dispatcher is asked itself
-            found = placer.place(bid) if placer.steps else self.gateway.dispatcher.place(bid)
+            found = placer.place(bid)
             placed = found if isinstance(found, Placed) else await found
         rule = self.config.rules[self.ruling.rule - 1]
         mirrored = None if rule.mirror is None else self._mirrored(placed)
@@ -444,8 +443,8 @@ class _Call(msgspec.Struct, frozen=True):
                 await written
 
     def _used(self, placed: Placed) -> Usage:
-        """What was used by what passed, where the backend has not reported it: what was believed to be cached counts
-        as cached.
+        """The usage as this router counted it, for a backend that has not reported it: what was believed to be cached
+        counts as cached.
         """
         bid, flight = placed.bid, placed.flight
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
