@@ -13,6 +13,7 @@ from shards.exec.drawing import GREEDY, Drawing
 from shards.gpu.spans import Step
 from shards.kernels.adjust import COUNTS, MAY_END
 from shards.kernels.cache import BLOCK_TOKENS
+from shards.kernels.paged_prefill import TilePart
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -74,7 +75,7 @@ def fill_contexts(contexts: npt.NDArray[Any], rows: Sequence[Row]) -> None:
 
 
 def fill_chunks(
-    arrays: Arrays, rows: Sequence[Row], tiles: Sequence[tuple[int, int]], *, tokens: int, tile_tokens: int
+    arrays: Arrays, rows: Sequence[Row], tiles: Sequence[TilePart], *, tokens: int, tile_tokens: int
 ) -> None:
     """Where each of all rows has its new tokens, of `tokens` in total, and the tiles of chunks. The row behind the last
     is padding, if there is one: it has the tokens that are left, no context, and the tiles that are left.
@@ -83,9 +84,10 @@ def fill_chunks(
     arrays["first_queries"][: count + 1] = [*(row.start for row in rows), tokens]
     arrays["first_queries"][count + 1 :] = len(arrays["source"])
     fill_contexts(arrays["seen"], rows)
-    arrays["tiles"][:used] = np.array(tiles, dtype=np.int32).reshape(-1, 2)
+    arrays["tiles"][:used] = np.array(tiles, dtype=np.int32).reshape(-1, 4)
     arrays["tiles"][used:, 0] = count
     arrays["tiles"][used:, 1] = np.arange(len(arrays["tiles"]) - used) * tile_tokens
+    arrays["tiles"][used:, 2:] = 0, 1
 
 
 def fill_wanted(arrays: Arrays, step: Step, *, unread: int) -> None:

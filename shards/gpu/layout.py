@@ -131,7 +131,8 @@ def decode_layout(rows: int, pages: int, mapped: int = 0, adapted: tuple[FieldSh
 
 class Size(NamedTuple):
     """The room of a step with chunks: `tokens` tokens of `rows` sequences, of which the first `decoding` may have one
-    new token behind others. `drawn` tokens are drawn, and the chunks are cut into `tiles` tiles.
+    new token behind others. `drawn` tokens are drawn, and the chunks are cut into `tiles` tiles, of which the first
+    `cut` may be parts of tiles.
     """
 
     tokens: int
@@ -139,6 +140,7 @@ class Size(NamedTuple):
     decoding: int
     drawn: int
     tiles: int
+    cut: int = 0
 
     def holds(self, *, tokens: int, rows: int, drawn: int, tiles: int, tile_tokens: int) -> bool:
         """Whether such a step fits beside one row of padding, which needs tiles for the tokens that are left."""
@@ -157,7 +159,7 @@ def mixed_fields(size: Size, pages: int, mapped: int = 0, adapted: Sequence[Fiel
         ("context", "int32", (rows,)),
         ("seen", "int32", (rows,)),
         ("first_queries", "int32", (rows + 1,)),
-        ("tiles", "int32", (size.tiles, 2)),
+        ("tiles", "int32", (size.tiles, 4)),
         ("page_of", "int32", (mapped,)),
         *adapted,
         ("tables", "int32", (rows, pages)),
@@ -180,12 +182,12 @@ CHUNKS = 16
 """At least as many chunks fit into each padded step, besides the tiles that its tokens fill."""
 
 
-def mixed_sizes(tokens: int, rows: int, *, tile_tokens: int) -> tuple[Size, ...]:
+def mixed_sizes(tokens: int, rows: int, *, tile_tokens: int, cut: int = 0) -> tuple[Size, ...]:
     """The sizes for which graphs are made, smallest first: up to `tokens` tokens of few or of up to `rows` sequences.
-    One more sequence is padding: it has the tokens that a step does not need.
+    One more sequence is padding: it has the tokens that a step does not need. `cut` is the most parts of tiles.
     """
     return tuple(
-        Size(count, most + 1, most, most, count // tile_tokens + CHUNKS)
+        Size(count, most + 1, most, most, count // tile_tokens + CHUNKS + cut, cut)
         for count in range(MIXED_TOKENS, tokens + 1, MIXED_TOKENS)
         for most in sorted({min(FEW_ROWS, rows, count), min(rows, count)})
     )

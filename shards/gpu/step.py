@@ -55,7 +55,7 @@ from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
-from shards.kernels.paged_prefill import PrefillPlan, Tile, tiles_of
+from shards.kernels.paged_prefill import PrefillPlan, Tile, TilePart, cut_of, parts_for, tiles_of
 from shards.kernels.sampling import DrawnRows
 
 Tensors = Mapping[str, Tensor]
@@ -114,6 +114,7 @@ class Steps:
         config, dtype = decoder.config, decoder.weights.embedding.dtype
         group = config.heads // config.kv_heads
         self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
+        self._parts = parts_for(gpu_of(device), kv_heads=config.kv_heads)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
         adapted = shapes_of(self._adapted(self._buckets[-1], adapts=decoder.slots is not None))
         self._dense_from = None if decoder.dense is None else self.options.dense_from_pairs
@@ -344,12 +345,12 @@ class Steps:
     def _run_mixed(self, step: Step, *, adapts: bool) -> _Computed:
         step, kinds = step.sorted(dense_from_pairs=self._dense_from)
         decoding, _, long = kinds
-        tiles = self._tiles_of(step.rows, kinds)
+        tiles = self._tiles_of(step.rows, kinds, parts=1 if step.is_exact else self._parts)
         # rows with adapters would need graphs of their own
         size = None if adapts or long else self._size_for(step, decoding, len(tiles))
         if size is not None:
             return self._run_padded(step, decoding, tiles, size)
-        size = Size(len(step.known), len(step.rows), decoding, len(step.wanted), len(tiles))
+        size = Size(len(step.known), len(step.rows), decoding, len(step.wanted), len(tiles), cut_of(tiles))
         adapted = self._adapted(size.tokens, size.drawn, adapts=adapts)
         layout = mixed_layout(size, most_pages(step.rows), self.cache.mapped, shapes_of(adapted))
         host = self._filled(step, decoding, tiles, layout)
@@ -360,12 +361,12 @@ class Steps:
         logits = self._compute_mixed(size, fields, fields["tables"], plans, long=dense, adapted=adapted)
         return _Computed(logits, fields, step.drawings)
 
-    def _run_padded(self, step: Step, decoding: int, tiles: Sequence[tuple[int, int]], size: Size) -> _Computed:
+    def _run_padded(self, step: Step, decoding: int, tiles: Sequence[TilePart], size: Size) -> _Computed:
         layout = mixed_layout(size, most_pages(step.rows), self.cache.mapped)
         fields = self._send(self._filled(step, decoding, tiles, layout), layout)
         return _Computed(self._mixed.run(size), fields, step.drawings, size.drawn)
 
-    def _filled(self, step: Step, decoding: int, tiles: Sequence[tuple[int, int]], layout: Layout) -> Tensor:
+    def _filled(self, step: Step, decoding: int, tiles: Sequence[TilePart], layout: Layout) -> Tensor:
         """A buffer of the host with all fields of the step."""
         host = self._outbound.next(layout.words)
         arrays = layout.arrays(host.numpy())
@@ -400,7 +401,7 @@ class Steps:
     ) -> Tensor:
         windowed, rows = self._of_windows(fields, tables), size.decoding
         decodes = Decodes(tables[:rows], windowed[:rows], fields["context"][:rows], plans) if rows else None
-        plan = PrefillPlan(fields["first_queries"], fields["seen"], fields["tiles"], self._tile)
+        plan = PrefillPlan(fields["first_queries"], fields["seen"], fields["tiles"], self._tile, size.cut)
         prefills = Prefills(tables, windowed, plan, long) if size.tiles else None
         return self._compute(fields, decodes, prefills, fields["wanted"], adapted=adapted, out=out)
 
@@ -440,17 +441,19 @@ class Steps:
             for each, own in zip(adapted, (slots, slots[step.wanted]), strict=False):
                 each.fill(arrays, own)
 
-    def _tiles_of(self, rows: Sequence[Row], kinds: tuple[int, int, int]) -> list[tuple[int, int]]:
-        """The tiles (row, first new token) of short chunks, and behind them those of long ones."""
-        found: list[tuple[int, int]] = []
-        for start, stop in pairwise(accumulate(kinds)):
+    def _tiles_of(self, rows: Sequence[Row], kinds: tuple[int, int, int], *, parts: int) -> list[TilePart]:
+        """The tiles of short chunks, cut for `parts`, and behind them those of long ones, which are not cut."""
+        found: list[TilePart] = []
+        for (start, stop), most in zip(pairwise(accumulate(kinds)), (parts, 1), strict=True):
             chunks = rows[start:stop]
-            tiles = tiles_of([row.tokens for row in chunks], [row.context_tokens for row in chunks], tile=self._tile)
-            found += [(start + row, token) for row, token in tiles]
+            new, contexts = [row.tokens for row in chunks], [row.context_tokens for row in chunks]
+            tiles = tiles_of(new, contexts, tile=self._tile, parts=most)
+            found += [(start + row, token, part, of) for row, token, part, of in tiles]
         return found
 
     def _sizes_up_to(self, rows: int) -> tuple[Size, ...]:
-        return mixed_sizes(self._most_tokens, rows, tile_tokens=self._tile.tokens)
+        # a step has less than two parts for each that it was cut for
+        return mixed_sizes(self._most_tokens, rows, tile_tokens=self._tile.tokens, cut=2 * self._parts)
 
     def _size_for(self, step: Step, decoding: int, tiles: int) -> Size | None:
         """The smallest size of the warm-up with room for this step; None if there is none."""

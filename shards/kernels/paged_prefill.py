@@ -1,4 +1,8 @@
-"""Attention of a chunk of new tokens per sequence over its pages, causal."""
+"""Attention of a chunk of new tokens per sequence over its pages, causal.
+
+A tile of tokens is the work of one program, except where few tiles have long contexts: there would be fewer programs
+than a GPU runs at a time, so a tile's context is cut into parts, which are merged afterwards.
+"""
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
@@ -9,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 import triton
 import triton.language as tl
 
-from shards.kernels.cache import require_layer, strides
+from shards.kernels.cache import BLOCK_TOKENS, require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
 from shards.kernels.paged import attend_to_page, begin, constants_of, page_bytes, require_sinks, score_scale
@@ -29,6 +34,15 @@ OTHER_TILES = (64, 8)
 # No matrix unit multiplies float32 exactly, and operands of other units must be in registers.
 FLOAT32_TILE = (16, 4)
 MOST_ROWS = 128
+
+# Work for each processor, in programs: it runs two at a time on an H100, so every other one hides an uneven end.
+PARTS_PER_PROCESSOR = 4
+
+# A part has at least so many pages: 16 take some 20 us, beside 2 us for its result to be written and read again.
+LEAST_PAGES = 16
+
+# Rows of a tile that one program merges, and parts that it reads at a time.
+MERGED_ROWS, MERGED_PARTS = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +73,27 @@ class Tile:
         return self.rows // self.group
 
 
+def parts_for(gpu: Gpu, *, kv_heads: int) -> int:
+    """The number of parts, over all tiles of a step, that keeps all processors of `gpu` busy."""
+    return max(1, PARTS_PER_PROCESSOR * gpu.processors // kv_heads)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
     """The work of each program of a step, on the GPU; all layers share it.
 
     first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] include the new ones;
-    tiles [tiles, sequence|first new token]: from there a program takes as many tokens as `tile` has rows for their
-    heads, and none behind the last one. All int32. The result is 0 for tokens of a sequence without a context, and
-    for sequences without tiles it is not written.
+    tiles [tiles, sequence|first new token|part|parts]: from there a program takes as many tokens as `tile` has rows for
+    their heads, and none behind the last one, and of their context one of so many parts. The parts of a tile are
+    neighbours, and tiles with several are among the first `cut` entries. All int32. The result is 0 for tokens of a
+    sequence without a context, and for sequences without tiles it is not written.
     """
 
     first_queries: torch.Tensor
     context_tokens: torch.Tensor
     tiles: torch.Tensor
     tile: Tile
+    cut: int = 0
 
 
 def paged_prefill_reference(
@@ -122,28 +143,52 @@ def visible(new_tokens: int, context_tokens: int, *, window: int | None, device:
 
 
 def plan_prefill(
-    new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, device: torch.device
+    new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, device: torch.device, parts: int = 1
 ) -> PrefillPlan:
     """A plan for sequences with `new_tokens` new tokens each, at the end of `context_tokens` of context.
 
-    Raises ValueError for more new tokens than context.
+    `parts` are those of `tiles_of`. Raises ValueError for more new tokens than context.
     """
-    starts = tiles_of(new_tokens, context_tokens, tile=tile)
+    found = tiles_of(new_tokens, context_tokens, tile=tile, parts=parts)
     sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
     first_queries, contexts, tiles = (
-        torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), starts)
+        torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), found)
     )
-    return PrefillPlan(first_queries, contexts, tiles, tile)
+    return PrefillPlan(first_queries, contexts, tiles, tile, cut_of(found))
 
 
-def tiles_of(new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile) -> list[tuple[int, int]]:
-    """The tiles (sequence, first new token) of `plan_prefill`. Raises ValueError for more new tokens than context."""
+TilePart = tuple[int, int, int, int]
+"""A row of a plan's tiles: sequence, first new token, part, and parts."""
+
+
+def tiles_of(new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, parts: int = 1) -> list[TilePart]:
+    """The tiles of `plan_prefill`, the longest first. Raises ValueError for more new tokens than context.
+
+    Tiles with more than one of `parts` parts of all contexts are cut. They have less than twice `parts` parts.
+    """
     pairs = list(zip(new_tokens, context_tokens, strict=True))
     for new, context in pairs:
         require(0 < new <= context, f"{new} new tokens in a context of {context}")
-    starts = [(sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, tile.tokens)]
-    # the longest first: otherwise they would run alone at the end
-    return sorted(starts, key=lambda start: pairs[start[0]][0] - pairs[start[0]][1] - start[1])
+    starts = [
+        (context - new + min(at + tile.tokens, new), sequence, at)
+        for sequence, (new, context) in enumerate(pairs)
+        for at in range(0, new, tile.tokens)
+    ]
+    # otherwise the longest would run alone at the end
+    starts.sort(key=itemgetter(0), reverse=True)
+    pages = [triton.cdiv(seen, BLOCK_TOKENS) for seen, _, _ in starts]
+    most = max(LEAST_PAGES, triton.cdiv(sum(pages), parts))
+    counts = [triton.cdiv(number, most) for number in pages]
+    return [
+        (sequence, at, part, count)
+        for (_, sequence, at), count in zip(starts, counts, strict=True)
+        for part in range(count)
+    ]
+
+
+def cut_of(tiles: Sequence[TilePart]) -> int:
+    """The number of first entries with all tiles that have several parts."""
+    return sum(parts > 1 for _, _, _, parts in tiles)
 
 
 @triton.jit
@@ -189,6 +234,32 @@ def _attend(
     )  # fmt: skip
 
 
+@triton.jit
+def _range_of_tile(
+    tile,
+    tiles,
+    first_queries,
+    context_tokens,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """The pages that the tokens of a tile see, from `first` to before `end`, and how many of them each part has."""
+    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
+    start = tl.load(tiles + 4 * tile + 1)
+    parts = tl.load(tiles + 4 * tile + 3)
+    first_query = tl.load(first_queries + sequence)
+    new_tokens = tl.load(first_queries + sequence + 1) - first_query
+    before = tl.load(context_tokens + sequence) - new_tokens
+    # a sequence without a context has no page, and its positions are negative
+    end = tl.maximum(tl.cdiv(before + tl.minimum(start + TOKENS, new_tokens), BLOCK), 0)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(before + start + 1 - WINDOW, 0) // BLOCK
+    return first, end, tl.maximum(tl.cdiv(end - first, parts), LEAST)
+
+
 # tables are as wide as the longest context of a step: one compilation serves all widths
 @triton.jit(do_not_specialize=["table_length"])
 def _paged_prefill(
@@ -201,6 +272,8 @@ def _paged_prefill(
     context_tokens,
     tiles,
     out,
+    partial,
+    logsumexp,
     query_token,
     table_length,
     kv_block,
@@ -218,18 +291,28 @@ def _paged_prefill(
     BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
     QUANTISED: tl.constexpr,
+    LEAST: tl.constexpr,
 ):
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    sequence = tl.load(tiles + 2 * tile).to(tl.int64)
-    start = tl.load(tiles + 2 * tile + 1)
+    tokens: tl.constexpr = ROWS // GROUP
+    part = tl.load(tiles + 4 * tile + 2)
+    first, end, pages = _range_of_tile(
+        tile, tiles, first_queries, context_tokens, tokens, BLOCK, WINDOW, LEAST
+    )  # fmt: skip
+    is_whole = end - first <= pages
+    first += part * pages
+    # a window leaves less to cut
+    if part > 0 and first >= end:
+        return
+    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
+    start = tl.load(tiles + 4 * tile + 1)
     first_query = tl.load(first_queries + sequence)
     new_tokens = tl.load(first_queries + sequence + 1) - first_query
     context = tl.load(context_tokens + sequence)
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_TILE)
     # row r is head r % GROUP of token r // GROUP: a page is read once for all heads that share it
-    tokens: tl.constexpr = ROWS // GROUP
     token = start + rows // GROUP
     in_tile = ((rows < tokens * GROUP) & (token < new_tokens))[:, None] & (dims < DIM)[None, :]
     # int64 before multiplying: 600,000 tokens of 32 heads of 128 pass 2**31
@@ -239,31 +322,93 @@ def _paged_prefill(
     # rows without a token see the same positions as the last token
     newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
     last = tl.max(newest, axis=0)
-    end = tl.cdiv(last + 1, BLOCK)
-    # a sequence without a context has no page, and its positions are negative
+    end = tl.minimum(first + pages, end)
     unmasked_end = tl.minimum(tl.maximum(context - new_tokens + start + 1, 0) // BLOCK, end)
+    if WINDOW > 0:
+        unmasked_end = first
     kv += head * kv_head
     if QUANTISED:
         scales += head * scales_head
     tables += sequence * table_length
-    carried = begin(sinks, head * GROUP + rows % GROUP, rows < ROWS, True, score_scale, ROWS, DIM_TILE)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
-        unmasked_end = first
+    carried = begin(sinks, head * GROUP + rows % GROUP, rows < ROWS, part == 0, score_scale, ROWS, DIM_TILE)
     for page in range(first, unmasked_end):
         carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
         )  # fmt: skip
-    for page in range(unmasked_end, end):
+    for page in range(tl.maximum(unmasked_end, first), end):
         carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
         )  # fmt: skip
-    result = carried[2] / tl.where(end > 0, carried[1], 1.0)[:, None]
-    at = at_token * (KV_HEADS * GROUP * DIM) + at_row
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
+    # a row may see nothing of its part
+    total = tl.where(carried[1] > 0, carried[1], 1.0)
+    result = carried[2] / total[:, None]
+    if is_whole:
+        at = at_token * (KV_HEADS * GROUP * DIM) + at_row
+        tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
+    else:
+        at_part = tl.program_id(0) * ROWS + rows
+        tl.store(partial + at_part[:, None] * DIM + dims[None, :], result, mask=(dims < DIM)[None, :])
+        tl.store(logsumexp + at_part, carried[0] * score_scale + tl.log2(total))
+
+
+@triton.jit
+def _merge_parts(
+    partial,
+    logsumexp,
+    first_queries,
+    context_tokens,
+    tiles,
+    out,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    MERGED_PARTS: tl.constexpr,
+):
+    tile = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    tokens: tl.constexpr = ROWS // GROUP
+    first, end, pages = _range_of_tile(
+        tile, tiles, first_queries, context_tokens, tokens, BLOCK, WINDOW, LEAST
+    )  # fmt: skip
+    # the program of a tile's first part merges all of them; a single one has written its result itself
+    if tl.load(tiles + 4 * tile + 2) > 0 or end - first <= pages:
+        return
+    parts = tl.cdiv(end - first, pages)
+    rows = tl.program_id(1) * MERGED_ROWS + tl.arange(0, MERGED_ROWS)
+    dims = tl.arange(0, DIM_TILE)
+    highest = tl.full([MERGED_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([MERGED_ROWS], tl.float32)
+    result = tl.zeros([MERGED_ROWS, DIM_TILE], tl.float32)
+    for start in range(0, parts, MERGED_PARTS):
+        part = start + tl.arange(0, MERGED_PARTS)
+        at = ((tile + part) * KV_HEADS + head)[:, None] * ROWS + rows[None, :]
+        sums = tl.load(logsumexp + at, mask=(part < parts)[:, None], other=float("-inf"))
+        mask = (part < parts)[:, None, None] & (dims < DIM)[None, None, :]
+        values = tl.load(partial + at[:, :, None] * DIM + dims[None, None, :], mask=mask, other=0.0)
+        higher = tl.maximum(highest, tl.max(sums, axis=0))
+        # the first parts of a window may have nothing that a row sees
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(sums - finite[None, :])
+        fading = tl.exp2(highest - finite)
+        total = total * fading + tl.sum(weights, axis=0)
+        result = result * fading[:, None] + tl.sum(weights[:, :, None] * values, axis=0)
+        highest = higher
+    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
+    first_query = tl.load(first_queries + sequence)
+    token = tl.load(tiles + 4 * tile + 1) + rows // GROUP
+    is_there = (rows < tokens * GROUP) & (first_query + token < tl.load(first_queries + sequence + 1))
+    at_token = (first_query + token).to(tl.int64)[:, None]
+    at = (at_token * (KV_HEADS * GROUP) + (head * GROUP + rows % GROUP)[:, None]) * DIM + dims[None, :]
+    merged = (result / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + at, merged, mask=is_there[:, None] & (dims < DIM)[None, :])
 
 
 def paged_prefill(
@@ -293,14 +438,22 @@ def paged_prefill(
     require(out.shape == query.shape and out.is_contiguous(), "out is not contiguous, or not like query")
     tile = plan.tile
     constants = constants_of(kv, group=tile.group, rows=tile.rows, window=window, is_quantised=scales is not None)
+    constants |= {"LEAST": LEAST_PAGES}
+    per_row = plan.cut, kv_heads, tile.rows
+    partial, logsumexp = (query.new_empty(shape, dtype=torch.float32) for shape in ((*per_row, dim), per_row))
     arguments = (
         *(query, kv, scales, sinks, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
+        *(partial, logsumexp),
         *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim, scale)),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
     # loading the page's id takes a stage too
     stages = 1 + gpu.chip.fits(page_bytes(kv, query.element_size()), most=2)
     gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=tile.warps, stages=stages))
+    merged = {name: value for name, value in constants.items() if name != "QUANTISED"}
+    merged |= {"MERGED_ROWS": MERGED_ROWS, "MERGED_PARTS": MERGED_PARTS}
+    parts = (partial, logsumexp, plan.first_queries, plan.context_tokens, plan.tiles, out)
+    gpu.start(Launch(_merge_parts, (plan.cut * kv_heads, tile.rows // MERGED_ROWS), parts, merged))
     return out
 
 

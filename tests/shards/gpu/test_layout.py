@@ -22,10 +22,10 @@ def test_what_is_written_on_the_host_is_read_on_the_device() -> None:
     arrays, tensors = layout.arrays(host.numpy()), layout.tensors(host)
     arrays["seed"][:] = (-1, 2**62)
     arrays["temperature"][:] = (0.5, 2.0)
-    arrays["tiles"][:] = np.arange(8).reshape(4, 2)
+    arrays["tiles"][:] = np.arange(16).reshape(4, 4)
     assert tensors["seed"].tolist() == [-1, 2**62]
     assert tensors["temperature"].tolist() == [0.5, 2.0]
-    assert tensors["tiles"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert tensors["tiles"].tolist() == np.arange(16).reshape(4, 4).tolist()
     assert not tensors["tables"].any()
     names = ("wanted", "source", "context", "seen", "first_queries", "tables")
     assert [tuple(tensors[name].shape) for name in names] == [(2,), (5,), (3,), (3,), (4,), (3, 3)]

@@ -99,13 +99,13 @@ def test_the_row_behind_the_last_has_the_tokens_and_the_tiles_that_are_left() ->
     arrays = layout.arrays(np.full(layout.words, -77, dtype=np.int32))
     fill_wanted(arrays, step, unread=100)
     # the chunk has two tiles of 4 tokens
-    fill_chunks(arrays, step.rows, [(1, 0), (1, 4)], tokens=6, tile_tokens=4)
+    fill_chunks(arrays, step.rows, [(1, 0, 0, 1), (1, 4, 1, 2)], tokens=6, tile_tokens=4)
     assert arrays["wanted"].tolist() == [0, 5, 0]
     assert arrays["target"].tolist() == [7, 8, 100]
     assert arrays["first_queries"].tolist() == [0, 1, 6, 9, 9]
     assert arrays["seen"].tolist() == [65, 5, 0, 0]
     # of the third row's tiles the first has its three tokens, and the others none
-    assert arrays["tiles"].tolist() == [[1, 0], [1, 4], [2, 0], [2, 4], [2, 8]]
+    assert arrays["tiles"].tolist() == [[1, 0, 0, 1], [1, 4, 1, 2], [2, 0, 0, 1], [2, 4, 0, 1], [2, 8, 0, 1]]
 
 
 def test_seeds_of_64_bits_fit() -> None:

@@ -34,7 +34,7 @@ from shards.kernels.launch import Gpu, Launch
 from shards.kernels.low_rank import AdaptedRows, LowRankSlots, add_low_rank
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
-from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, parts_for, plan_prefill
 from shards.kernels.quantised import multiply_quantised
 from shards.kernels.sampling import Draw, sample
 from shards.kernels.targets import CHIPS, Chip
@@ -117,8 +117,8 @@ def decode(gpu: Gpu, of: Heads) -> None:
 def prefill(gpu: Gpu, of: Heads) -> None:
     kv, scales = of.layer()
     tile = Tile.of(gpu, group=of.heads // of.kv_heads, dim=of.dim, dtype=of.dtype)
-    plan = plan_prefill([8192], [131072], tile=tile, device=META)
-    query, tables = empty(8192, of.heads, of.dim, dtype=of.dtype), empty(1, 2048, dtype=torch.int32)
+    plan = plan_prefill([64], [131072], tile=tile, device=META, parts=parts_for(gpu, kv_heads=of.kv_heads))
+    query, tables = empty(64, of.heads, of.dim, dtype=of.dtype), empty(1, 2048, dtype=torch.int32)
     more = {"window": of.window, "scales": scales, "sinks": of.sinks(), "gpu": gpu}
     paged_prefill(query, kv, tables=tables, plan=plan, **more)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def a_step(sequences: int, pages: int, gpu: Any) -> None:
     paged_decode(empty(sequences, 8, 128), kv, tables=tables, context_tokens=contexts, plan=plan, gpu=gpu)
     tile = Tile.of(gpu, group=4, dim=128, dtype=torch.bfloat16)
     chunks = plan_prefill([7] * sequences, [64 * pages] * sequences, tile=tile, device=META)
-    paged_prefill(empty(7 * sequences, 8, 128), kv, tables=tables, plan=chunks, gpu=gpu)
+    paged_prefill(empty(7 * sequences, 8, 128), kv, tables=tables, plan=replace(chunks, cut=sequences), gpu=gpu)
     gather_pages(kv, tables[-1], tokens=64 * pages - 1, dtype=torch.bfloat16, gpu=gpu)
 
 

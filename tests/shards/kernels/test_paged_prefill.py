@@ -3,11 +3,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.launch import gpu_of
-from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged_prefill_reference, plan_prefill
+from shards.kernels.paged_prefill import (
+    LEAST_PAGES,
+    PrefillPlan,
+    Tile,
+    cut_of,
+    paged_prefill,
+    paged_prefill_reference,
+    parts_for,
+    plan_prefill,
+    tiles_of,
+)
 from tests.shards.dense import skipped_where_dense_attention_has_no_float32
 
 Close = Callable[[torch.Tensor, torch.Tensor], None]
@@ -128,10 +140,70 @@ def test_a_result_does_not_depend_on_how_a_prompt_is_cut(
         assert torch.equal(paged(query[start:end], cache, chunk), at_once[start:end])
 
 
+LONG = 64 * LEAST_PAGES
+
+
+@pytest.mark.parametrize("window", [None, 70, LONG + 300])
+def test_a_long_context_is_cut_and_the_parts_are_merged(
+    device: torch.device, dtype: torch.dtype, close: Close, a_cache: Callable[..., Any], window: int | None
+) -> None:
+    """Beside a short one, which is not cut. The first tokens of a chunk see nothing of a part that begins in it."""
+    new, contexts = [9, 3], [2 * LONG + 5, 70]
+    cache = a_cache(contexts, kv_heads=1, dim=32, stored=dtype)
+    query = torch.randn(12, 3, 32, device=device).to(dtype)
+    sinks = torch.linspace(-2, 3, 3, device=device).to(dtype)
+    plan = plan_prefill(new, contexts, tile=Tile(16, 4, group=3), device=device, parts=5)
+    assert plan.cut == 6
+    # as in a graph, which has room for more parts than there are
+    padding = torch.tensor([[0, 9, 0, 1]], dtype=torch.int32, device=device)
+    plan = PrefillPlan(
+        plan.first_queries, plan.context_tokens, torch.cat([plan.tiles, padding]), plan.tile, plan.cut + 1
+    )
+    out = torch.full_like(query, torch.nan)
+    paged(query, cache, plan, window=window, sinks=sinks, out=out)
+    close(out, paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window, sinks=sinks))
+
+
+def test_only_tiles_with_more_than_their_share_of_all_contexts_are_cut() -> None:
+    tile = Tile(128, 8, group=4)
+    # 64 tokens behind 131,008: two tiles, 66 parts
+    tiles = tiles_of([64], [131072], tile=tile, parts=66)
+    assert tiles[:2] == [(0, 32, 0, 33), (0, 32, 1, 33)]
+    assert cut_of(tiles) == len(tiles) == 66
+    # a chunk of 8192 tokens has enough tiles, and so has a batch of short prompts
+    assert cut_of(tiles_of([8192], [131072], tile=tile, parts=66)) == 0
+    assert cut_of(tiles_of([100] * 50, [100] * 50, tile=tile, parts=66)) == 0
+    # short contexts are never cut
+    assert cut_of(tiles_of([64], [LONG], tile=tile, parts=66)) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 200_000)), min_size=1, max_size=9), st.integers(1, 300))
+def test_tiles_that_are_cut_come_first_and_have_less_than_twice_the_parts(
+    chunks: list[tuple[int, int]], parts: int
+) -> None:
+    new, contexts = [new for new, _ in chunks], [new + before for new, before in chunks]
+    tiles = tiles_of(new, contexts, tile=Tile(128, 8, group=4), parts=parts)
+    cut = cut_of(tiles)
+    assert all(of > 1 for _, _, _, of in tiles[:cut])
+    assert all(of == 1 for _, _, _, of in tiles[cut:])
+    assert cut < 2 * parts
+    at = 0
+    while at < len(tiles):
+        parts_of_tile = [part for _, _, part, _ in tiles[at : at + tiles[at][3]]]
+        assert parts_of_tile == list(range(tiles[at][3]))
+        at += tiles[at][3]
+
+
+def test_there_is_work_for_every_processor(device: torch.device) -> None:
+    gpu = gpu_of(device)
+    assert parts_for(gpu, kv_heads=1) == 4 * gpu.processors
+    assert parts_for(gpu, kv_heads=10**6) == 1
+
+
 def test_the_longest_tiles_come_first(device: torch.device) -> None:
     plan = plan_prefill([100, 70], [100, 500], tile=Tile(128, 8, group=4), device=device)
     assert len(plan.tiles) == 4 + 3
-    context = [100 - 100 + at if sequence == 0 else 500 - 70 + at for sequence, at in plan.tiles.tolist()]
+    context = [100 - 100 + at if sequence == 0 else 500 - 70 + at for sequence, at, _, _ in plan.tiles.tolist()]
     assert context == sorted(context, reverse=True)
     assert plan.first_queries.tolist() == [0, 100, 170]
 
@@ -155,7 +227,7 @@ def test_tokens_of_padding_are_zero_and_tiles_of_padding_need_no_page(
     cache = a_cache([70, 66], kv_heads=1, dim=32, stored=dtype)
     query = torch.randn(100, 2, 32, device=device).to(dtype)
     tile = Tile(16, 4, group=2)
-    tiles = [(0, 0), (1, 0), *((2, 8 * at) for at in range(30))]
+    tiles = [(0, 0, 0, 1), (1, 0, 0, 1), *((2, 8 * at, 0, 1) for at in range(30))]
     tables = torch.cat([cache.tables, torch.full_like(cache.tables[:1], 10**6)])
     sums, contexts, starts = (
         torch.tensor(values, dtype=torch.int32, device=device) for values in ([0, 5, 7, 100], [70, 66, 0], tiles)
