@@ -12,7 +12,7 @@ In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
     python benchmarks/gpu.py --dry-run                                          # does this script run? toy, no GPU
     python benchmarks/gpu.py --only kernels,checks --model Qwen3-0.6B,Llama-3.1-8B --json 1.json    # is it right?
     python benchmarks/gpu.py --only decode,prefill,times,tune --model Llama-3.1-8B --json 2.json    # is it fast?
-    python benchmarks/gpu.py --only e2e --model Llama-3.1-8B,Qwen3-0.6B --json 3.json               # in the engine?
+    python benchmarks/gpu.py --only e2e,long --model Llama-3.1-8B,Qwen3-0.6B --json 3.json          # in the engine?
     python benchmarks/gpu.py --json 3.json --resume                             # the rest of a run that ended
 
 If pytest is installed, the kernels' own tests run on the GPU too, with some minutes of compiling:
@@ -39,13 +39,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PARTS = ("kernels", "checks", "decode", "prefill", "times", "tune", "e2e")
+PARTS = ("kernels", "checks", "decode", "prefill", "times", "tune", "e2e", "long")
 BY_MODEL = (
     ("checks", "graphs and running ahead", ("checks", "check_steps")),
     ("checks", "the engine's loop", ("checks", "check_engine")),
     ("decode", "decode attention", ("speed", "decode_attention")),
     ("decode", "decode steps", ("speed", "decode_model")),
     ("prefill", "prefill attention", ("speed", "prefill_attention")),
+    ("prefill", "short chunks", ("speed", "short_chunks")),
     ("prefill", "prompts", ("speed", "prefill_model")),
     ("times", "kernels of a step", ("times", "kernel_times")),
     ("tune", "decode's splits and warps", ("tune", "tune_decode")),
@@ -53,6 +54,7 @@ BY_MODEL = (
     ("e2e", "engine", ("e2e", "run_engine")),
     ("e2e", "running ahead", ("e2e", "compare_running_ahead")),
     ("e2e", "steps alone", ("e2e", "run_steps")),
+    ("long", "long prompts", ("e2e", "run_long")),
 )
 MODELS = ("Qwen3-0.6B", "Llama-3.1-8B", "Qwen3-14B")
 

@@ -43,29 +43,30 @@ def floor_s(machine: Machine, config: NetworkConfig, weights: GpuWeights, jobs: 
 
 
 def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """Whole workloads: tokens per second beside the floor."""
     weights = some_weights(machine, config)
-    network = GpuNetwork.of(config, weights)
-    most = max(mix.concurrency for mix in sizes.mixes.values())
-    # page-locked memory is taken from all other programs, so half of the free memory is left to them
-    hosted = int(free_host_bytes() * HOST_SHARE) // network.block_bytes - SPARE_BLOCKS
-    sizes = replace(sizes, huge_tokens=max(0, min(sizes.huge_tokens, 64 * hosted)))
-    is_huge = 0 < sizes.huge_tokens <= config.max_positions - 2 * 128
-    options = EngineOptions(kv_blocks=16, max_running=most + 1, max_waiting=2048)
-    if machine.is_gpu:
-        room = network.room_bytes(batch_tokens=options.batch_tokens, rows=most)
-        options = replace(options, kv_blocks=int(room * sizes.kv_share) // network.block_bytes)
-    if is_huge:
-        options = replace(options, host_bytes=(blocks_for(sizes.huge_tokens) + SPARE_BLOCKS) * network.block_bytes)
-    clients = Clients(Engine(Model(name, network), options))
+    clients = an_engine(machine, sizes, name, config, weights, EngineOptions(kv_blocks=16, max_waiting=2048))
     rng = np.random.default_rng(1)
-    if machine.is_gpu:
-        network.prepare(most)
-    warm_up(clients, machine, config)
     for label, mix in sizes.mixes.items():
         jobs = jobs_of(config, mix, rng)
         floor = floor_s(machine, config, weights, jobs)
         measure = partial(closed, report, clients, f"{name}, {label}", jobs, mix.concurrency, floor)
         report.attempt(f"engine, {name}, {label}", measure, needs_s=5 + 3 * floor)
+    clients.engine.close()
+
+
+def run_long(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """Chats beside a long prompt, and a huge prompt that is computed, found on the device and found in host memory."""
+    weights = some_weights(machine, config)
+    block_bytes = GpuNetwork.of(config, weights).block_bytes
+    # page-locked memory is taken from all other programs, so half of the free memory is left to them
+    hosted = int(free_host_bytes() * HOST_SHARE) // block_bytes - SPARE_BLOCKS
+    sizes = replace(sizes, huge_tokens=max(0, min(sizes.huge_tokens, 64 * hosted)))
+    is_huge = 0 < sizes.huge_tokens <= config.max_positions - 2 * 128
+    host_bytes = (blocks_for(sizes.huge_tokens) + SPARE_BLOCKS) * block_bytes if is_huge else 0
+    options = EngineOptions(kv_blocks=16, max_waiting=2048, host_bytes=host_bytes)
+    clients = an_engine(machine, sizes, name, config, weights, options)
+    rng = np.random.default_rng(3)
     if sizes.long_tokens + sizes.answer_tokens <= config.max_positions:
         long = 3 * prefill_flops(config, sizes.long_tokens) / machine.matmul_tflops / 1e12
         report.attempt(
@@ -81,6 +82,28 @@ def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config
             needs_s=15 + 3 * huge,
         )
     clients.engine.close()
+
+
+def an_engine(
+    machine: Machine,
+    sizes: Sizes,
+    name: str,
+    config: NetworkConfig,
+    weights: GpuWeights,
+    options: EngineOptions,
+) -> Clients:
+    """An engine with `options` and all memory that the device has room for, warm."""
+    network = GpuNetwork.of(config, weights)
+    most = max(mix.concurrency for mix in sizes.mixes.values())
+    options = replace(options, max_running=most + 1)
+    if machine.is_gpu:
+        room = network.room_bytes(batch_tokens=options.batch_tokens, rows=most)
+        options = replace(options, kv_blocks=int(room * sizes.kv_share) // network.block_bytes)
+    clients = Clients(Engine(Model(name, network), options))
+    if machine.is_gpu:
+        network.prepare(most)
+    warm_up(clients, machine, config)
+    return clients
 
 
 def compare_running_ahead(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
@@ -173,9 +196,9 @@ def chats_beside(
     ]
     clients.run([], 1)
     worst = float(np.percentile(gaps or [0.0], 99)) * 1e3
-    report.add("e2e", f"{name}, {sizes.chats} chats beside {sizes.long_tokens}: P99 between tokens", worst, unit="ms")
+    report.add("long", f"{name}, {sizes.chats} chats beside {sizes.long_tokens}: P99 between tokens", worst, unit="ms")
     alone = prefill_flops(config, sizes.long_tokens) / machine.matmul_tflops / 1e12
-    report.add("e2e", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone")
+    report.add("long", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone")
 
 
 def cold_warm_and_restored(
@@ -192,17 +215,17 @@ def cold_warm_and_restored(
     cold = a_job(config, sizes.huge_tokens, sizes.answer_tokens, rng)
     clients.run([cold], 1)
     floor = prefill_flops(config, sizes.huge_tokens) / machine.matmul_tflops / 1e12
-    report.add("e2e", f"{name}, {sizes.huge_tokens} tokens cold: first token", cold.first_s, floor=floor, unit="s")
+    report.add("long", f"{name}, {sizes.huge_tokens} tokens cold: first token", cold.first_s, floor=floor, unit="s")
     for label in ("warm", "restored from host"):
         if label != "warm":
-            report.add("e2e", f"{name}, {sizes.huge_tokens} tokens to the host", evict_all(clients.engine), unit="s")
+            report.add("long", f"{name}, {sizes.huge_tokens} tokens to the host", evict_all(clients.engine), unit="s")
         more = rng.integers(0, config.vocab_size, 128 if machine.is_gpu else 2).astype("<u4")
         again = Job(np.concatenate((cold.prompt, more)), sizes.answer_tokens)
         clients.run([again], 1)
         if again.cached_tokens < sizes.huge_tokens // 64 * 64:
             raise RuntimeError(f"{label}: {again.cached_tokens} of {sizes.huge_tokens} tokens were found in the cache")
         what = f"{name}, {sizes.huge_tokens} tokens + {len(more)} {label}: first token"
-        report.add("e2e", what, again.first_s, unit="s", note="the prompt is handed over and hashed meanwhile")
+        report.add("long", what, again.first_s, unit="s", note="the prompt is handed over and hashed meanwhile")
 
 
 def evict_all(engine: Engine) -> float:

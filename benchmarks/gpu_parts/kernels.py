@@ -84,6 +84,11 @@ def check_attention(
         expected = paged_prefill_reference(chunk, kv, **shared)
         actual = paged_prefill(chunk, kv, **shared)
         report.check(f"paged_prefill, {name}, window {window}", distance(actual, expected), tolerance)
+        # the longest are cut
+        cut = paged_prefill(
+            chunk, kv, **shared | {"plan": plan_prefill(new, contexts, tile=tile, device=device, parts=9)}
+        )
+        report.check(f"paged_prefill in parts, {name}, window {window}", distance(cut, expected), tolerance)
     lists: dict[str, Any] = {"new_tokens": new, "context_tokens": contexts}
     whole: dict[str, Any] = {"tables": tables, "plan": prefill, "scales": scales}
     dense = gather_prefill(chunk, kv, **lists, **whole)

@@ -69,6 +69,7 @@ class Sizes:
     tuned: tuple[tuple[int, int], ...]
     chunk_tokens: int
     prefill_contexts: tuple[int, ...]
+    short_chunks: tuple[int, ...]
     mixes: dict[str, Mix]
     chats: int
     chat_tokens: tuple[int, int]
@@ -95,6 +96,7 @@ REAL = Sizes(
     tuned=((1, 32768), (64, 8192)),
     chunk_tokens=8192,
     prefill_contexts=(8192, 32768, 131072),
+    short_chunks=(64, 512),
     mixes={
         "64 x 128/128": Mix(64, (128, 128), (128, 128), 64),
         "64 x 1k/1k": Mix(64, (1024, 1024), (1024, 1024), 64),
@@ -115,6 +117,7 @@ DRY = Sizes(
     tuned=((1, 65),),
     chunk_tokens=4,
     prefill_contexts=(9,),
+    short_chunks=(2,),
     mixes={"2 x 3/2": Mix(2, (3, 3), (2, 2), 2)},
     chats=1,
     chat_tokens=(2, 3),

@@ -27,7 +27,7 @@ from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.launch import Gpu, gpu_of
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of
-from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, parts_for, plan_prefill
 from shards.network.config import NetworkConfig
 
 # more than any chip's cache holds, so that memory is measured
@@ -164,6 +164,24 @@ def prefill_attention(report: Report, machine: Machine, sizes: Sizes, name: str,
                     report.add("prefill", label, rate, floor=machine.matmul_tflops, unit="TFLOP/s", note=note)
 
         report.attempt(f"prefill attention, {name}, {context}", measure, needs_s=10)
+
+
+def short_chunks(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """Attention of chunks that leave most of the GPU idle unless their context is cut into parts."""
+    heads, kv_heads, dim, device = config.heads, config.kv_heads, config.head_dim, machine.device
+    tile = Tile.of(gpu_of(device), group=heads // kv_heads, dim=dim, dtype=machine.dtype)
+    context = sizes.prefill_contexts[-1]
+    kv = torch.randn(-(-context // 64), 2, kv_heads, 64, dim, dtype=machine.dtype, device=device)
+    tables = torch.randperm(len(kv), device=device).int()[None]
+    for new in (min(context, tokens) for tokens in sizes.short_chunks):
+        query = torch.randn(new, heads, dim, dtype=machine.dtype, device=device)
+        for label, parts in (("whole", 1), ("in parts", parts_for(gpu_of(device), kv_heads=kv_heads))):
+            plan = plan_prefill([new], [context], tile=tile, device=device, parts=parts)
+            with report.survive(f"a short chunk, {label}"):
+                spent = seconds(partial(paged_prefill, query, kv, tables=tables, plan=plan), device, repeats=3)
+                rate, note = attention_flops(config, new, context) / spent / 1e12, f"{spent * 1e6:.0f} us"
+                what = f"attention, {name}, {new} at {context}, {label}"
+                report.add("prefill", what, rate, floor=machine.matmul_tflops, unit="TFLOP/s", note=note)
 
 
 def prefill_model(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:

@@ -32,7 +32,7 @@ def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert {figure["part"] for figure in report["figures"]} == {"decode", "prefill", "times", "tune", "e2e"}
+    assert {figure["part"] for figure in report["figures"]} == {"decode", "prefill", "times", "tune", "e2e", "long"}
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
     assert report["errors"] == []
