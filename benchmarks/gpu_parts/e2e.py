@@ -198,7 +198,9 @@ def chats_beside(
     worst = float(np.percentile(gaps or [0.0], 99)) * 1e3
     report.add("long", f"{name}, {sizes.chats} chats beside {sizes.long_tokens}: P99 between tokens", worst, unit="ms")
     alone = prefill_flops(config, sizes.long_tokens) / machine.matmul_tflops / 1e12
-    report.add("long", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone")
+    report.add(
+        "long", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone"
+    )
 
 
 def cold_warm_and_restored(

@@ -235,29 +235,14 @@ def _attend(
 
 
 @triton.jit
-def _range_of_tile(
-    tile,
-    tiles,
-    first_queries,
-    context_tokens,
-    TOKENS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr,
-    LEAST: tl.constexpr,
-):
-    """The pages that the tokens of a tile see, from `first` to before `end`, and how many of them each part has."""
-    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
-    start = tl.load(tiles + 4 * tile + 1)
-    parts = tl.load(tiles + 4 * tile + 3)
-    first_query = tl.load(first_queries + sequence)
-    new_tokens = tl.load(first_queries + sequence + 1) - first_query
-    before = tl.load(context_tokens + sequence) - new_tokens
+def _seen_pages(before, start, new_tokens, TOKENS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
+    """The pages that the tokens of a tile see, from the first to before the end; `before` old tokens come first."""
     # a sequence without a context has no page, and its positions are negative
     end = tl.maximum(tl.cdiv(before + tl.minimum(start + TOKENS, new_tokens), BLOCK), 0)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(before + start + 1 - WINDOW, 0) // BLOCK
-    return first, end, tl.maximum(tl.cdiv(end - first, parts), LEAST)
+    return first, end
 
 
 # tables are as wide as the longest context of a step: one compilation serves all widths
@@ -292,19 +277,10 @@ def _paged_prefill(
     WINDOW: tl.constexpr,
     QUANTISED: tl.constexpr,
     LEAST: tl.constexpr,
+    CUT: tl.constexpr,
 ):
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    tokens: tl.constexpr = ROWS // GROUP
-    part = tl.load(tiles + 4 * tile + 2)
-    first, end, pages = _range_of_tile(
-        tile, tiles, first_queries, context_tokens, tokens, BLOCK, WINDOW, LEAST
-    )  # fmt: skip
-    is_whole = end - first <= pages
-    first += part * pages
-    # a window leaves less to cut
-    if part > 0 and first >= end:
-        return
     sequence = tl.load(tiles + 4 * tile).to(tl.int64)
     start = tl.load(tiles + 4 * tile + 1)
     first_query = tl.load(first_queries + sequence)
@@ -313,6 +289,7 @@ def _paged_prefill(
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_TILE)
     # row r is head r % GROUP of token r // GROUP: a page is read once for all heads that share it
+    tokens: tl.constexpr = ROWS // GROUP
     token = start + rows // GROUP
     in_tile = ((rows < tokens * GROUP) & (token < new_tokens))[:, None] & (dims < DIM)[None, :]
     # int64 before multiplying: 600,000 tokens of 32 heads of 128 pass 2**31
@@ -322,10 +299,19 @@ def _paged_prefill(
     # rows without a token see the same positions as the last token
     newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
     last = tl.max(newest, axis=0)
-    end = tl.minimum(first + pages, end)
+    first, end = _seen_pages(context - new_tokens, start, new_tokens, tokens, BLOCK, WINDOW)
     unmasked_end = tl.minimum(tl.maximum(context - new_tokens + start + 1, 0) // BLOCK, end)
     if WINDOW > 0:
         unmasked_end = first
+    part = 0
+    is_whole = True
+    if CUT:
+        part = tl.load(tiles + 4 * tile + 2)
+        pages = tl.maximum(tl.cdiv(end - first, tl.load(tiles + 4 * tile + 3)), LEAST)
+        is_whole = end - first <= pages
+        first += part * pages
+        end = tl.minimum(first + pages, end)
+        unmasked_end = tl.maximum(tl.minimum(unmasked_end, end), first)
     kv += head * kv_head
     if QUANTISED:
         scales += head * scales_head
@@ -336,7 +322,7 @@ def _paged_prefill(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
         )  # fmt: skip
-    for page in range(tl.maximum(unmasked_end, first), end):
+    for page in range(unmasked_end, end):
         carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
@@ -345,8 +331,10 @@ def _paged_prefill(
     total = tl.where(carried[1] > 0, carried[1], 1.0)
     result = carried[2] / total[:, None]
     if is_whole:
-        at = at_token * (KV_HEADS * GROUP * DIM) + at_row
-        tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
+        # a window leaves less to cut, so there may be parts without pages
+        if part == 0:
+            at = at_token * (KV_HEADS * GROUP * DIM) + at_row
+            tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
     else:
         at_part = tl.program_id(0) * ROWS + rows
         tl.store(partial + at_part[:, None] * DIM + dims[None, :], result, mask=(dims < DIM)[None, :])
@@ -375,9 +363,13 @@ def _merge_parts(
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     tokens: tl.constexpr = ROWS // GROUP
-    first, end, pages = _range_of_tile(
-        tile, tiles, first_queries, context_tokens, tokens, BLOCK, WINDOW, LEAST
-    )  # fmt: skip
+    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
+    start = tl.load(tiles + 4 * tile + 1)
+    first_query = tl.load(first_queries + sequence)
+    new_tokens = tl.load(first_queries + sequence + 1) - first_query
+    before = tl.load(context_tokens + sequence) - new_tokens
+    first, end = _seen_pages(before, start, new_tokens, tokens, BLOCK, WINDOW)
+    pages = tl.maximum(tl.cdiv(end - first, tl.load(tiles + 4 * tile + 3)), LEAST)
     # the program of a tile's first part merges all of them; a single one has written its result itself
     if tl.load(tiles + 4 * tile + 2) > 0 or end - first <= pages:
         return
@@ -387,8 +379,8 @@ def _merge_parts(
     highest = tl.full([MERGED_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([MERGED_ROWS], tl.float32)
     result = tl.zeros([MERGED_ROWS, DIM_TILE], tl.float32)
-    for start in range(0, parts, MERGED_PARTS):
-        part = start + tl.arange(0, MERGED_PARTS)
+    for done in range(0, parts, MERGED_PARTS):
+        part = done + tl.arange(0, MERGED_PARTS)
         at = ((tile + part) * KV_HEADS + head)[:, None] * ROWS + rows[None, :]
         sums = tl.load(logsumexp + at, mask=(part < parts)[:, None], other=float("-inf"))
         mask = (part < parts)[:, None, None] & (dims < DIM)[None, None, :]
@@ -401,10 +393,8 @@ def _merge_parts(
         total = total * fading + tl.sum(weights, axis=0)
         result = result * fading[:, None] + tl.sum(weights[:, :, None] * values, axis=0)
         highest = higher
-    sequence = tl.load(tiles + 4 * tile).to(tl.int64)
-    first_query = tl.load(first_queries + sequence)
-    token = tl.load(tiles + 4 * tile + 1) + rows // GROUP
-    is_there = (rows < tokens * GROUP) & (first_query + token < tl.load(first_queries + sequence + 1))
+    token = start + rows // GROUP
+    is_there = (rows < tokens * GROUP) & (token < new_tokens)
     at_token = (first_query + token).to(tl.int64)[:, None]
     at = (at_token * (KV_HEADS * GROUP) + (head * GROUP + rows % GROUP)[:, None]) * DIM + dims[None, :]
     merged = (result / total[:, None]).to(out.dtype.element_ty)
@@ -438,7 +428,7 @@ def paged_prefill(
     require(out.shape == query.shape and out.is_contiguous(), "out is not contiguous, or not like query")
     tile = plan.tile
     constants = constants_of(kv, group=tile.group, rows=tile.rows, window=window, is_quantised=scales is not None)
-    constants |= {"LEAST": LEAST_PAGES}
+    constants |= {"LEAST": LEAST_PAGES, "CUT": plan.cut > 0}
     per_row = plan.cut, kv_heads, tile.rows
     partial, logsumexp = (query.new_empty(shape, dtype=torch.float32) for shape in ((*per_row, dim), per_row))
     arguments = (
@@ -450,7 +440,7 @@ def paged_prefill(
     # loading the page's id takes a stage too
     stages = 1 + gpu.chip.fits(page_bytes(kv, query.element_size()), most=2)
     gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=tile.warps, stages=stages))
-    merged = {name: value for name, value in constants.items() if name != "QUANTISED"}
+    merged = {name: value for name, value in constants.items() if name not in ("QUANTISED", "CUT")}
     merged |= {"MERGED_ROWS": MERGED_ROWS, "MERGED_PARTS": MERGED_PARTS}
     parts = (partial, logsumexp, plan.first_queries, plan.context_tokens, plan.tiles, out)
     gpu.start(Launch(_merge_parts, (plan.cut * kv_heads, tile.rows // MERGED_ROWS), parts, merged))

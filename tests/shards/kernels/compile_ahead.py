@@ -117,10 +117,13 @@ def decode(gpu: Gpu, of: Heads) -> None:
 def prefill(gpu: Gpu, of: Heads) -> None:
     kv, scales = of.layer()
     tile = Tile.of(gpu, group=of.heads // of.kv_heads, dim=of.dim, dtype=of.dtype)
-    plan = plan_prefill([64], [131072], tile=tile, device=META, parts=parts_for(gpu, kv_heads=of.kv_heads))
-    query, tables = empty(64, of.heads, of.dim, dtype=of.dtype), empty(1, 2048, dtype=torch.int32)
+    tables = empty(1, 2048, dtype=torch.int32)
     more = {"window": of.window, "scales": scales, "sinks": of.sinks(), "gpu": gpu}
-    paged_prefill(query, kv, tables=tables, plan=plan, **more)
+    # the context of a short chunk is cut
+    for new in (8192, 64):
+        parts = parts_for(gpu, kv_heads=of.kv_heads)
+        plan = plan_prefill([new], [131072], tile=tile, device=META, parts=parts)
+        paged_prefill(empty(new, of.heads, of.dim, dtype=of.dtype), kv, tables=tables, plan=plan, **more)
 
 
 def gather(gpu: Gpu, of: Heads) -> None:
@@ -261,9 +264,11 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
             _, _, variant = name.partition(" ")
             kernel = launch.kernel.fn.__name__
             # planning sees windows and merging the size of heads: nothing else of a shape
-            same = {"_plan": "window" not in variant, "_merge_splits": "heads of" not in variant}.get(kernel, False)
-            if not (variant and same):
-                launches[f"{kernel} {variant}".strip()] = launch
+            of_heads = "heads of" not in variant
+            same = {"_plan": "window" not in variant, "_merge_splits": of_heads, "_merge_parts": of_heads}
+            if not (variant and same.get(kernel, False)):
+                in_parts = " in parts" if launch.constants.get("CUT") else ""
+                launches[f"{kernel}{in_parts} {variant}".strip()] = launch
     return launches
 
 
