@@ -9,7 +9,7 @@ import torch
 from shards.exec import sampling
 from shards.exec.drawing import Drawing
 from shards.exec.sampling import Sampler, sample
-from shards.nouns import SamplingParams
+from shards.nouns import DIALS, SamplingParams
 
 VOCABULARY = 50
 
@@ -228,3 +228,17 @@ def test_a_device_draws_by_the_same_parameters_at_the_place_of_the_token():
     expected = Drawing(temperature=0.7, top_k=0, top_p=0.9, min_p=0.1, seed=2**64 - 1, position=3)
     assert sampler.drawing(unseen=2) == expected
     assert a_sampler(top_k=7, temperature=1e-6).drawing(unseen=0) == Drawing()
+
+
+@pytest.mark.parametrize("dial", DIALS, ids=lambda dial: dial.name)
+def test_every_number_of_a_draw_reaches_a_device(dial):
+    """A parameter that only the host applies would have no effect on a GPU, and no error either."""
+
+    def told(params: SamplingParams) -> object:
+        sampler = Sampler(params, seed=1, stop_token_ids=frozenset(), vocabulary=VOCABULARY)
+        return sampler.drawing(0, sampler.adjustment(0, 0, sampler.beginning(np.array([5], dtype=np.uint32))))
+
+    # greedy draws have no other parameters
+    usual = {"temperature": 0.8}
+    changed = next(value for value in (0.5, 2) if value != dial.default and dial.metadata["holds"](value))
+    assert told(SamplingParams(**usual | {dial.name: changed})) != told(SamplingParams(**usual)), dial.name
