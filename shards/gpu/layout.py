@@ -107,6 +107,11 @@ def token_fields(tokens: int) -> list[FieldShape]:
     return [(name, "int32", (tokens,)) for name in ("source", "known", "position", "slot")]
 
 
+def sharing_fields(rows: int) -> list[FieldShape]:
+    """The splits that `rows` decoding rows have in common (`shards.gpu.sharing`)."""
+    return [("spans", "int32", (rows, 4)), ("readers", "int32", (rows,)), ("own", "int32", (rows,))]
+
+
 def decode_fields(rows: int, pages: int, mapped: int = 0, adapted: Sequence[FieldShape] = ()) -> list[FieldShape]:
     """All fields of a step that only decodes. Tables come last, because their width changes from step to step.
 
@@ -117,6 +122,7 @@ def decode_fields(rows: int, pages: int, mapped: int = 0, adapted: Sequence[Fiel
         *drawing_fields(rows),
         *token_fields(rows),
         ("context", "int32", (rows,)),
+        *sharing_fields(rows),
         ("page_of", "int32", (mapped,)),
         *adapted,
         ("tables", "int32", (rows, pages)),
@@ -157,6 +163,7 @@ def mixed_fields(size: Size, pages: int, mapped: int = 0, adapted: Sequence[Fiel
         *token_fields(size.tokens),
         ("wanted", "int32", (size.drawn,)),
         ("context", "int32", (rows,)),
+        *sharing_fields(size.decoding),
         ("seen", "int32", (rows,)),
         ("first_queries", "int32", (rows + 1,)),
         ("tiles", "int32", (size.tiles, 4)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,16 +11,20 @@ from torch import Tensor
 from shards.gpu.cache import GpuCache
 from shards.gpu.layout import FieldShape, Size, decode_layout, mixed_layout
 from shards.kernels.cache import BLOCK_TOKENS
-from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, splits_of
+from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, most_readers, splits_of
 from shards.network.config import NetworkConfig
+
+LEAST_BYTES = 128 * 2**20
+"""Room for the results of splits, where that many can be: also rows that share their blocks have results of their own.
+With 32 heads of 128 dimensions, 256 rows of 16k tokens."""
 
 
 class StaticBuffers:
     """Room for decoding steps of up to `rows` rows, and for other steps of these `sizes`.
 
     `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
-    have room for a full cache without shared blocks, or for all that a window shows. Steps that need more (many long
-    contexts with one prefix) are computed in buffers of their own. `adapted` are the fields of rows with adapters.
+    have room for a full cache without shared blocks, for LEAST_BYTES of results, or for all that a window shows. Steps
+    that need more are computed in buffers of their own. `adapted` are the fields of rows with adapters.
     """
 
     def __init__(
@@ -42,13 +47,11 @@ class StaticBuffers:
         # one for all graphs: separate ones would take a gigabyte in total for a large vocabulary
         self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)
         full = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
-        self._rooms = {window: min(full, _most_splits(rows, window, full)) for window in set(config.windows)}
-        self._plans = {
-            window: DecodePlan.with_room(
-                rows, room, heads=config.heads, dim=config.head_dim, device=device, window=window
-            )
-            for window, room in self._rooms.items()
-        }
+        least = LEAST_BYTES // (4 * config.heads * (config.head_dim + 1))
+        longest = rows * -(-config.max_positions // SPLIT_TOKENS)
+        room = min(max(full, least), longest)
+        self._rooms = {window: min(room, _most_splits(rows, window, room)) for window in set(config.windows)}
+        self._plans = {window: a_plan(config, rows, room, window, device) for window, room in self._rooms.items()}
 
     def __repr__(self) -> str:
         return f"StaticBuffers({len(self.logits)} rows, splits by window {self._rooms})"
@@ -71,9 +74,15 @@ class StaticBuffers:
     def plans(self, rows: int) -> dict[int | None, DecodePlan]:
         """By window, a plan for exactly `rows` rows."""
         return {
-            window: DecodePlan(plan.splits, plan.first_splits[: rows + 1], plan.partial, plan.logsumexp, window)
-            for window, plan in self._plans.items()
+            window: replace(plan, first_splits=plan.first_splits[: rows + 1]) for window, plan in self._plans.items()
         }
+
+
+def a_plan(config: NetworkConfig, rows: int, splits: int, window: int | None, device: torch.device) -> DecodePlan:
+    """A plan for `rows` rows with `splits` splits; those without a window are read by several rows at once."""
+    readers = most_readers(config.heads // config.kv_heads) if window is None else 1
+    size = {"heads": config.heads, "dim": config.head_dim, "readers": readers}
+    return DecodePlan.with_room(rows, splits, **size, device=device, window=window)
 
 
 def _most_splits(rows: int, window: int | None, otherwise: int) -> int:

@@ -48,17 +48,21 @@ from shards.gpu.layout import (
     mixed_layout,
     mixed_sizes,
 )
+from shards.gpu.sharing import fill_sharing, sharing_of
 from shards.gpu.spans import Span, Step, step_of_spans
-from shards.gpu.static import StaticBuffers
+from shards.gpu.static import StaticBuffers, a_plan
 from shards.gpu.transfers import Inbound, Outbound, Ticket, samples_of
 from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
-from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
+from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, SharedSplits, plan_decode, splits_of
 from shards.kernels.paged_prefill import PrefillPlan, Tile, TilePart, cut_of, parts_for, tiles_of
 from shards.kernels.sampling import DrawnRows
 
 Tensors = Mapping[str, Tensor]
+
+Plans = Mapping[int | None, DecodePlan]
+"""By window, the splits of a step's decoding rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class StepOptions:
     steps with chunks of up to `graph_tokens` tokens.
 
     `dense_from_pairs`: a chunk with at least this many pairs of a new and a seen position uses dense attention.
+    `shares`: blocks that several decoding rows have are read once for all of them, which changes no bit.
     """
 
     rows: int = 1024
@@ -74,6 +79,7 @@ class StepOptions:
     graph_tokens: int = 512
     graphs: bool = True
     dense_from_pairs: int = 2048 * 2048
+    shares: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +312,7 @@ class Steps:
         fill_drawings(arrays, *for_every_row(step, bucket, unread=self.unread))
         fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
         fill_decodes(arrays, step.rows)
+        self._fill_shared(arrays, step.rows, step)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
         self._fill_adapted(arrays, step, adapted)
         fields = self._send(host, layout)
@@ -335,9 +342,7 @@ class Steps:
         adapted = self._adapted(bucket, adapts=adapts)
         layout = decode_layout(bucket, 0, self.cache.mapped, shapes_of(adapted))
         fields = layout.tensors(self._static.input(layout.words))
-        plans = self._static.plans(bucket)
-        for plan in plans.values():
-            plan_decode(plan, fields["context"])
+        plans = self._planned(self._static.plans(bucket), fields, fields["context"])
         tables = self._static.tables[:bucket]
         decodes = Decodes(tables, self._of_windows(fields, tables), fields["context"], plans)
         return self._compute(fields, decodes, None, None, adapted=adapted, out=self._static.logits[:bucket])
@@ -356,7 +361,7 @@ class Steps:
         host = self._filled(step, decoding, tiles, layout)
         self._fill_adapted(layout.arrays(host.numpy()), step, adapted)
         fields = layout.tensors(self._outbound.send(host))
-        plans = self._plan_decodes(fields["context"][:decoding], step.rows[:decoding])
+        plans = self._plan_decodes(fields, step.rows[:decoding])
         dense = Long.of(step.rows[-long:], tile_tokens=self._tile.tokens) if long else None
         logits = self._compute_mixed(size, fields, fields["tables"], plans, long=dense, adapted=adapted)
         return _Computed(logits, fields, step.drawings)
@@ -376,15 +381,14 @@ class Steps:
         fill_chunks(arrays, step.rows, tiles, tokens=len(step.known), tile_tokens=self._tile.tokens)
         fill_pages(arrays, step, padding=self.cache.pages or 0)
         fill_tables(arrays["tables"], step.rows)
+        self._fill_shared(arrays, step.rows[:decoding], step)
         return host
 
     @torch.inference_mode()
     def _compute_padded(self, size: Size) -> Tensor:
         layout = mixed_layout(size, 0, self.cache.mapped)
         fields = layout.tensors(self._static.input(layout.words))
-        plans = self._static.plans(size.decoding)
-        for plan in plans.values():
-            plan_decode(plan, fields["context"][: size.decoding])
+        plans = self._planned(self._static.plans(size.decoding), fields, fields["context"][: size.decoding])
         tables, out = self._static.tables[: size.rows], self._static.logits[: size.drawn]
         return self._compute_mixed(size, fields, tables, plans, out=out)
 
@@ -393,7 +397,7 @@ class Steps:
         size: Size,
         fields: Tensors,
         tables: Tensor,
-        plans: Mapping[int | None, DecodePlan],
+        plans: Plans,
         *,
         long: Long | None = None,
         adapted: Sequence[AdaptedFields] = (),
@@ -463,20 +467,28 @@ class Steps:
         need = {"tokens": len(step.known), "rows": len(step.rows), "drawn": len(step.wanted), "tiles": tiles}
         return next((size for size in self._sizes if size.holds(**need, tile_tokens=self._tile.tokens)), None)
 
-    def _plan_decodes(self, contexts: Tensor, rows: Sequence[Row]) -> dict[int | None, DecodePlan]:
+    def _plan_decodes(self, fields: Tensors, rows: Sequence[Row]) -> Plans:
         """By window, a plan for exactly these rows, in memory of its own."""
         if not rows:
             return {}
         config, device = self._decoder.config, self._decoder.device
         known = [row.context_tokens for row in rows]
-        plans: dict[int | None, DecodePlan] = {}
-        for window in set(config.windows):
-            splits = splits_of(known, window=window)
-            plans[window] = DecodePlan.with_room(
-                len(rows), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
-            )
-            plan_decode(plans[window], contexts, contexts=known)
+        rooms = {window: splits_of(known, window=window) for window in set(config.windows)}
+        plans = {window: a_plan(config, len(rows), room, window, device) for window, room in rooms.items()}
+        return self._planned(plans, fields, fields["context"][: len(rows)])
+
+    def _planned(self, plans: Plans, fields: Tensors, contexts: Tensor) -> Plans:
+        """`plans`, filled from a step's fields. Only layers without a window share what rows have in common."""
+        shared = SharedSplits(fields["spans"], fields["readers"], fields["own"])
+        for window, plan in plans.items():
+            plan_decode(plan, contexts, shared=shared if window is None else None)
         return plans
+
+    def _fill_shared(self, arrays: Arrays, rows: Sequence[Row], step: Step) -> None:
+        """Behind `fill_tables`: what the decoding `rows` have in common. An exact step never asks which blocks."""
+        shares = self.options.shares and not step.is_exact
+        pages = SPLIT_TOKENS // BLOCK_TOKENS
+        fill_sharing(arrays, sharing_of(rows if shares else (), arrays["tables"], split_pages=pages))
 
     def _of_windows(self, fields: Tensors, blocks: Tensor) -> Tensor:
         """The pages of `blocks` in layers with a window; the blocks themselves if there are no pages."""

@@ -1,8 +1,11 @@
 """Attention of one new token per sequence over its pages, cut into splits of one fixed size.
 
 The size of a split does not depend on the batch, so a result does not either: alone and beside 63 others it is the
-same, bit for bit. A fixed number of programs takes splits from a list that is made on the GPU: the launch is the same
+same, bit for bit. A fixed number of programs takes items from a list that is made on the GPU: the launch is the same
 for every batch, as CUDA graphs require, and one context of 128k beside many short ones keeps all processors busy.
+
+An item is a split and its readers: a sequence, or several with the same pages there. The matrix units multiply 16 rows
+in any case, and a sequence has only as many as query heads share a KV head.
 """
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
@@ -31,6 +34,9 @@ SPLIT_TOKENS = 512
 # of 64 sequences takes 3 us, with 4 warps 8 us: it waits for two loads, so what counts is how many programs wait at a
 # time.
 MERGED_AT_ONCE = 4096
+
+# Items that one program plans at once: 32k tokens of a sequence.
+PLANNED_AT_ONCE = 64
 
 # The matrix units multiply at least 16 rows.
 LEAST_ROWS = 16
@@ -70,14 +76,31 @@ def paged_decode_reference(
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSplits:
+    """The splits that sequences of a step have in common, on the GPU: int32, with as many rows as there are sequences.
+
+    spans [sequences, first|end|place|count]: the `count` sequences from `place` on in readers [sequences] have the same
+    pages in the splits from `first` to before `end`; a span without readers is padding. own [sequences] is the first
+    split that a sequence reads alone, which is never behind its last one: so a split that is shared is not the only
+    one of any reader, and all of its positions are seen.
+    """
+
+    spans: torch.Tensor
+    readers: torch.Tensor
+    own: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlan:
     """The splits of one step, on the GPU, and room for their results. Made once, refilled by `plan_decode`.
 
-    splits [capacity, sequence|split] int32; first_splits [sequences + 1] int32, running sums of the splits per
-    sequence; partial [capacity, heads, dim] and logsumexp [capacity, heads] (base 2), float32.
+    items [capacity, split|readers...] int32, of which the first `item_count` [1] are there, with -1 for readers that an
+    item does not have. first_splits [sequences + 1] int32, running sums of the splits per sequence, and so the place of
+    their results: partial [capacity, heads, dim] and logsumexp [capacity, heads] (base 2), float32.
     """
 
-    splits: torch.Tensor
+    items: torch.Tensor
+    item_count: torch.Tensor
     first_splits: torch.Tensor
     partial: torch.Tensor
     logsumexp: torch.Tensor
@@ -85,16 +108,32 @@ class DecodePlan:
 
     @classmethod
     def with_room(
-        cls, sequences: int, splits: int, *, heads: int, dim: int, device: torch.device, window: int | None = None
+        cls,
+        sequences: int,
+        splits: int,
+        *,
+        heads: int,
+        dim: int,
+        device: torch.device,
+        window: int | None = None,
+        readers: int = 1,
     ) -> DecodePlan:
-        """An empty plan for exactly `sequences` and at most `splits`, as `splits_of` counts them."""
+        """An empty plan for exactly `sequences` and at most `splits`, as `splits_of` counts them, with at most
+        `readers` each; more than `most_readers` take larger tiles.
+        """
         return cls(
-            splits=torch.empty(splits, 2, dtype=torch.int32, device=device),
+            items=torch.empty(splits, 1 + readers, dtype=torch.int32, device=device),
+            item_count=torch.empty(1, dtype=torch.int32, device=device),
             first_splits=torch.empty(sequences + 1, dtype=torch.int32, device=device),
             partial=torch.empty(splits, heads, dim, dtype=torch.float32, device=device),
             logsumexp=torch.empty(splits, heads, dtype=torch.float32, device=device),
             window=window,
         )
+
+
+def most_readers(group: int) -> int:
+    """The sequences that fill a tile together, if `group` query heads share a KV head."""
+    return max(1, LEAST_ROWS // group)
 
 
 def splits_of(context_tokens: Iterable[int], *, window: int | None = None) -> int:
@@ -109,36 +148,76 @@ def splits_of(context_tokens: Iterable[int], *, window: int | None = None) -> in
 @triton.jit(do_not_specialize=["sequences", "capacity"])
 def _plan(
     context_tokens,
-    splits,
+    spans,
+    readers,
+    own,
+    items,
+    item_count,
     first_splits,
     sequences,
     capacity,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    READERS: tl.constexpr,
+    READER_TILE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
+    # its items: first those of span number `sequence`, then those that the sequence reads alone
     sequence = tl.program_id(0)
     others = tl.arange(0, TILE)
     contexts = tl.load(context_tokens + others, mask=others < sequences, other=0)
-    counts = tl.cdiv(contexts, SPLIT)
+    ends = tl.cdiv(contexts, SPLIT)
     oldest = tl.zeros_like(contexts)
     if WINDOW > 0:
         oldest = tl.maximum(contexts - WINDOW, 0) // SPLIT
-        counts -= oldest
-    first = tl.sum(tl.where(others < sequence, counts, 0), axis=0)
-    count = tl.sum(tl.where(others == sequence, counts, 0), axis=0)
-    split = tl.sum(tl.where(others == sequence, oldest, 0), axis=0)
-    tl.store(first_splits + sequence, first)
+    alone = oldest
+    together = tl.zeros_like(contexts)
+    if spans is not None:
+        alone = tl.load(own + others, mask=others < sequences, other=0)
+        firsts = tl.load(spans + 4 * others, mask=others < sequences, other=0)
+        behind = tl.load(spans + 4 * others + 1, mask=others < sequences, other=0)
+        counts = tl.load(spans + 4 * others + 3, mask=others < sequences, other=0)
+        together = (behind - firsts) * tl.cdiv(counts, READERS)
+    before = others < sequence
+    this = others == sequence
+    first_split = tl.sum(tl.where(before, ends - oldest, 0), axis=0)
+    split_count = tl.sum(tl.where(this, ends - oldest, 0), axis=0)
+    first = tl.sum(tl.where(before, together + ends - alone, 0), axis=0)
+    shared_count = tl.sum(tl.where(this, together, 0), axis=0)
+    own_count = tl.sum(tl.where(this, ends - alone, 0), axis=0)
+    tl.store(first_splits + sequence, first_split)
     if sequence == sequences - 1:
-        tl.store(first_splits + sequences, first + count)
-    for start in range(0, count, TILE):
-        i = start + others
-        mask = (i < count) & (first + i < capacity)
-        tl.store(splits + 2 * (first + i), tl.zeros_like(i) + sequence, mask=mask)
-        tl.store(splits + 2 * (first + i) + 1, split + i, mask=mask)
+        tl.store(first_splits + sequences, first_split + split_count)
+        tl.store(item_count, first + shared_count + own_count)
+    columns = tl.arange(0, READER_TILE)
+    if spans is not None:
+        split = tl.load(spans + 4 * sequence)
+        place = tl.load(spans + 4 * sequence + 2)
+        count = tl.load(spans + 4 * sequence + 3)
+        tiles = tl.maximum(tl.cdiv(count, READERS), 1)
+        for start in range(0, shared_count, AT_ONCE):
+            # tiles of one split are neighbours: the first brings its pages into the cache for the others
+            i = start + tl.arange(0, AT_ONCE)
+            mask = (i < shared_count) & (first + i < capacity)
+            nth = (i % tiles)[:, None] * READERS + columns[None, :]
+            in_item = mask[:, None] & (columns < READERS)[None, :]
+            row = tl.load(readers + place + nth, mask=in_item & (nth < count), other=-1)
+            at_item = items + (first + i) * (READERS + 1)
+            tl.store(at_item, split + i // tiles, mask=mask)
+            tl.store(at_item[:, None] + 1 + columns[None, :], row, mask=in_item)
+    first += shared_count
+    split = tl.sum(tl.where(this, alone, 0), axis=0)
+    for start in range(0, own_count, AT_ONCE):
+        i = start + tl.arange(0, AT_ONCE)
+        mask = (i < own_count) & (first + i < capacity)
+        row = tl.where(columns == 0, sequence, -1)[None, :] + tl.zeros_like(i)[:, None]
+        at_item = items + (first + i) * (READERS + 1)
+        tl.store(at_item, split + i, mask=mask)
+        tl.store(at_item[:, None] + 1 + columns[None, :], row, mask=mask[:, None] & (columns < READERS)[None, :])
 
 
-@triton.jit(do_not_specialize=["sequences", "table_length"])
+@triton.jit(do_not_specialize=["table_length"])
 def _attend_to_splits(
     query,
     kv,
@@ -146,12 +225,12 @@ def _attend_to_splits(
     sinks,
     tables,
     context_tokens,
-    splits,
+    items,
+    item_count,
     first_splits,
     partial,
     logsumexp,
     out,
-    sequences,
     query_token,
     table_length,
     kv_block,
@@ -169,28 +248,33 @@ def _attend_to_splits(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    READERS: tl.constexpr,
     QUANTISED: tl.constexpr,
 ):
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_TILE)
     offsets = tl.arange(0, BLOCK)
-    in_tile = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
-    items = tl.load(first_splits + sequences) * KV_HEADS
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        # int64 before multiplying: splits * heads * dim pass 2**31 where many sequences share a long prefix
-        at_split = tl.cast(item // KV_HEADS, tl.int64)
+    for item in range(tl.program_id(0), tl.load(item_count) * KV_HEADS, tl.num_programs(0)):
+        at_item = items + item // KV_HEADS * (READERS + 1)
         head = item % KV_HEADS
-        sequence = tl.load(splits + 2 * at_split).to(tl.int64)
-        split = tl.load(splits + 2 * at_split + 1)
+        split = tl.load(at_item)
+        # its readers are alike in all that the split needs
+        sequence = tl.load(at_item + 1).to(tl.int64)
+        # int64 before multiplying: splits * heads * dim pass 2**31 where many sequences share a long prefix
+        reader = tl.load(at_item + 1 + rows // GROUP, mask=rows < READERS * GROUP, other=-1).to(tl.int64)
+        is_read = reader >= 0
         context = tl.load(context_tokens + sequence)
         start = split * SPLIT
         end = tl.minimum(start + SPLIT, context)
+        oldest = 0
         if WINDOW > 0:
             start = tl.maximum(start, context - WINDOW)
-        at_rows = (head * GROUP + rows)[:, None] * DIM + dims[None, :]
-        q = tl.load(query + sequence * query_token + at_rows, mask=in_tile, other=0.0)
-        is_first = at_split == tl.load(first_splits + sequence)
-        carried = begin(sinks, head * GROUP + rows, rows < GROUP, is_first, score_scale, ROWS, DIM_TILE)
+            oldest = tl.maximum(context - WINDOW, 0) // SPLIT
+        heads = head * GROUP + rows % GROUP
+        in_tile = is_read[:, None] & (dims < DIM)[None, :]
+        at_query = query + (reader * query_token + heads * DIM)[:, None] + dims[None, :]
+        q = tl.load(at_query, mask=in_tile, other=0.0)
+        carried = begin(sinks, heads, is_read, split == oldest, score_scale, ROWS, DIM_TILE)
         # all ids at once: a load that depends on another load is not prefetched as far as an independent one
         pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
         blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
@@ -209,13 +293,13 @@ def _attend_to_splits(
             )  # fmt: skip
         result = carried[2] / carried[1][:, None]
         if tl.load(first_splits + sequence + 1) - tl.load(first_splits + sequence) == 1:
-            at_out = out + sequence * (KV_HEADS * GROUP * DIM) + at_rows
+            at_out = out + (reader * (KV_HEADS * GROUP * DIM) + heads * DIM)[:, None] + dims[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=in_tile)
         else:
-            at_partial = partial + at_split * (KV_HEADS * GROUP * DIM) + at_rows
-            tl.store(at_partial, result, mask=in_tile)
-            at_sums = logsumexp + at_split * (KV_HEADS * GROUP) + head * GROUP + rows
-            tl.store(at_sums, carried[0] * score_scale + tl.log2(carried[1]), mask=rows < GROUP)
+            at_split = tl.load(first_splits + reader, mask=is_read, other=0).to(tl.int64) + (split - oldest)
+            at_rows = at_split * (KV_HEADS * GROUP) + heads
+            tl.store(partial + at_rows[:, None] * DIM + dims[None, :], result, mask=in_tile)
+            tl.store(logsumexp + at_rows, carried[0] * score_scale + tl.log2(carried[1]), mask=is_read)
 
 
 @triton.jit
@@ -259,25 +343,41 @@ def _merge_splits(
 
 
 def plan_decode(
-    plan: DecodePlan, context_tokens: torch.Tensor, *, contexts: Sequence[int] | None = None, gpu: Gpu | None = None
+    plan: DecodePlan,
+    context_tokens: torch.Tensor,
+    *,
+    shared: SharedSplits | None = None,
+    contexts: Sequence[int] | None = None,
+    gpu: Gpu | None = None,
 ) -> None:
     """Fill `plan` with the splits of these contexts [sequences] int32. Once per step: all layers share it.
 
-    Splits beyond the plan's room would be read from outside its memory. `contexts` are the same values on the host:
-    raises ValueError if they have more splits than the plan has room. Without them, as under a graph, the caller must
-    have checked with `splits_of`.
+    `shared` splits are read once for several sequences, which changes no bit of the result; a plan with a window has
+    none. Splits beyond the plan's room would be read from outside its memory. `contexts` are the same values on the
+    host: raises ValueError if they have more splits than the plan has room. Without them, as under a graph, the caller
+    must have checked with `splits_of`.
     """
     gpu = gpu or gpu_of(context_tokens.device)
-    sequences = plan.first_splits.shape[0] - 1
+    sequences, (room, words) = plan.first_splits.shape[0] - 1, plan.items.shape
     if contexts is not None:
-        splits, room = splits_of(contexts, window=plan.window), plan.splits.shape[0]
+        splits = splits_of(contexts, window=plan.window)
         require(splits <= room, f"these contexts have {splits} splits and the plan has room for {room}")
     require_shape("context_tokens", context_tokens, (sequences,))
-    arguments = (context_tokens, plan.splits, plan.first_splits, sequences, plan.splits.shape[0])
+    given: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if shared is not None:
+        require(plan.window is None, "a plan with a window shares no splits")
+        require_shape("spans", shared.spans, (sequences, 4))
+        require_shape("readers", shared.readers, (sequences,))
+        require_shape("own", shared.own, (sequences,))
+        given = (shared.spans, shared.readers, shared.own)
+    arguments = (context_tokens, *given, plan.items, plan.item_count, plan.first_splits, sequences, room)
     constants = {
         "TILE": max(16, triton.next_power_of_2(sequences)),
         "SPLIT": SPLIT_TOKENS,
         "WINDOW": plan.window or 0,
+        "READERS": words - 1,
+        "READER_TILE": triton.next_power_of_2(words - 1),
+        "AT_ONCE": PLANNED_AT_ONCE,
     }
     gpu.start(Launch(_plan, (sequences,), arguments, constants))
 
@@ -312,16 +412,16 @@ def paged_decode(
     buffers = gpu.chip.fits(page, most=2)
     # quantised KV takes up to 255 registers a thread, with which no more than two programs of 4 warps run at a time
     beside = gpu.chip.fits(buffers * page, most=4 if scales is None else 2)
-    group = heads // kv_heads
-    rows = max(LEAST_ROWS, triton.next_power_of_2(group))
+    group, readers = heads // kv_heads, plan.items.shape[1] - 1
+    rows = max(LEAST_ROWS, triton.next_power_of_2(readers * group))
     constants = constants_of(kv, group=group, rows=rows, window=plan.window, is_quantised=scales is not None)
     arguments = (
         *(query, kv, scales, sinks, tables, context_tokens),
-        *(plan.splits, plan.first_splits, plan.partial, plan.logsumexp, out),
-        *(sequences, query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim, scale)),
+        *(plan.items, plan.item_count, plan.first_splits, plan.partial, plan.logsumexp, out),
+        *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim, scale)),
     )
     grid = (gpu.processors * beside,)
-    constants |= {"SPLIT": SPLIT_TOKENS}
+    constants |= {"SPLIT": SPLIT_TOKENS, "READERS": readers}
     gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=buffers + 1))
     merged = {
         "HEADS": heads,
@@ -345,4 +445,4 @@ def _require_matching(
     require_shape("tables", tables, (sequences, tables.shape[-1]))
     require(tables.stride(1) == 1, "a table is not in one piece")
     require_shape("the plan's sums", plan.first_splits, (sequences + 1,))
-    require_shape("the plan's room", plan.partial, (plan.splits.shape[0], heads, dim))
+    require_shape("the plan's room", plan.partial, (plan.items.shape[0], heads, dim))

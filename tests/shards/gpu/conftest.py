@@ -13,6 +13,7 @@ PLAIN = {
     f"test_{name}.py"
     for name in (
         "adapted_rows",
+        "sharing",
         "graphs",
         "guard",
         "layout",
@@ -24,7 +25,14 @@ PLAIN = {
         "support",
     )
 }
-KERNELS = {"test_adapters.py", "test_decoder.py", "test_mixed.py", "test_serving.py", "test_window_pages.py"}
+KERNELS = {
+    "test_adapters.py",
+    "test_decoder.py",
+    "test_mixed.py",
+    "test_serving.py",
+    "test_shared_prefixes.py",
+    "test_window_pages.py",
+}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 
 if INTERPRETED:

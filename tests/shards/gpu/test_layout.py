@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from shards.gpu import static
+from shards.gpu.cache import GpuCache
 from shards.gpu.layout import (
     Layout,
     Size,
@@ -13,6 +15,8 @@ from shards.gpu.layout import (
     mixed_fields,
     mixed_sizes,
 )
+from shards.gpu.static import StaticBuffers
+from shards.network.config import NetworkConfig, Rope
 
 
 def test_what_is_written_on_the_host_is_read_on_the_device() -> None:
@@ -89,16 +93,17 @@ def test_a_size_has_room_for_tokens_rows_draws_tiles_and_padding(
     assert size.holds(tokens=tokens, rows=rows, drawn=drawn, tiles=tiles, tile_tokens=32) is fits
 
 
-def test_full_buffers_are_noticed_before_a_step_and_not_by_lost_splits() -> None:
-    pytest.importorskip("triton")
-    from shards.gpu.cache import GpuCache
-    from shards.gpu.static import StaticBuffers
-    from shards.network.config import NetworkConfig, Rope
-
-    config = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 4, 2, 8, 4096, 1e-6, Rope(), (None, 100))
+def a_static(*, blocks: int, most_positions: int) -> StaticBuffers:
+    """For 4 rows in two layers, the second with a window of 100; a result of a split takes 144 bytes."""
+    config = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 4, 2, 8, most_positions, 1e-6, Rope(), (None, 100))
     cpu = torch.device("cpu")
-    cache = GpuCache(config, 16, dtype=torch.float32, device=cpu)
-    buffers = StaticBuffers(config, cache, 4, device=cpu, dtype=torch.float32)
+    cache = GpuCache(config, blocks, dtype=torch.float32, device=cpu)
+    return StaticBuffers(config, cache, 4, device=cpu, dtype=torch.float32)
+
+
+def test_full_buffers_are_noticed_before_a_step_and_not_by_lost_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "LEAST_BYTES", 0)
+    buffers = a_static(blocks=16, most_positions=4096)
     # 16 blocks are 2 splits, and each of 4 rows may have begun one more
     assert buffers.has_room([512] * 4)
     assert buffers.has_room([1024, 512, 512, 512])
@@ -106,3 +111,12 @@ def test_full_buffers_are_noticed_before_a_step_and_not_by_lost_splits() -> None
     assert not buffers.has_room([1025, 1025, 513])
     assert not buffers.has_room([4097])
     assert [len(plan.first_splits) for plan in buffers.plans(3).values()] == [4, 4]
+
+
+def test_rows_that_share_their_blocks_have_room_though_the_cache_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "LEAST_BYTES", 144 * 20)
+    assert a_static(blocks=1, most_positions=4096).has_room([5 * 512] * 4)
+    assert not a_static(blocks=1, most_positions=4096).has_room([5 * 512 + 1] * 4)
+    # never more than the longest contexts need
+    plans = a_static(blocks=1000, most_positions=1024).plans(4)
+    assert {window: len(plan.partial) for window, plan in plans.items()} == {None: 8, 100: 8}

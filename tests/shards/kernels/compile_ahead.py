@@ -33,7 +33,7 @@ from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.launch import Gpu, Launch
 from shards.kernels.low_rank import AdaptedRows, LowRankSlots, add_low_rank
 from shards.kernels.norm import rms_norm
-from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
+from shards.kernels.paged_decode import DecodePlan, SharedSplits, most_readers, paged_decode, plan_decode
 from shards.kernels.paged_prefill import Tile, paged_prefill, parts_for, plan_prefill
 from shards.kernels.quantised import multiply_quantised
 from shards.kernels.sampling import Draw, sample
@@ -107,8 +107,12 @@ def write(gpu: Gpu, of: Heads) -> None:
 def decode(gpu: Gpu, of: Heads) -> None:
     kv, scales = of.layer()
     tables, contexts = empty(64, 2048, dtype=torch.int32), empty(64, dtype=torch.int32)
-    plan = DecodePlan.with_room(64, 16384, heads=of.heads, dim=of.dim, device=META, window=of.window)
-    plan_decode(plan, contexts, gpu=gpu)
+    # as in a step: what is shared is always given, except to layers with a window
+    readers = 1 if of.window else most_readers(of.heads // of.kv_heads)
+    room = {"heads": of.heads, "dim": of.dim, "device": META, "window": of.window, "readers": readers}
+    plan = DecodePlan.with_room(64, 16384, **room)
+    shared = SharedSplits(empty(64, 4, dtype=torch.int32), contexts, contexts)
+    plan_decode(plan, contexts, shared=None if of.window else shared, gpu=gpu)
     query = empty(64, of.heads, of.dim, dtype=of.dtype)
     more = {"scales": scales, "sinks": of.sinks(), "gpu": gpu}
     paged_decode(query, kv, tables=tables, context_tokens=contexts, plan=plan, **more)
@@ -263,9 +267,10 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
         for launch in recorder.launches:
             _, _, variant = name.partition(" ")
             kernel = launch.kernel.fn.__name__
-            # planning sees windows and merging the size of heads: nothing else of a shape
+            # planning sees windows and the size of groups, merging the size of heads: nothing else of a shape
             of_heads = "heads of" not in variant
-            same = {"_plan": "window" not in variant, "_merge_splits": of_heads, "_merge_parts": of_heads}
+            is_planned_alike = "window" not in variant and of_heads
+            same = {"_plan": is_planned_alike, "_merge_splits": of_heads, "_merge_parts": of_heads}
             if not (variant and same.get(kernel, False)):
                 in_parts = " in parts" if launch.constants.get("CUT") else ""
                 launches[f"{kernel}{in_parts} {variant}".strip()] = launch

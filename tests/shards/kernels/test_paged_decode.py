@@ -1,23 +1,56 @@
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from shards.exec.batch import Row
+from shards.gpu.sharing import fill_sharing, sharing_of
 from shards.kernels import paged_decode as module
-from shards.kernels.paged_decode import DecodePlan, paged_decode, paged_decode_reference, plan_decode, splits_of
+from shards.kernels.paged_decode import (
+    DecodePlan,
+    SharedSplits,
+    most_readers,
+    paged_decode,
+    paged_decode_reference,
+    plan_decode,
+    splits_of,
+)
 
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def decode(query: torch.Tensor, cache: Any, window: int | None = None, **more: Any) -> torch.Tensor:
+def decode(
+    query: torch.Tensor, cache: Any, window: int | None = None, readers: int | None = None, **more: Any
+) -> torch.Tensor:
+    """Splits are shared by up to `readers` sequences, None shares none."""
     (sequences, heads, dim), contexts = query.shape, cache.context_tokens
     splits = splits_of(contexts.tolist(), window=window)
-    plan = DecodePlan.with_room(sequences, splits, heads=heads, dim=dim, device=query.device, window=window)
-    plan_decode(plan, contexts, contexts=contexts.tolist())
+    size: dict[str, Any] = {"heads": heads, "dim": dim, "device": query.device, "window": window}
+    plan = DecodePlan.with_room(sequences, splits, readers=readers or 1, **size)
+    plan_decode(plan, contexts, contexts=contexts.tolist(), shared=None if readers is None else shared_in(cache))
     assert plan.first_splits[-1] == splits
+    assert plan.item_count == splits if readers in (None, 1) else plan.item_count < splits
     more |= {"tables": cache.tables, "context_tokens": contexts, "scales": cache.scales}
     return paged_decode(query, cache.kv, plan=plan, **more)
+
+
+def shared_in(cache: Any) -> SharedSplits:
+    """What the sequences of a cache have in common."""
+    tables, contexts = cache.tables.cpu().numpy(), cache.context_tokens.tolist()
+    rows = [Row(0, 1, context, tuple(table.tolist())) for table, context in zip(tables, contexts, strict=True)]
+    shapes = {"spans": (len(rows), 4), "readers": (len(rows),), "own": (len(rows),)}
+    arrays = {name: np.empty(shape, dtype=np.int32) for name, shape in shapes.items()}
+    fill_sharing(arrays, sharing_of(rows, tables, split_pages=module.SPLIT_TOKENS // 64))
+    return SharedSplits(**{name: torch.from_numpy(array).to(cache.tables.device) for name, array in arrays.items()})
+
+
+def share(cache: Any, pages: int, sequences: list[int]) -> None:
+    """Let `sequences` begin with the same pages, those of the first of them."""
+    for sequence in sequences[1:]:
+        cache.tables[sequence, :pages] = cache.tables[sequences[0], :pages]
 
 
 @pytest.fixture
@@ -100,6 +133,73 @@ def test_a_result_does_not_depend_on_the_batch(
     together = decode(query, cache)
     cache.tables, cache.context_tokens = cache.tables[1:2], cache.context_tokens[1:2]
     assert torch.equal(decode(query[1:2], cache), together[1:2])
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "readers"), [(4, 1, None), (6, 2, None), (2, 2, None), (40, 2, None), (4, 1, 16)]
+)
+def test_splits_that_are_read_once_for_several_sequences_change_no_bit(
+    device: torch.device,
+    dtype: torch.dtype,
+    close: Close,
+    a_cache: Callable[..., Any],
+    heads: int,
+    kv_heads: int,
+    readers: int | None,
+) -> None:
+    # six with one beginning, of which three go on alike; one alone, one without a context, two that are one answer
+    contexts = [130, 200, 260, 129, 70, 193, 100, 0, 150, 149]
+    cache = a_cache(contexts, kv_heads=kv_heads, dim=32, stored=dtype)
+    share(cache, 2, [2, 0, 1, 3, 5])
+    share(cache, 3, [2, 1, 5])
+    share(cache, 1, [2, 4])
+    share(cache, 3, [8, 9])
+    query = torch.randn(len(contexts), heads, 32, device=device).to(dtype)
+    together = decode(query, cache, readers=readers or most_readers(heads // kv_heads))
+    if readers is None:
+        assert torch.equal(together, decode(query, cache))
+    close(together, paged_decode_reference(query, cache.kv, tables=cache.tables, context_tokens=cache.context_tokens))
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("stored", [torch.float16, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_sinks_and_what_is_kept_of_a_context_are_the_same_for_several_sequences(
+    device: torch.device, a_cache: Callable[..., Any], stored: torch.dtype
+) -> None:
+    cache = a_cache([130, 200, 129], kv_heads=2, dim=32, stored=stored)
+    share(cache, 2, [1, 0, 2])
+    query = torch.randn(3, 6, 32, device=device).half()
+    more: dict[str, Any] = {"scale": 0.3, "sinks": torch.linspace(-2, 3, 6, device=device).half()}
+    assert torch.equal(decode(query, cache, readers=5, **more), decode(query, cache, **more))
+
+
+def test_a_plan_lists_the_readers_of_each_split(
+    device: torch.device, a_cache: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SPLIT_TOKENS", 64)
+    monkeypatch.setattr(module, "PLANNED_AT_ONCE", 4)
+    contexts = [190, 130, 300, 140, 70]
+    cache = a_cache(contexts, kv_heads=1, dim=16, stored=torch.float16)
+    share(cache, 2, [2, 1, 3])
+    share(cache, 1, [2, 4])
+    plan = DecodePlan.with_room(5, 20, heads=1, dim=16, device=device, readers=2)
+    plan_decode(plan, cache.context_tokens, contexts=contexts, shared=shared_in(cache))
+    read: dict[int, list[list[int]]] = {}
+    for split, *readers in plan.items[: int(plan.item_count)].tolist():
+        read.setdefault(split, []).append([reader for reader in readers if reader >= 0])
+    everyone = [sorted(chain.from_iterable(read[split])) for split in range(5)]
+    assert everyone == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3], [2], [2]]
+    # four have the first split in common, and three the second
+    sizes = [sorted(map(len, read[split])) for split in range(5)]
+    assert sizes == [[1, 2, 2], [1, 1, 1, 2], [1, 1, 1, 1], [1], [1]]
+
+
+def test_a_plan_with_a_window_shares_no_splits(device: torch.device, a_cache: Callable[..., Any]) -> None:
+    cache = a_cache([3, 4], kv_heads=1, dim=16, stored=torch.float16)
+    plan = DecodePlan.with_room(2, 2, heads=1, dim=16, device=device, window=5)
+    with pytest.raises(ValueError, match="a plan with a window shares no splits"):
+        plan_decode(plan, cache.context_tokens, shared=shared_in(cache))
 
 
 def test_a_window_leaves_old_splits_out() -> None:
