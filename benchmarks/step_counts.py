@@ -8,6 +8,7 @@ and operations are those of the real model's shape, with padding. The prediction
     python benchmarks/step_counts.py
     python benchmarks/step_counts.py --rows 256 --context 1536 --prefill 300
     python benchmarks/step_counts.py --adapters 8
+    python benchmarks/step_counts.py --context 9216 --shared 8192
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from shards.gpu.decoder import GpuDecoder
 from shards.gpu.graphs import Replay
 from shards.gpu.layout import MIXED_TOKENS
 from shards.gpu.network import GpuNetwork
+from shards.gpu.sharing import sharing_of
 from shards.gpu.spans import step_of_batch
 from shards.gpu.step import StepOptions, Steps
 from shards.gpu.weights import random_on
 from shards.kernels.launch import Gpu, Launch
+from shards.kernels.paged_decode import SPLIT_TOKENS, most_readers, splits_of
 from shards.lora.options import AdapterOptions
 from shards.network.config import NetworkConfig, Rope
 
@@ -89,7 +92,7 @@ class Counting(TorchDispatchMode):
 
 
 def some_steps(
-    rows: int, counting: Counting, *, graph_tokens: int, adapters: int = 0
+    rows: int, blocks: int, counting: Counting, *, graph_tokens: int, adapters: int = 0
 ) -> tuple[Steps, list[PackedAdapter]]:
     """Llama-3.1-8B with small matrices and a small vocabulary, and so many adapters."""
     config = NetworkConfig(
@@ -101,7 +104,7 @@ def some_steps(
         heads=4,
         kv_heads=1,
         head_dim=16,
-        max_positions=8192,
+        max_positions=131_072,
         rope=Rope(),
         rms_norm_eps=1e-5,
     )
@@ -117,26 +120,42 @@ def some_steps(
         loaded = [PackedAdapter(str(number), str(number), numbers, ranks) for number in range(adapters)]
         # loaded before a step is counted
         decoder.slots.of_tokens([Row(number, 1, 1, (0,), each) for number, each in enumerate(loaded)], adapters)
-    cache = GpuCache(config, rows * 40, dtype=dtype, device=cpu)
+    cache = GpuCache(config, blocks, dtype=dtype, device=cpu)
     steps = Steps(decoder, cache, options, capture=counting.capture)
     steps.warm_up([rows], adapts=bool(adapters))
     steps.warm_up_mixed(rows + 1)
     return steps, loaded
 
 
-def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdapter] = ()) -> Batch:
-    """`rows` sequences with one new token behind `context`, and one chunk of `prefill` tokens; adapters in turns."""
-    blocks = tuple(range(-(-max(context, prefill) // 64)))
-    sizes = [(1, context)] * rows + ([(prefill, prefill)] if prefill else [])
-    starts = np.cumsum([0, *(tokens for tokens, _ in sizes)])
+def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdapter] = (), *, shared: int = 0) -> Batch:
+    """`rows` sequences with one new token behind `context`, of which `shared` tokens are the same for all, and one
+    chunk of `prefill` tokens; adapters in turns.
+    """
+    common, own = shared // 64, -(-(context - shared) // 64)
+    behind = common + rows * own
+    parts = [(1, context, (*range(common), *range(at, at + own))) for at in range(common, behind, own)]
+    if prefill:
+        parts.append((prefill, prefill, tuple(range(behind, behind - (-prefill // 64)))))
+    starts = np.cumsum([0, *(tokens for tokens, _, _ in parts)])
     chosen = itertools.cycle(adapters or [None])
-    listed = tuple(
-        Row(int(start), *size, blocks, adapter) for start, size, adapter in zip(starts, sizes, chosen, strict=False)
-    )
-    positions = np.concatenate([np.arange(seen - tokens, seen) for tokens, seen in sizes])
+    listed = tuple(Row(int(start), *part, adapter) for start, part, adapter in zip(starts, parts, chosen, strict=False))
+    positions = [np.arange(row.context_tokens - row.tokens, row.context_tokens) for row in listed]
+    slots = [np.array(row.blocks)[at // 64] * 64 + at % 64 for row, at in zip(listed, positions, strict=True)]
     wanted = torch.tensor([row.start + row.tokens - 1 for row in listed])
-    at = torch.from_numpy(positions)
-    return Batch(torch.zeros(len(at), dtype=torch.int64), at, at.clone(), listed, wanted)
+    at, slot = (torch.from_numpy(np.concatenate(numbers)) for numbers in (positions, slots))
+    return Batch(torch.zeros(len(at), dtype=torch.int64), at, slot, listed, wanted)
+
+
+def kv_tokens(batch: Batch) -> tuple[int, int, int]:
+    """The tokens whose KV decoding rows see, those that the kernel reads for them, and the different ones of these."""
+    rows = [row for row in batch.rows if row.tokens == 1]
+    tables = np.array([row.blocks for row in rows], dtype=np.int32)
+    sharing, readers = sharing_of(rows, tables, split_pages=SPLIT_TOKENS // 64), most_readers(HEADS // KV_HEADS)
+    alone = sum(row.context_tokens for row in rows)
+    own = alone - SPLIT_TOKENS * sum(sharing.own)
+    spans = [(SPLIT_TOKENS * (span.end - span.first), span.rows) for span in sharing.spans]
+    read = own + sum(tokens * -(-count // readers) for tokens, count in spans)
+    return alone, read, own + sum(tokens for tokens, _ in spans)
 
 
 def count(steps: Steps, batch: Batch, counting: Counting) -> None:
@@ -152,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--context", type=int, default=1536, help="mean context of a decoding row")
+    parser.add_argument("--shared", type=int, default=0, help="tokens with which all contexts begin")
     parser.add_argument("--prefill", type=int, default=300, help="prompt tokens of the mixed step")
     parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters of rank 16 among the rows")
     parser.add_argument("--tb-s", type=float, default=4.8, help="memory bandwidth; 4.8 is an H200's")
@@ -177,13 +197,21 @@ def main() -> None:
             counting.count(f"triton {launch.kernel.__name__}")
 
         with mock.patch.object(Gpu, "start", start), counting:
-            steps, adapters = some_steps(asked.rows, counting, graph_tokens=graph_tokens, adapters=asked.adapters)
-            count(steps, a_batch(asked.rows, asked.context, prefill, adapters), counting)
+            shape = (asked.rows, asked.context, prefill)
+            blocks = 1 + max(max(row.blocks) for row in a_batch(*shape, shared=asked.shared).rows)
+            steps, adapters = some_steps(
+                asked.rows, blocks, counting, graph_tokens=graph_tokens, adapters=asked.adapters
+            )
+            batch = a_batch(*shape, adapters, shared=asked.shared)
+            count(steps, batch, counting)
+        alone, kv_read, different = kv_tokens(batch)
+        # written by one kernel and read by another
+        results = 2 * LAYERS * 4 * HEADS * (DIM + 1) * splits_of([asked.context] * asked.rows)
         tokens = asked.rows + prefill
         # steps with chunks and adapters have no graph
         if graph_tokens and not adapters:
             tokens = -(-tokens // MIXED_TOKENS) * MIXED_TOKENS
-        read = 2 * (weights + asked.adapters * low_rank) + kv_bytes * (asked.rows * asked.context + prefill)
+        read = 2 * (weights + asked.adapters * low_rank) + kv_bytes * (kv_read + prefill)
         products = 2 * (LAYERS * per_layer + bool(adapters) * low_rank) * tokens + 2 * HIDDEN * VOCABULARY * (
             asked.rows + bool(prefill)
         )
@@ -193,6 +221,10 @@ def main() -> None:
         predicted_ms = floor_ms + (by_host * asked.eager_us + in_graph * asked.gap_us) / 1e3
         print(f"{title}: {asked.rows} rows at {asked.context}, {prefill} prompt tokens, {tokens} tokens with padding")
         print(f"  {by_host} launches by the host, {in_graph} in a graph")
+        print(
+            f"  KV: {kv_bytes * alone / 1e9:.1f} GB as the rows see it, {kv_bytes * kv_read / 1e9:.1f} read, "
+            f"{kv_bytes * different / 1e9:.1f} different; results of splits {results / 1e9:.1f} GB"
+        )
         print(f"  {read / 1e9:.1f} GB, {(products + scores) / 1e12:.2f} T operations")
         print(
             f"  floor {floor_ms:.2f} ms, predicted {predicted_ms:.2f} ms, {floor_ms / predicted_ms:.0%} of the roofline"

@@ -53,20 +53,23 @@ TOY = replace(
     heads=4,
     kv_heads=2,
     head_dim=16,
-    max_positions=512,
+    max_positions=1024,
     windows=(None,) * 1,
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of all parts. `mixes` by name: requests, (prompt, output) tokens or a range of both, concurrency."""
+    """The sizes of all parts. `shared`: rows, tokens that all of them have, tokens of each. `mixes` by name: requests,
+    (prompt, output) tokens or a range of both, concurrency.
+    """
 
     heads: tuple[tuple[int, int, int], ...]
     contexts: tuple[int, ...]
     new_tokens: tuple[int, ...]
     decode: tuple[tuple[int, int], ...]
     tuned: tuple[tuple[int, int], ...]
+    shared: tuple[int, int, int]
     chunk_tokens: int
     prefill_contexts: tuple[int, ...]
     short_chunks: tuple[int, ...]
@@ -94,6 +97,7 @@ REAL = Sizes(
     new_tokens=(1, 40, 64, 300, 129, 700),
     decode=((1, 1024), (1, 32768), (1, 131072), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (256, 1024)),
     tuned=((1, 32768), (64, 8192)),
+    shared=(64, 8192, 1024),
     chunk_tokens=8192,
     prefill_contexts=(8192, 32768, 131072),
     short_chunks=(64, 512),
@@ -115,6 +119,7 @@ DRY = Sizes(
     new_tokens=(1, 9),
     decode=((2, 65),),
     tuned=((1, 65),),
+    shared=(3, 512, 9),
     chunk_tokens=4,
     prefill_contexts=(9,),
     short_chunks=(2,),

@@ -410,10 +410,10 @@ def paged_decode(
     # two pages in flight while one is processed, and as many concurrent programs as the remaining memory allows
     page = page_bytes(kv, kv.element_size())
     buffers = gpu.chip.fits(page, most=2)
-    # quantised KV takes up to 255 registers a thread, with which no more than two programs of 4 warps run at a time
-    beside = gpu.chip.fits(buffers * page, most=4 if scales is None else 2)
     group, readers = heads // kv_heads, plan.items.shape[1] - 1
     rows = max(LEAST_ROWS, triton.next_power_of_2(readers * group))
+    # quantised KV and larger tiles take up to 255 registers a thread: no more than two programs of 4 warps at a time
+    beside = gpu.chip.fits(buffers * page, most=4 if scales is None and rows <= 16 else 2)
     constants = constants_of(kv, group=group, rows=rows, window=plan.window, is_quantised=scales is not None)
     arguments = (
         *(query, kv, scales, sinks, tables, context_tokens),
