@@ -201,8 +201,9 @@ def mixed_sizes(tokens: int, rows: int, *, tile_tokens: int, cut: int = 0) -> tu
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:
-    """The batch sizes for which graphs are made: 1, 2, 4, then every multiple of 8, up to `most`."""
-    return tuple(size for size in (1, 2, 4, *range(8, most + 8, 8)) if size <= most)
+    """The batch sizes for which graphs are made: 1, 2, 4, every multiple of 8 up to 256, and of 64 up to `most`."""
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, most + 64, 64))
+    return tuple(size for size in sizes if size <= most)
 
 
 def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:

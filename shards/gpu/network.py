@@ -128,9 +128,10 @@ class GpuNetwork:
         """The most memory that torch held during the largest step, beside weights; never less than its graphs need."""
         config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
         expected = working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype)
-        self.allocate(0)
         device = self.decoder.device
+        # buffers at fixed addresses count too
         before = torch.cuda.memory_allocated(device)
+        self.allocate(0)
         torch.cuda.reset_peak_memory_stats(device)
         try:
             self.steps.warm_up_largest(tokens=batch_tokens, rows=rows)

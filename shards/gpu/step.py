@@ -75,7 +75,7 @@ class StepOptions:
     """
 
     rows: int = 1024
-    graph_rows: int = 256
+    graph_rows: int = 512
     graph_tokens: int = 512
     graphs: bool = True
     dense_from_pairs: int = 2048 * 2048

@@ -47,10 +47,11 @@ def test_the_width_of_the_tables_moves_nothing_before_them() -> None:
     assert wide.fields[-1].start == narrow.words
 
 
-def test_buckets_are_fine_for_small_batches_and_multiples_of_eight_above() -> None:
+def test_buckets_are_fine_for_small_batches_and_coarser_above() -> None:
     assert decode_buckets(32) == (1, 2, 4, 8, 16, 24, 32)
     assert decode_buckets(3) == (1, 2)
     assert len(decode_buckets(256)) == 35
+    assert decode_buckets(400)[-4:] == (248, 256, 320, 384)
 
 
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (8, 8), (9, 16), (17, None)])
