@@ -147,7 +147,7 @@ def a_batch(rows: int, context: int, prefill: int, adapters: Sequence[PackedAdap
 
 
 def kv_tokens(batch: Batch) -> tuple[int, int, int]:
-    """The tokens of KV that decoding rows see, those that the kernel reads for them, and the different ones of these."""
+    """The tokens of KV that decoding rows see, those that the kernel reads for it, and the different ones of these."""
     rows = [row for row in batch.rows if row.tokens == 1]
     tables = np.array([row.blocks for row in rows], dtype=np.int32)
     sharing, readers = sharing_of(rows, tables, split_pages=SPLIT_TOKENS // 64), most_readers(HEADS // KV_HEADS)

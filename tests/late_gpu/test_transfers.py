@@ -170,8 +170,11 @@ def test_the_room_for_kv_is_what_the_largest_step_leaves(dense: str | None, toke
     free, _ = torch.cuda.mem_get_info()
     room = network.room_bytes(batch_tokens=tokens, rows=rows)
     working = int(free * MOST_SHARE) - room
-    # what the shapes give is an upper bound
-    assert 0 < working <= working_bytes(CONFIG, batch_tokens=tokens, rows=rows, dtype=torch.bfloat16)
+    before = torch.cuda.memory_allocated()
+    network.allocate(0)
+    fixed = torch.cuda.memory_allocated() - before
+    # what the shapes give is an upper bound, beside buffers at fixed addresses
+    assert fixed < working <= fixed + working_bytes(CONFIG, batch_tokens=tokens, rows=rows, dtype=torch.bfloat16)
     network.allocate(4)
     assert network.submit(a_batch(([1], 0, (3,))), [Drawing()])
 
