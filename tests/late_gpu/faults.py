@@ -56,6 +56,22 @@ FAULTS = (
         r"program instances .* both touch",
     ),
     Fault(
+        "race: all readers of a split write where the first one does",
+        "shards/kernels/paged_decode.py",
+        "tl.load(first_splits + reader, mask=is_read, other=0)",
+        "tl.load(first_splits + sequence + 0 * reader, mask=is_read, other=0)",
+        f"{KERNELS}/test_paged_decode.py::test_sinks_and_what_is_kept_of_a_context_are_the_same_for_several_sequences",
+        r"two lanes of one store wrote",
+    ),
+    Fault(
+        "out of bounds: a span is read beyond its last reader",
+        "shards/kernels/paged_decode.py",
+        "mask=in_item & (nth < count), other=-1)",
+        "mask=in_item, other=-1)",
+        f"{KERNELS}/test_paged_decode.py::test_sinks_and_what_is_kept_of_a_context_are_the_same_for_several_sequences",
+        r"past the end",
+    ),
+    Fault(
         "race: two rows of the residual stream share a place",
         "shards/kernels/norm.py",
         "tl.store(stream + token * width + at, rounded, mask=mask)",

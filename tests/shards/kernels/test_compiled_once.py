@@ -35,7 +35,7 @@ def _compile_ahead() -> Any:
 
 def a_step(sequences: int, pages: int, gpu: Any) -> None:
     from shards.kernels.gather_pages import gather_pages
-    from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
+    from shards.kernels.paged_decode import DecodePlan, SharedSplits, paged_decode, plan_decode
     from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -43,8 +43,9 @@ def a_step(sequences: int, pages: int, gpu: Any) -> None:
 
     kv = empty(100, 4, 2, 2, 64, 128)[:, 1]
     tables, contexts = empty(sequences, pages, dtype=torch.int32), empty(sequences, dtype=torch.int32)
-    plan = DecodePlan.with_room(sequences, sequences * pages, heads=8, dim=128, device=META)
-    plan_decode(plan, contexts, gpu=gpu)
+    plan = DecodePlan.with_room(sequences, sequences * pages, heads=8, dim=128, device=META, readers=4)
+    shared = SharedSplits(empty(sequences, 4, dtype=torch.int32), contexts, contexts)
+    plan_decode(plan, contexts, shared=shared, gpu=gpu)
     paged_decode(empty(sequences, 8, 128), kv, tables=tables, context_tokens=contexts, plan=plan, gpu=gpu)
     tile = Tile.of(gpu, group=4, dim=128, dtype=torch.bfloat16)
     chunks = plan_prefill([7] * sequences, [64 * pages] * sequences, tile=tile, device=META)
