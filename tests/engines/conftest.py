@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.engines.programs import MISSING, PLAIN, VLLM, LlamaServer, Program, VLLMOptions, a_llama_server, a_vllm
+from tests.engines.programs import (
+    MISSING,
+    PLAIN,
+    VLLM,
+    LlamaServer,
+    Program,
+    VLLMOptions,
+    a_llama_server,
+    a_vllm,
+    preloaded_vllm,
+)
 
 STARTS_THEIR_OWN = {"test_faults", "test_lora", "test_prefill_decode", "test_quantised", "test_ranks"}
 """Files whose engines no other file uses."""
@@ -67,6 +78,13 @@ class Engines:
         """End them all."""
         for each in self.programs:
             each.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> Iterator[None]:
+    """What vLLM imports, once for all that are started."""
+    with nullcontext() if MISSING else preloaded_vllm():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from shards.bundled import NAME, weights
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / os.environ.get("ENGINES", ".venv-engines")
 """The environment that the programs are in."""
+
+PRELOADED = "PRELOADED_VLLM"
+"""The variable of the environment with the socket of `preloaded_vllm`."""
+PRELOADING = Path(__file__).with_name("preloaded_vllm.py")
 
 MISSING = None if (ENGINES / ".ready").exists() else f"there is no {ENGINES.name}: `make engines` makes it"
 
@@ -34,6 +39,25 @@ _DIES_WITH_US = (
 def program(name: str) -> str:
     """The path of a program of that environment."""
     return str(ENGINES / "bin" / name)
+
+
+@contextmanager
+def preloaded_vllm() -> Iterator[None]:
+    """Meanwhile one process has imported vLLM, and a vLLM that is started is forked from it."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as calls:
+        at = f"{folder}/vllm"
+        calls.bind(at)
+        calls.listen()
+        command = [sys.executable, "-c", _DIES_WITH_US, program("python"), str(PRELOADING), str(calls.fileno())]
+        # variables that are read at imports
+        environment = {**os.environ, **VLLM_ENVIRONMENT}
+        with subprocess.Popen(command, env=environment, pass_fds=(calls.fileno(),), process_group=0) as process:
+            os.environ[PRELOADED] = at
+            try:
+                yield
+            finally:
+                del os.environ[PRELOADED]
+                process.kill()
 
 
 def free_ports(count: int) -> list[int]:
@@ -103,7 +127,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
 
     def wait_until_ready(self, timeout_s: float = 400.0) -> None:
@@ -184,6 +208,16 @@ class VLLMOptions:
     """Further variables of its environment."""
 
 
+VLLM_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": "",  # packages of ours must not hide its own
+}
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 PLAIN = VLLMOptions(blocks=600, extra=TOOLS)
 """What most tests share: 19,200 tokens of cache, events, and calls of tools."""
@@ -198,11 +232,13 @@ def a_vllm(
     served: str = NAME,
     port: int | None = None,
 ) -> VLLM:
-    """A vLLM with `options`, not started; `port` None: a free one."""
+    """A vLLM with `options`, not started; `port` None: a free one. Within `preloaded_vllm` its start is a fork."""
     free, events, replay = free_ports(3)
     port = port or free
+    preloaded = os.environ.get(PRELOADED)
+    vllm_command = (program("vllm"),) if preloaded is None else (program("python"), str(PRELOADING), preloaded)
     words = [
-        *(program("vllm"), "serve", str(model or weights()), "--served-model-name", served),
+        *(*vllm_command, "serve", str(model or weights()), "--served-model-name", served),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
         *("--max-model-len", "2560", "--block-size", "32", "--enable-prompt-tokens-details"),
     ]
@@ -218,17 +254,7 @@ def a_vllm(
         folder=folder,
         ready_at=f"http://127.0.0.1:{port}/health",
         port=port,
-        environment={
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": "",  # packages of ours must not hide its own
-            **dict(options.environment),
-        },
+        environment={**VLLM_ENVIRONMENT, **dict(options.environment)},
     )
     if options.events:
         vllm.events, vllm.replay = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
