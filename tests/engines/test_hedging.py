@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 HEDGED = SLA.replace("chat: {{}}", "chat: {{hedge: p95, hedge_budget: 100%}}")
 PATIENT = dict.fromkeys(("probe_timeout", "suspect_after", "first_byte", "first_token", "between_tokens"), "10m")
 """A backend is neither suspected nor given up: only a second request answers in place of one that stands still."""
+
+KNOWN = 10
+"""Answers of an engine after which it is known when one is late: before the eighth, no second request is sent."""
 
 
 async def answer_to(client: Client, number: int) -> Answer:
@@ -32,11 +36,15 @@ async def test_a_request_at_an_engine_that_stands_still_is_answered_by_the_other
     a, b = engines.vllm("a", "b")
     names = {"engines-0": a, "engines-1": b}
     async with a_router({**pool_of(a, b), "health": PATIENT}, HEDGED) as (client, router):
-        usual = [await answer_to(client, number) for number in range(30)]
-        assert {answer.backend for answer in usual} == set(names), "both are known by now"
+        usual: list[Answer] = []
+        while any(sum(answer.backend == name for answer in usual) < KNOWN for name in names):
+            assert len(usual) < 100, "one of the engines was asked nothing"
+            # two at once, so that both engines have work
+            pair = range(len(usual), len(usual) + 2)
+            usual += await asyncio.gather(*(answer_to(client, number) for number in pair))
         won = second_requests_that_won(router)
-        for number in range(4):
-            # the same question goes where its prompt is cached
+        for number in range(12):
+            # the same question goes where its prompt is cached, unless that engine looks slow on a busy machine
             holder = names[usual[number].backend]
             os.killpg(holder.pid, signal.SIGSTOP)
             try:
@@ -44,5 +52,7 @@ async def test_a_request_at_an_engine_that_stands_still_is_answered_by_the_other
             finally:
                 os.killpg(holder.pid, signal.SIGCONT)
             assert again.text == usual[number].text
+            if second_requests_that_won(router) - won >= 2:
+                break
         assert second_requests_that_won(router) - won >= 2
         router.check()
