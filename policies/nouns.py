@@ -150,6 +150,8 @@ class Limits:
 
 NO_LIMITS = Limits()
 
+NO_TENANT = "unknown"
+"""The name under which requests are counted that no key or token gives to a tenant. No tenant has it."""
 
 USUAL_PINNED_TOKENS = 256_000
 """Default limit of a tenant's pinned tokens."""

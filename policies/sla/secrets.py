@@ -98,6 +98,8 @@ class Outside:
         try:
             return self.read_file(path)
         except FileNotFoundError as error:
-            raise _Absent(f"cannot read {path}: {error}") from error
-        except (OSError, ValueError) as error:
+            raise _Absent(f"cannot read {path}: {error.strerror or error}") from error
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+        except ValueError as error:
             raise ValueError(f"cannot read {path}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from policies.nouns import (
     NO_LIMITS,
+    NO_TENANT,
     USUAL_PINNED_TOKENS,
     USUAL_STORED_BYTES,
     USUAL_STORED_DOCUMENTS,
@@ -170,6 +171,8 @@ def read_tenants(
     if not fields:
         local = Tenant("local", domain="local")
         return {"local": local}, local
+    if NO_TENANT in fields:
+        fields[NO_TENANT].complain(f"a tenant cannot be called '{NO_TENANT}': metrics count refused keys under it")
     sections = {name: entry.section(TENANT) for name, entry in fields.items()}
     domains = _domains(sections)
     tenants = {

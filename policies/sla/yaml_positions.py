@@ -128,7 +128,8 @@ class _Builder:
             here = joined(path, name)
             value = self._node(next(events), events, path=here, depth=depth + 1)
             if not isinstance(key.value, str):
-                self.problems.append((key.line, path, "a key must be text"))
+                hint = ' (put it into quotes: "null")' if key.value is None else ""
+                self.problems.append((key.line, path, f"a key must be text{hint}"))
             elif name in entries:
                 self.problems.append((key.line, here, f"is here twice, first in line {entries[name].line}"))
             else:

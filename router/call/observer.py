@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from policies.errors import ExpectedError
-from policies.nouns import BackendView, Decision, Request, Usage
+from policies.nouns import NO_TENANT, BackendView, Decision, Request, Usage
 from policies.shadow import Difference
 from router.ask import Input
 from router.call.tracing import CallTrace, PromptTrace
@@ -41,7 +41,7 @@ class Account:
         end: Callable[[Account, BaseException | None], None],
     ) -> None:
         self.id, self.started_at, self.headers, self.trace, self._end = id, started_at, headers, trace, end
-        self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
+        self.tenant, self.service_class, self.model, self.path = NO_TENANT, "none", "", ""
         self.key: str | None = None
         self.team: str | None = None
         self.user: str | None = None

@@ -19,6 +19,8 @@ from router.client.chat import first_model
 from router.client.chats import KEY_VARIABLE, ChatClient, Reply
 from router.client.load import Load, put_load
 
+_FILE_HINT = "name a file in a folder that exists"
+
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
@@ -40,6 +42,10 @@ def run(options: BenchOptions) -> bool:
 
     Raises ExpectedError if the server cannot be reached at all, or if a file cannot be written.
     """
+    for path in filter(None, (options.picture, options.json)):
+        if path.is_dir() or not path.parent.is_dir():
+            # before the load, which may take an hour
+            raise InvalidRequest(f"cannot write {path}", hint=_FILE_HINT)
     result = asyncio.run(measured(options))
     try:
         # before the text: a program that reads only its beginning closes the pipe
@@ -82,6 +88,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise InvalidRequest(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that exists"
-        ) from error
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}", hint=_FILE_HINT) from error

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -232,7 +236,13 @@ class _Answer:
 def root_of(url: str) -> str:
     """The server's URL without /v1. Raises InvalidRequest."""
     whole = url if "://" in url else f"http://{url}"
-    if not whole.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(whole)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # brackets without an IPv6 address, or a port above 65535
+        is_address = False
+    if not is_address:
         raise InvalidRequest(f"'{url}' is not an address", hint="write one like http://127.0.0.1:8080", param="at")
     return whole.rstrip("/").removesuffix("/v1")
 
@@ -244,25 +254,35 @@ def unreached(url: str, error: Exception) -> ExpectedError:
         why = "it was silent for too long"
     elif isinstance(error, aiohttp.ClientConnectorError):
         # its own text has the address again, and a word about TLS even without
-        why = error.os_error.strerror or why
+        why = _reason(error.os_error) or why
     return BackendFailed(f"no answer from {url}: {why}", hint="is a router running there? see --at")
+
+
+def _reason(error: OSError) -> str | None:
+    # asyncio writes the address again in place of the reason; the numbers of TLS and of names are not the system's
+    if error.errno is None or isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror
+    return os.strerror(error.errno)
 
 
 async def refusal_in(reply: aiohttp.ClientResponse, *, missing: str = "is it a router? see --at") -> ExpectedError:
     """The error that `reply` has, with the server's own words; `missing` is the hint for a path or name that it does
-    not know, unless that is the model, which the server names itself."""
+    not know, unless the server has a hint of its own, or names the model."""
     raw = await reply.content.read(_MOST_ERROR_BYTES)
-    hints = {401: f"keys are read from ${KEY_VARIABLE}", 404: missing}
+    hint = {401: f"keys are read from ${KEY_VARIABLE}", 404: missing}.get(reply.status, "")
     try:
         body = msgspec.json.decode(raw)
         error = body.get("error") if isinstance(body, dict) else None
         message = _message(error) if error is not None else raw.decode()
-        if isinstance(error, dict) and error.get("param") == "model":
-            del hints[404]
+        if isinstance(error, dict) and reply.status == 401:
+            # a router's hint is about the header, which is not the user's to write here
+            message = message.removesuffix(f" ({error.get('hint')})")
+        elif isinstance(error, dict) and (error.get("param") == "model" or message.endswith(f"({error.get('hint')})")):
+            hint = ""
     except (msgspec.MsgspecError, UnicodeDecodeError):
         message = ""
     why = f"answered {reply.status}: {message[:500]}" if message else f"answered {reply.status}"
-    return InvalidRequest(f"{reply.url.path} {why}", hint=hints.get(reply.status, ""))
+    return InvalidRequest(f"{reply.url.path} {why}", hint=hint)
 
 
 def _message(error: object) -> str:

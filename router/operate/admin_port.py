@@ -80,6 +80,8 @@ class AdminPort:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
             reason = sentence_of(reason)
+        elif isinstance(reason, OSError):
+            reason = reason.strerror or reason
         return BackendFailed(f"no reply from {self.url}: {reason}", hint=_WHERE)
 
     def _refusal(self, status: int, body: bytes) -> ExpectedError:

@@ -15,6 +15,7 @@ from router.start.arguments import USUAL_ADMIN, AdminAt, SlaFile
 from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
 from router.start.commands.keys_app import app as keys_app
+from router.start.completion import whole_descriptions
 
 if TYPE_CHECKING:
     from policies.sla.config import Config
@@ -694,7 +695,9 @@ def bench(
     at: At = USUAL_AT,
     model: Annotated[str | None, typer.Option(help="The model (default: the first that the router lists).")] = None,
     requests: Annotated[int, typer.Option(help="Number of requests.", min=1, max=100_000)] = 100,
-    concurrency: Annotated[int, typer.Option(help="Closed loop: requests at a time.", min=1, max=1000)] = 8,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Closed loop: requests at a time (default: 8).", min=1, max=1000)
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="Open loop: N requests per second on average.")
     ] = None,
@@ -727,7 +730,9 @@ def bench(
 
     if rate is not None and not 0 < rate <= 10_000:
         raise typer.BadParameter("--rate must be above 0 and at most 10,000")
-    load = Load(requests, concurrency, rate, words, shared_words, seed)
+    if rate is not None and concurrency is not None:
+        raise typer.BadParameter("--concurrency is for a closed loop, --rate for an open one: leave out one of them")
+    load = Load(requests, concurrency or 8, rate, words, shared_words, seed)
     if not run(BenchOptions(at, load, model=model, max_tokens=max_tokens, picture=picture, json=json)):
         raise typer.Exit(1)
 
@@ -751,7 +756,7 @@ def opened(file: Path, *, may_be_absent: bool = False) -> Contents:
     try:
         return ConfigFile(file, os.environ, installed_catalogue(), may_be_absent).read()
     except ExpectedError as error:
-        fail(str(error))
+        fail(str(error), "" if file.exists() else f"`pointsman init {file}` writes a first one")
 
 
 def config_for(addresses: Sequence[str]) -> Config:
@@ -765,7 +770,8 @@ def config_for(addresses: Sequence[str]) -> Config:
     key = os.environ.get(KEY_VARIABLE)
     engines = tuple(dict.fromkeys(find_engine(address, key) for address in addresses))
     text = file_for(engines, has_key=bool(key))
-    shown = "\n".join(f"  {line}" for line in text.splitlines())
+    lines = (*text.splitlines(), f'server: {{admin: "{USUAL_ADMIN}"}}')
+    shown = "\n".join(f"  {line}" for line in lines)
     print(*engines, sep="\n", file=sys.stderr)  # noqa: T201
     print(f"The same as a file, for `pointsman serve FILE`:\n{shown}", file=sys.stderr)  # noqa: T201
     return parse(text, source="--to", environment=os.environ)
@@ -780,7 +786,8 @@ def fail(message: str, hint: str = "") -> NoReturn:
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        with whole_descriptions(os.environ):
+            app()
     except ExpectedError as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(1)

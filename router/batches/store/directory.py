@@ -40,7 +40,8 @@ class DirectoryStore:
             for each in (self._drafts, self._locks):
                 each.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"batches.store {self._folder} cannot be used: {error}", hint="name a folder") from error
+            reason = error.strerror or error
+            raise ConfigError(f"batches.store {self._folder} cannot be used: {reason}", hint="name a folder") from error
 
     def read(self, key: str) -> bytes | None:
         """See BatchStore."""

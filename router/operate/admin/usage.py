@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from http1.request import Request, Response
 from policies.errors import InvalidRequest, Unavailable
-from policies.nouns import Outcome
+from policies.nouns import NO_TENANT, Outcome
 from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, query_of
 from router.operate.operations import Operations
@@ -83,7 +83,7 @@ def _sheet(name: str, text: str) -> Response:
 def _since_start(board: Board) -> Iterator[dict[str, Any]]:
     for (tenant, model), totals in sorted(board.totals.items()):
         yield {
-            "tenant": tenant,
+            "tenant": "" if tenant == NO_TENANT else tenant,
             "model": model,
             "requests": totals.requests,
             **{outcome.value: totals.outcomes[outcome.value] for outcome in Outcome},

@@ -109,7 +109,7 @@ def frame(snapshot: Snapshot, decisions: list[DecisionRow], *, lines: int, width
     used = 12 + len(snapshot.classes) + len(snapshot.tenants) + len(snapshot.backends) + len(troubles)
     shown = decisions[: max(5, lines - used)]
     return Group(
-        _head(snapshot),
+        _head(snapshot, width),
         Text(),
         _table(width, _CLASSES, [_class(service_class) for service_class in snapshot.classes]),
         Text(),
@@ -122,18 +122,21 @@ def frame(snapshot: Snapshot, decisions: list[DecisionRow], *, lines: int, width
     )
 
 
-def _head(snapshot: Snapshot) -> Text:
+def _head(snapshot: Snapshot, width: int) -> Text:
+    """One line: while it is wider than `width`, the part with the highest number is left out, as of tables."""
     ended = sum(sum(tenant.outcomes.values()) for tenant in snapshot.tenants)
     ready = "[blue]✓ ready[/]" if snapshot.is_ready else "[bold red]✕ not ready[/]"
-    parts = (
-        f"[bold]Pointsman[/] {ready}",
-        f"file {snapshot.config_version}",
-        f"up {_seconds(snapshot.up_s)}",
-        f"{ended / max(1.0, snapshot.window_s):.1f} requests/s",
-        f"{snapshot.in_flight} at backends",
-        f"{snapshot.waiting} waiting",
-    )
-    return Text.from_markup("  ".join(parts))
+    parts = {
+        f"[bold]Pointsman[/] {ready}": 0,
+        f"file {snapshot.config_version}": 5,
+        f"up {_seconds(snapshot.up_s)}": 4,
+        f"{ended / max(1.0, snapshot.window_s):.1f} requests/s": 3,
+        f"{snapshot.in_flight} at backends": 2,
+        f"{snapshot.waiting} waiting": 1,
+    }
+    while (line := Text.from_markup("  ".join(parts))).cell_len > width and len(parts) > 1:
+        del parts[max(parts, key=parts.__getitem__)]
+    return line
 
 
 def _class(row: ClassRow) -> Row:

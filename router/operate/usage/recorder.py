@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policies.errors import ConfigError
-from policies.nouns import Decision, Outcome, Request
+from policies.nouns import NO_TENANT, Decision, Outcome, Request
 from router.call.observer import Account
 from router.operate.usage.journal import Journal, orphans
 from router.operate.usage.rows import (
@@ -98,7 +98,7 @@ class UsageRecorder:
         user, currency = _clean(account.user or ""), self._currency() or ""
         key = UsageKey(
             hour,
-            account.tenant,
+            "" if account.tenant == NO_TENANT else account.tenant,
             account.team or "",
             account.key or "",
             user,
@@ -137,7 +137,8 @@ class UsageRecorder:
             self._journal = Journal(self._folder)
         except OSError as error:
             hint = "name another folder with usage.journal"
-            raise ConfigError(f"the journal of usage {self._folder} cannot be written: {error}", hint=hint) from error
+            reason = error.strerror or error
+            raise ConfigError(f"the journal of usage {self._folder} cannot be written: {reason}", hint=hint) from error
         self._thread.start()
 
     def close(self) -> None:

@@ -19,8 +19,9 @@ MOST_USER = 128
 
 class UsageKey(NamedTuple):
     """The row: `hour` is the Unix time at which it begins; a text is empty where there is none, such as a pool for a
-    refused request. `key` is the id of an API key, `team` the part of the tenant that it belongs to, `user` the end
-    user that a client names, `tags` the tags of the request, with commas between them."""
+    refused request, and a tenant for one without a valid key. `key` is the id of an API key, `team` the part of the
+    tenant that it belongs to, `user` the end user that a client names, `tags` the tags of the request, with
+    commas between them."""
 
     hour: int
     tenant: str

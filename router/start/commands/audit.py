@@ -47,7 +47,7 @@ def run(file: Path, options: AuditOptions) -> bool:
         else:
             _print((one.record for one in found if options.period.has(one.record)), options.format)
     except OSError as error:
-        raise ConfigError(f"the audit log {file} cannot be read: {error}") from error
+        raise ConfigError(f"the audit log {file} cannot be read: {error.strerror or error}") from error
     checking.tell(file, is_asked=options.verify)
     return checking.problem is None
 

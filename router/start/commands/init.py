@@ -15,12 +15,17 @@ import yaml
 
 from policies.errors import ConfigError
 from policies.keys import PREFIX, hash_of
+from policies.nouns import NO_TENANT
 from policies.quantities import read_budget, read_seconds
 from policies.shapes import NAME_PATTERN
 from router.start.commands.engines import KEY_VARIABLE, Engine, file_for, find_engine
 from router.start.commands.from_litellm import sla_file_of
 
-_PLACEHOLDER = 'pools:\n  own: {kind: vllm, at: ["http://127.0.0.1:8000"]}\n'
+_PLACEHOLDER = """\
+# No engine was named: replace the kind and the address by those of yours, see docs/backends.md.
+pools:
+  own: {kind: vllm, at: ["http://127.0.0.1:8000"]}
+"""
 
 
 class Wishes(NamedTuple):
@@ -60,6 +65,8 @@ def made(wishes: Wishes) -> FirstFile:
     for name in wishes.tenants:
         if not re.fullmatch(NAME_PATTERN, name, re.ASCII):
             raise ConfigError(f"'{name[:80]}' is no name of a tenant", hint="use letters, digits, '.', '_' and '-'")
+        if name == NO_TENANT:
+            raise ConfigError(f"'{name}' stands for requests without a valid key", hint="choose another name")
     keys = {name: PREFIX + secrets.token_urlsafe(32) for name in dict.fromkeys(wishes.tenants)}
     lines = ["# Made by `pointsman init`; docs/sla.md has every key. Changes take effect within two seconds."]
     if wishes.ttft is not None:
@@ -70,7 +77,7 @@ def made(wishes: Wishes) -> FirstFile:
         budget, currency = _budget(wishes.budget)
         limits = f", limits: {{budget_per_month: {budget}}}"
     lines.append("tenants:")
-    lines += [f'  {name}: {{keys: ["sha256:{hash_of(text)}"]{limits}}}' for name, text in keys.items()]
+    lines += [f'  {_as_key(name)}: {{keys: ["sha256:{hash_of(text)}"]{limits}}}' for name, text in keys.items()]
     if not keys:
         lines.append(f"  local: {{anonymous: true{limits}}}")
     if currency is not None:
@@ -117,6 +124,11 @@ def write(path: Path, text: str) -> None:
 
 def _taken(path: Path) -> ConfigError:
     return ConfigError(f"{path} is there already", hint="name another file, or - to print it")
+
+
+def _as_key(name: str) -> str:
+    """`name` as a key of YAML: in quotes where that would not be text, such as null and 1."""
+    return name if yaml.safe_load(name) == name else f'"{name}"'
 
 
 def _checked(text: str, option: str) -> str:

@@ -62,7 +62,7 @@ def read_pair(text: str) -> tuple[str, str]:
     """Name and value of `NAME=VALUE`. Raises ValueError with a sentence."""
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise ValueError(f"write NAME=VALUE, not '{text}'")
+        raise ValueError(f"'{text}' is not NAME=VALUE")
     return name, value
 
 

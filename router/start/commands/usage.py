@@ -18,6 +18,9 @@ from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
 
 FORMATS = ("table", "csv", "json", "focus")
 
+_MISSING = {"tenant": "(not identified)"}
+"""What a table shows for a name that is empty; `-` for others."""
+
 _COLUMNS = {
     "requests": "requests",
     "prompt_tokens": "prompt",
@@ -62,7 +65,6 @@ def _table(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> Table | str:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         amounts = (f"{row[name]:,}" for name in _COLUMNS if name != "cost")
-        table.add_row(
-            *(str(row[name]) or "-" for name in by), *amounts, f"{row['cost']:,.6f} {row['currency']}".strip()
-        )
+        names = (str(row[name]) or _MISSING.get(name, "-") for name in by)
+        table.add_row(*names, *amounts, f"{row['cost']:,.6f} {row['currency']}".strip())
     return table

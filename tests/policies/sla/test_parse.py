@@ -208,6 +208,7 @@ MISTAKES = {
     "\n".join(["a0: &a0 [x,x,x,x,x,x,x,x,x]"] + [f"a{i}: &a{i} [{f'*a{i - 1},' * 9}]" for i in range(1, 9)]): "aliases",
     "classes: {a: {}, a: {}}": "classes.a: is here twice, first in line 1",
     "classes: {[a]: {}}": "a key must be text",
+    "classes: {null: {}}": 'classes: a key must be text (put it into quotes: "null")',
     "classes: !!python/object:os.system {}": "tags like",
     "classes: {a: {weight: 0}}": "classes.a.weight: must be above zero",
     "classes: {a: {weight: -1}}": "must be a number above zero, not '-1'",
@@ -220,6 +221,7 @@ MISTAKES = {
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",
     "tenants: {a: {}}": "has no keys",
+    f"tenants: {{unknown: {{keys: '{HASH}'}}}}": "tenants.unknown: a tenant cannot be called 'unknown'",
     f"tenants: {{a: {{keys: '{HASH}', organization: x}}}}": "there is no organization 'x'",
     f"tenants: {{a: {{keys: '{HASH}', organization: exmple}}}}\n"
     "organizations: {example: {limits: {concurrent: 1}}}": "did you mean 'example'",

@@ -55,8 +55,19 @@ async def test_a_server_that_does_not_answer_is_an_error_for_people() -> None:
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     async with running(OpenAIServer()) as server:
-        done = await bench("--at", server.url, "--requests", "1", "--picture", str(tmp_path / "no" / "b.svg"))
+        for option, path in (("--picture", tmp_path / "no" / "b.svg"), ("--json", tmp_path)):
+            done = await bench("--at", server.url, "--requests", "1", option, str(path))
+            assert isinstance(done.exception, InvalidRequest)
+            assert f"cannot write {path} (name a file in a folder that exists)" in str(done.exception)
+    # before the load
+    assert not server.received
+
+
+async def test_a_disk_that_is_full_is_named_and_the_text_is_printed() -> None:
+    async with running(OpenAIServer()) as server:
+        done = await bench("--at", server.url, "--requests", "1", "--picture", "/dev/full")
     assert isinstance(done.exception, InvalidRequest)
+    assert "No space left" in str(done.exception)
     assert "1 answered" in done.output
 
 
@@ -75,6 +86,12 @@ async def test_files_are_written_even_if_the_text_is_not_read_to_its_end(tmp_pat
             await asyncio.to_thread(run, options)
     assert json.loads((tmp_path / "b.json").read_text())["answered"] == 1
     assert (tmp_path / "b.svg").exists()
+
+
+async def test_a_loop_is_open_or_closed() -> None:
+    done = await bench("--rate", "5", "--concurrency", "3")
+    assert done.exit_code == 2
+    assert "leave out one of them" in done.output
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "20000"])

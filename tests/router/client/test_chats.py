@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from policies.errors import BackendFailed, InvalidRequest
 from policies.sla.parse import parse
-from router.client.chats import ChatClient
+from router.client.chats import ChatClient, root_of
 from router.start.app import Router
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import TEXT, running
@@ -172,13 +172,51 @@ async def test_an_address_where_nothing_answers_is_named() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     async with ChatClient(address) as client:
         with pytest.raises(
-            BackendFailed, match=rf"no answer from http://{address}: Connect call failed.*\(is a router running there\?"
+            BackendFailed, match=rf"no answer from http://{address}: Connection refused \(is a router running there\?"
         ):
             await client.models()
         with pytest.raises(BackendFailed, match=f"no answer from http://{address}"):
             await client.chat(HELLO, "m")
-    with pytest.raises(InvalidRequest, match="is not an address"):
-        ChatClient("ftp://a")
+
+
+@pytest.mark.parametrize("address", ["ftp://a", "http://", "", "http://a:99999", "a:0", "a:b", "http://[::1", "://a"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"is not an address \(write one like http://127.0.0.1:8080\)"):
+        ChatClient(address)
+
+
+@pytest.mark.parametrize("address", ["a", "a:1", "https://a/v1", "http://[::1]:8080/", "http://a/prefix"])
+def test_addresses_need_no_scheme_and_may_end_with_v1(address: str) -> None:
+    assert root_of(address).startswith(("http://", "https://"))
+    assert not root_of(address).endswith(("/", "/v1"))
+
+
+async def test_a_name_that_is_not_known_is_an_error_with_its_reason() -> None:
+    async with ChatClient("no.such.host.invalid") as client:
+        with pytest.raises(BackendFailed, match=r"no answer from http://no.such.host.invalid: \w+"):
+            await client.models()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        # a router's hint names a header, which is not what its user writes
+        (401, {"message": "no key (send it)", "hint": "send it"}, "no key (keys are read from $POINTSMAN_KEY)"),
+        (401, {"message": "no key"}, "no key (keys are read from $POINTSMAN_KEY)"),
+        (404, {"message": "no files (turn them on)", "hint": "turn them on"}, "no files (turn them on)"),
+        (404, {"message": "there is no model", "param": "model"}, "there is no model"),
+        (404, {"message": "no"}, "no (is it a router? see --at)"),
+        (400, {"message": "bad (mend it)", "hint": "mend it"}, "bad (mend it)"),
+    ],
+)
+async def test_a_refusal_has_one_hint(status: int, error: dict[str, str], told: str) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": error}, status=status)
+
+    async with a_server(refuse) as url, ChatClient(url) as client:
+        with pytest.raises(InvalidRequest) as caught:
+            await client.models()
+    assert str(caught.value) == f"/v1/models answered {status}: {told}"
 
 
 async def test_a_server_that_falls_silent_is_given_up() -> None:

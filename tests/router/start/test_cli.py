@@ -81,13 +81,14 @@ def test_every_command_is_described_in_a_full_line() -> None:
 
 
 def test_a_missing_file_is_reported_once() -> None:
-    assert "cannot read nosuch.yaml: No such file or directory\n" in output_of("check", "nosuch.yaml").output
+    told = "cannot read nosuch.yaml: No such file or directory\n  `pointsman init nosuch.yaml` writes a first one\n"
+    assert told in output_of("check", "nosuch.yaml").output
 
 
 def test_counts_that_cannot_be_read_name_their_option() -> None:
     done = output_of("simulate", DEMO, "--trace", "day.jsonl", "--backends", "own")
     assert done.exit_code == 2
-    assert "--backends: write NAME=VALUE, not 'own'" in done.output
+    assert "--backends: 'own' is not NAME=VALUE" in done.output
 
 
 def test_a_priority_without_effect_is_explained() -> None:
@@ -104,7 +105,10 @@ def test_a_file_is_checked_where_its_secrets_are_not_set(tmp_path: Path, monkeyp
     done = output_of("check", str(file), "--without-secrets")
     assert done.exit_code == 0
     assert f"not checked: {file}:2: tenants.acme.keys[0]: the environment variable ACME_KEY is not set" in done.output
-    assert f"not checked: {file}:2: tenants.acme.keys[1]: cannot read /nosuch/key" in done.output
+    assert (
+        f"not checked: {file}:2: tenants.acme.keys[1]: cannot read /nosuch/key: No such file or directory\n"
+        in done.output
+    )
     assert "is sound" in done.output
 
 

@@ -44,6 +44,6 @@ function table(by, rows) {
   return h("table", { "aria-label": `Usage by ${by}` },
     h("thead", {}, h("tr", {}, names.map(([name, colspan, tone = null]) => h("th", { scope: "col", colspan, class: tone }, name)))),
     h("tbody", {}, rows.map((row) => h("tr", {},
-      h("td", {}, h("strong", {}, String(row[by]).slice(0, by === "day" ? 10 : undefined))), h("td", {}, bar(row.cost / most(row))), h("td", { class: "n" }, amount(row)),
+      h("td", {}, h("strong", {}, String(row[by]).slice(0, by === "day" ? 10 : undefined) || "(not identified)")), h("td", {}, bar(row.cost / most(row))), h("td", { class: "n" }, amount(row)),
       h("td", { class: "n" }, count(row.requests)), h("td", { class: "n" }, count(row.prompt_tokens + row.completion_tokens))))));
 }

@@ -68,7 +68,7 @@ async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> 
 def test_a_refused_connection_is_reported() -> None:
     done = one_frame("127.0.0.1:1")
     assert isinstance(done.exception, BackendFailed)
-    assert "no reply from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)
+    assert "no reply from http://127.0.0.1:1: Connection refused (" in str(done.exception)
 
 
 async def test_the_clients_port_is_not_taken_for_the_operators() -> None:
@@ -106,6 +106,9 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
     lines = captured.get().splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= columns
+    assert lines[0].startswith("Pointsman ✓ ready")
+    assert ("waiting" in lines[0], "file" in lines[0]) == (True, columns == 200)
+    assert not lines[1].strip()
     # what a terminal has no room for is left out, and what is shown can be read: only reasons are cut
     heads = [line for line in lines if line.startswith(("class", "tenant", "backend", "at "))]
     assert len(heads) >= 3

@@ -13,7 +13,7 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.nouns import Outcome, Usage
-from router.call.observer import Spent
+from router.call.observer import Account, Spent
 from router.operate.usage import recorder as recording
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.journal import Journal
@@ -92,6 +92,14 @@ def test_a_refused_call_is_counted_without_a_pool(tmp_path: Path) -> None:
         assert scene.recorder.sync()
         [row] = scene.database.sums(["model", "pool"])
         assert (row["model"], row["pool"], row["rejected"], row["cost"]) == ("m", "", 1, 0)
+
+
+def test_a_call_without_a_valid_key_has_no_tenant(tmp_path: Path) -> None:
+    with a_scene(tmp_path) as scene:
+        scene.recorder.ended(Account("r", 100.0, {}, None, lambda *_: None), Outcome.REJECTED, "invalid_api_key", 0.0)
+        assert scene.recorder.sync()
+        [row] = scene.database.sums(["tenant"])
+        assert (row["tenant"], row["rejected"]) == ("", 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from policies.errors import ExpectedError
@@ -62,9 +63,22 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands.asked() == Wishes([], ["shop", "ads"], None, "20 USD")
 
 
+@pytest.mark.parametrize("name", ["null", "NULL", "true", "1", "1.5", "2026-11-26"])
+def test_names_that_yaml_takes_for_something_else_are_in_quotes(name: str) -> None:
+    code, text, _ = init("-", "--tenant", name)
+    assert code == 0
+    assert list(parse(text).tenants) == [name]
+    assert list(yaml.safe_load(text)["tenants"]) == [name]
+
+
+def test_without_an_engine_the_file_says_what_to_replace() -> None:
+    assert "# No engine was named: replace the kind and the address" in init("-", "--tenant", "shop")[1]
+
+
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
+        (("--tenant", "unknown"), "'unknown' stands for requests without a valid key"),
         (("--tenant", "a b"), "'a b' is no name of a tenant"),
         (("--ttft", "fast"), "--ttft must be a duration"),
         (("--budget", "20"), "--budget has no currency"),

@@ -63,5 +63,5 @@ async def test_a_tenant_without_keys_and_mistakes_are_told(tmp_path: Path) -> No
 
 def test_limits_are_pairs() -> None:
     assert limits_of(["concurrent=1", "budgets.a=5 USD"]) == {"concurrent": "1", "budgets": {"a": {"cost": "5 USD"}}}
-    with pytest.raises(ExpectedError, match="--limit"):
+    with pytest.raises(ExpectedError, match=r"--limit 'concurrent' is not NAME=VALUE \(write --limit requests"):
         limits_of(["concurrent"])

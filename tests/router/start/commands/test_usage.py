@@ -39,6 +39,14 @@ def test_a_table_is_for_people(file: Path) -> None:
     assert line.split() == ["2026-11-24", "ann", "3", "300", "120", "30", "0.370370", "USD"]
 
 
+def test_requests_that_belong_to_no_tenant_are_shown_in_words(file: Path, tmp_path: Path) -> None:
+    database = UsageDatabase(str(tmp_path / "usage.sqlite"))
+    database.add("w", 2, some_rows(1, tenant="", pool="", currency=""), now=NOON)
+    database.close()
+    assert "(not identified)" in usage(file, "--by", "tenant").output
+    assert [row["tenant"] for row in json.loads(usage(file, "--format", "json").output)] == ["", "acme"]
+
+
 def test_other_formats_are_for_programs(file: Path) -> None:
     [row] = json.loads(usage(file, "--format", "json").output)
     assert (row["tenant"], row["model"], row["requests"], row["cost"]) == ("acme", "m", 3, 0.370370367)
