@@ -14,7 +14,7 @@ _WORDS = {
     "under_limit": "with as many requests as it takes",
     "has_room": "without room",
     "in_pools": "outside the rule's pools",
-    "avoided": "failed at this request before",
+    "avoided": "failed at this request before, or kept free of batches",
     "warming": "still warming up",
     "incapable": "without what the request needs",
     "only_prefills": "only computes prompts for other backends",

@@ -47,7 +47,7 @@ export function sync(parent, items, key, make) {
 /** Have each cell of `row` know the name of its column, which it shows on a phone. */
 function nameCells(row, table) {
   const names = table?.tHead.rows[0].cells ?? [];
-  [...names].forEach((name, at) => row.cells[at]?.setAttribute("data-label", name.textContent));
+  [...names].forEach((name, at) => row.cells[at]?.setAttribute("data-label", name.querySelector(".quiet") ? "" : name.textContent));
 }
 
 /** Make `select` offer these values, after an empty one that is called `first`; what was chosen stays if it can. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import math
 import shutil
 import subprocess
 import tempfile
@@ -64,6 +65,7 @@ class Page:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._numbers, self._session = socket, itertools.count(1), ""
+        self._size = (0, 0)
         self.complaints: list[str] = []
 
     async def open(self, *, width: int, height: int) -> None:
@@ -74,6 +76,7 @@ class Page:
         await self.resize(width, height)
 
     async def resize(self, width: int, height: int) -> None:
+        self._size = (width, height)
         await self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -132,8 +135,14 @@ class Page:
         await self._call("Input.insertText", text=text)
 
     async def picture(self, path: Path, *, first: str = "body", last: str = "body") -> None:
-        """The page as PNG, from the element `first` to `last`."""
+        """The page as PNG, from the element `first` to `last`.
+
+        The window is as high as the page meanwhile: else what sticks to its top would lie over the middle.
+        """
+        before = self._size
         size = (await self._call("Page.getLayoutMetrics"))["cssContentSize"]
+        await self.resize(before[0], max(before[1], math.ceil(size["height"])))
+        await self.run("scrollTo(0, 0)")
         place = "document.querySelector({!r}).getBoundingClientRect().{} + scrollY"
         top, bottom = await self.run(place.format(first, "top")), await self.run(place.format(last, "bottom"))
         clip = {
@@ -144,6 +153,7 @@ class Page:
             "scale": 1,
         }
         shot = await self._call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        await self.resize(*before)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
 
     async def _call(self, method: str, **params: Any) -> Any:

@@ -29,6 +29,7 @@ async def at_rest(folder: Path, page: Page) -> None:
     async with a_running_scene(*backends) as router:
         await page.go(f"http://{router.admin}/dashboard")
         await page.until(SHOWN)
+        await page.until("!document.querySelector('#no-keys').hidden")
         await page.picture(folder / "dashboard-at-rest.png")
 
 
