@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from backends.http.client import encoded
 from policies.errors import ExpectedError
-from router.call.body_cost import cost_in_turns
+from router.call.bodies import cost_in_turns
 from router.protocols.dialects import DIALECTS
 from router.protocols.reading import decode
 from router.text.turns import at_once

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from functools import lru_cache
+from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
-from http1.errors import BadAnswer, Disconnected, Unconnected
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from http1.coding import CODINGS, BadCoding, Decoder
+from http1.deadline import Deadline
+from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Disconnected, Unconnected
 from http1.limits import ClientLimits
-from http1.message import Lines, header_lines
-from http1.server_connection import Answer, Body, ServerConnection
+from http1.message import Headers, Incoming, Lines, header_lines, until_empty_line
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
@@ -148,3 +154,352 @@ def _first_line(method: str, target: str) -> bytes:
     if not _METHOD.fullmatch(method) or not _TARGET.fullmatch(target):
         raise ValueError("a request has a method in capitals, and a path of printable ASCII")
     return f"{method} {target} HTTP/1.1\r\n".encode("ascii")
+
+
+_BODILESS = frozenset({204, 304})
+_COPIED_BYTES = 16 << 10
+"""Bodies up to this size are joined with their head into one write."""
+
+Body = bytes | AsyncIterable[bytes] | None
+"""Of a request: whole, in pieces, or none."""
+
+
+class Answer(Incoming):
+    """The answer of a server, at its body. A context manager: left before its end, it closes the connection.
+
+    The body comes as it was sent unless `decode` was called.
+    """
+
+    status = 0
+    headers = Headers(b"")
+    _decoder: Decoder | None = None
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self.unread_bytes = connection, connection.limits.unread_bytes
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.status}, {self.received} bytes{', ended' if self.is_ended else ''}>"
+
+    def on_room(self) -> None:
+        """Its server may go on to send."""
+        self._connection.resume_reading()
+
+    def on_wait(self) -> None:
+        """From now on its server may be late."""
+        self._connection.await_answer()
+
+    def decode(self, most_bytes: int) -> None:
+        """Have the body read as its Content-Encoding says, to at most `most_bytes`. Raises BadAnswer where that is
+        neither gzip nor deflate.
+        """
+        coding = self.headers.lowered.get("content-encoding", "identity").lower()
+        if coding not in CODINGS:
+            raise BadAnswer(f"the answer is encoded as '{coding[:40]}'")
+        self._decoder = None if coding == "identity" else Decoder(coding, most_bytes)
+
+    async def read(self) -> bytes:
+        """What came since the last time; nothing at the end. Raises AnswerError."""
+        decoder = self._decoder
+        if decoder is None:
+            return await super().read()
+        try:
+            while data := await super().read():
+                if decoded := decoder.feed(data):
+                    return decoded
+            decoder.end()
+        except (BadCoding, BodyTooLarge) as error:
+            raise BadAnswer(str(error)) from error
+        return b""
+
+    def content(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises AnswerError."""
+        return self.pieces()
+
+    async def pour_decoded(self, into: Callable[[bytes], bool]) -> bool:
+        """The same as `pour` for a body that may have to be decoded, which is not given in the moment that it comes."""
+        while data := await self.read():
+            if not into(data):
+                return False
+        return True
+
+    async def body(self, most_bytes: int) -> bytes:
+        """All of the body. Raises AnswerError; BadAnswer for more than `most_bytes`."""
+        pieces, size = [], 0
+        while data := await self.read():
+            pieces.append(data)
+            size += len(data)
+            if size > most_bytes:
+                raise BadAnswer(f"the answer is larger than {most_bytes} bytes")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def stop(self, error: Exception) -> None:
+        """Have readers of the body get `error` after what came before, and close the connection."""
+        if not self.is_ended:
+            self.fail(error)
+            self._connection.abort()
+
+    def close(self) -> None:
+        """Close the connection unless all of the answer came, in which case it serves other requests already."""
+        if not self.is_ended:
+            self._connection.abort()
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ServerConnection(asyncio.Protocol):
+    """Each answer has a parser, which judges its head and its chunks, and calls the methods that begin with on_. A head
+    that was accepted is read as a whole, and a body of known length is counted.
+
+    `was_used` says that it had an answer before; `is_unanswered`, that nothing came for the present request.
+    """
+
+    on_header = on_chunk_header = on_chunk_complete = on_status = None
+    """Nothing that the parser could tell: it finds that faster than a name that is missing."""
+
+    def __init__(self, pool: HttpClient, loop: asyncio.AbstractEventLoop) -> None:
+        self.limits, self._pool, self._loop = pool.limits, pool, loop
+        self._parser: HttpResponseParser | None = None
+        self._transport: Any = None
+        self._deadline = Deadline(self._late, loop)
+        self._silence_s = 0.0
+        self._writable: asyncio.Future[None] | None = None
+        self._is_lost = self._is_paused = self._is_eof = False
+        self.was_used, self.is_unanswered = False, True
+        # of the present request; without `_answer` there is none
+        self._answer: Answer | None = None
+        self._asked: asyncio.Future[Answer] | None = None
+        self._is_all_sent = self._keeps_alive = True
+        self._wants_head_only = self._ends_with_connection = False
+        # what the parser was given of the present head, and the bytes of those before it
+        self._is_in_head, self._head = False, b""
+        self._head_bytes = self._unseen_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ServerConnection {'lost' if self._is_lost else 'idle' if self._answer is None else 'in use'}>"
+
+    async def ask(self, method: str, head: bytes, body: Body, silence_s: float) -> Answer:
+        """The answer to a request, as soon as its head came. Raises AnswerError; that, and a cancellation, close the
+        connection, unless all of the answer has come.
+        """
+        self.is_unanswered = True
+        if self._is_lost or self._transport.is_closing():
+            raise Disconnected("the server closed the connection")
+        self._silence_s, self._wants_head_only = silence_s, method == "HEAD"
+        self._is_in_head, self._head, self._head_bytes, self._unseen_bytes = True, b"", 0, 0
+        self._parser = HttpResponseParser(self)
+        answer = self._answer = Answer(self)
+        asked: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked = asked
+        try:
+            self._deadline.within(silence_s)
+            if body is None or (isinstance(body, bytes) and len(body) <= _COPIED_BYTES):
+                self._transport.write(head + body if body else head)
+            elif isinstance(body, bytes):
+                self._transport.write(head)
+                self._transport.write(body)
+            else:
+                await self._send_pieces(head, body, asked)
+            return await asked
+        except BaseException:
+            if asked.done() and not asked.cancelled():
+                # it may have come, or failed, in the moment of a cancellation
+                asked.exception()
+            if self._answer is answer:
+                self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    # what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server was reached."""
+        self._transport = transport
+        self._pool.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        answer, parser = self._answer, self._parser
+        if answer is None or parser is None:
+            # an answer to no request would be taken for that of the next
+            self.abort()
+            return
+        self.is_unanswered = False
+        self._unseen_bytes += len(data)
+        try:
+            while data and self._is_in_head:
+                piece = data[: until_empty_line(self._head, data)]
+                self._head += piece
+                data = data[len(piece) :]
+                parser.feed_data(piece)
+            length = answer.content_length
+            if data and answer.is_ended:
+                raise BadAnswer("more than one answer")
+            if data and length is None:
+                parser.feed_data(data)
+            elif data and length is not None:
+                left, self._unseen_bytes = length - answer.received, 0
+                answer.put(data[:left])
+                if len(data) > left:
+                    raise BadAnswer("more than one answer")
+        except HttpParserUpgrade:
+            self._fail(BadAnswer("the server changes to another protocol"))
+        except HttpParserError as error:
+            ours = error.__context__
+            self._fail(ours if isinstance(ours, AnswerError) else BadAnswer(f"no HTTP: {error}"))
+        except BadAnswer as error:
+            self._fail(error)
+        if answer.is_ended:
+            self._release()
+        elif self._unseen_bytes > self.limits.head_bytes:
+            self._fail(BadAnswer(f"a head of more than {self.limits.head_bytes} bytes"))
+        elif answer.deliver():
+            self._deadline.within(self._silence_s)
+        elif answer.is_full and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """The server sends no more."""
+        self._is_eof = True
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server has gone, or the connection was closed here."""
+        self._is_lost = True
+        self._deadline.cancel()
+        self.resume_writing()
+        self._pool.discard(self)
+        if self._answer is not None and self._ends_with_connection and self._is_eof:
+            self._answer.end()
+        failure = Disconnected(f"the connection ended too early{f': {exc}' if exc else ''}")
+        failure.__cause__ = exc
+        self._fail(failure)
+        # they refer back to this connection, which would wait for the garbage collector
+        self._parser = self._answer = None
+
+    def pause_writing(self) -> None:
+        """The server reads slower than the request is sent."""
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """The server has caught up, or has answered."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # what the parser calls
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        if not self._is_in_head:
+            raise BadAnswer("more than one answer")
+
+    def on_headers_complete(self) -> None:
+        """A head is complete; perhaps of one that goes before the answer to the request (RFC 9110, section 15.2)."""
+        parser, answer, head, limits = self._parser, self._answer, self._head.lstrip(b"\r\n"), self.limits
+        assert parser is not None
+        assert answer is not None
+        self._head_bytes += len(head)
+        if self._head_bytes > limits.head_bytes or head.count(b"\r\n") > limits.headers + 2:
+            raise BadAnswer("too many headers, or too long ones")
+        self._unseen_bytes, self._head = 0, b""
+        status = parser.get_status_code()
+        if status < 200:
+            return
+        self._is_in_head = False
+        answer.status, answer.headers = status, Headers(head.partition(b"\r\n")[2])
+        fields = answer.headers.lowered
+        if (coding := fields.get("transfer-encoding")) is not None and coding.lower() != "chunked":
+            raise BadAnswer(f"a transfer coding '{coding[:40]}'")
+        self._keeps_alive = parser.should_keep_alive()
+        if coding is None and (length := fields.get("content-length")) is not None:
+            answer.content_length = int(length)
+        self._ends_with_connection = coding is None and answer.content_length is None
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+        if self._writable is not None:
+            self.resume_writing()
+        if self._wants_head_only:
+            # the parser does not know that no body comes
+            self._keeps_alive = False
+        if self._wants_head_only or status in _BODILESS or answer.content_length == 0:
+            answer.end()
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body came."""
+        self._unseen_bytes = 0
+        if self._answer is not None and not self._answer.is_ended:
+            self._answer.put(data)
+
+    def on_message_complete(self) -> None:
+        """An answer is complete, with no body or one in chunks; or one that goes before the answer to the request."""
+        if not self._is_in_head and self._answer is not None:
+            self._answer.end()
+
+    # the present request
+
+    async def _send_pieces(self, head: bytes, pieces: AsyncIterable[bytes], asked: asyncio.Future[Answer]) -> None:
+        """Send a body as it comes, unless the server answers before its end: then it wants no more of it."""
+        self._is_all_sent = False
+        self._transport.write(head)
+        async for piece in pieces:
+            if asked.done() or self._transport.is_closing():
+                return
+            if piece:
+                self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.await_answer()
+            if self._writable is not None:
+                await self._writable
+        if not asked.done() and not self._transport.is_closing():
+            self._transport.write(b"0\r\n\r\n")
+            self._is_all_sent = True
+
+    def await_answer(self) -> None:
+        """A reader of the answer waits from now on."""
+        self._deadline.within(self._silence_s)
+
+    def _late(self) -> None:
+        if self._answer is None:
+            self._transport.close()
+        elif self._answer.is_awaited or (self._asked is not None and not self._asked.done()):
+            self._fail(AnswerTimeout(f"nothing came for {self._silence_s:g} s"))
+
+    def resume_reading(self) -> None:
+        """The reader of the answer has made room."""
+        is_full = self._answer is not None and self._answer.is_full
+        if self._is_paused and not is_full and not self._is_lost and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _fail(self, error: AnswerError) -> None:
+        """Tell of `error`, unless the answer is whole already. The connection serves no other request."""
+        answer, self._keeps_alive = self._answer, False
+        if answer is not None:
+            answer.fail(error)
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.done():
+            asked.set_exception(error)
+        if not self._is_lost and (answer is None or not answer.is_ended):
+            self.abort()
+
+    def _release(self) -> None:
+        """The answer is whole: let the connection be used again, if it can be."""
+        self._answer = None
+        self.was_used = True
+        is_usable = self._keeps_alive and self._is_all_sent and not self._transport.is_closing()
+        if is_usable and self._pool.take_back(self):
+            if self._is_paused:
+                self.resume_reading()
+            self._deadline.within(self.limits.idle_s)
+        else:
+            self._transport.close()

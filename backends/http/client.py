@@ -13,11 +13,11 @@ import msgspec
 
 from backends.base import Taker, give
 from backends.http.errors import error_of
+from http1.client import Answer as Reply
 from http1.client import HttpClient as Http1Client
 from http1.errors import AnswerError, Unconnected
 from http1.limits import ClientLimits
 from http1.message import header_lines
-from http1.server_connection import Answer as Reply
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import ACCEPTED, Delta
 from tls.certificates import Certificates

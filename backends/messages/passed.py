@@ -11,9 +11,8 @@ import msgspec
 
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense
-from backends.http.passed_blocks import PassedBlocks
+from backends.http.passed import PassedBlocks, WholeBody
 from backends.http.sse import block_of
-from backends.http.whole_body import WholeBody
 from backends.messages.answer import AnthropicAnswer, error_in_stream, finish_of
 from policies.nouns import Delta
 

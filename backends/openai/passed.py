@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from backends.http.errors import error_in_stream
 from backends.http.json_members import ABSENT, with_members, with_more_members
 from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for
-from backends.http.passed_blocks import PassedBlocks
+from backends.http.passed import PassedBlocks, WholeBody
 from backends.http.sse import block_of, data_in
-from backends.http.whole_body import WholeBody
 from backends.openai.answer import BROKEN, DONE
 from backends.openai.chunks import FINISHES, usage_of
 from policies.errors import BackendFailed, ExpectedError

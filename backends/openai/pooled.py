@@ -14,7 +14,7 @@ import msgspec
 
 from backends.http.client import Post, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
-from backends.http.whole_body import WholeBody
+from backends.http.passed import WholeBody
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
 

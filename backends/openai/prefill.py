@@ -10,7 +10,7 @@ import msgspec
 from backends.base import Prefilled
 from backends.http.client import Post, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
-from backends.http.whole_body import WholeBody
+from backends.http.passed import WholeBody
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Prompt, Request

@@ -13,9 +13,8 @@ import msgspec
 from backends.http.errors import error_in_stream
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
-from backends.http.passed_blocks import PassedBlocks
+from backends.http.passed import PassedBlocks, WholeBody
 from backends.http.sse import block_of
-from backends.http.whole_body import WholeBody
 from policies.nouns import Delta, Usage
 
 RESPONSES_PATH = "/v1/responses"

@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from http1.client_connection import refusal
 from http1.errors import HttpError
 from http1.limits import ServerLimits
 from http1.request import Handler, Response
-from http1.server import HttpServer
+from http1.server import HttpServer, refusal
 from policies.sla.config import Config
 from policies.sla.server import OPEN
 from router.batches.api.all import add_batches

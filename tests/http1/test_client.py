@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from http1 import client as client_module
-from http1.client import HttpClient
+from http1.client import HttpClient, ServerConnection
 from http1.errors import AnswerError, AnswerTimeout, BadAnswer, Disconnected, Unconnected
 from http1.limits import ClientLimits
 from http1.request import Reply, Request, Response
 from http1.server import HttpServer
-from http1.server_connection import ServerConnection
 from tests.http1.parts import SOON_S, Talk, a_peer, a_server, echo, eventually
 from tests.still import still
 

@@ -6,14 +6,12 @@ import asyncio
 
 import pytest
 
-from http1.client import HttpClient
-from http1.client_connection import ClientConnection
+from http1.client import Answer, HttpClient, ServerConnection
 from http1.deadline import Deadline
 from http1.errors import AnswerTimeout
 from http1.limits import ClientLimits, ServerLimits
 from http1.request import Reply, Request, Response
-from http1.server import HttpServer
-from http1.server_connection import Answer, ServerConnection
+from http1.server import ClientConnection, HttpServer
 from tests.http1.parts import a_request, echo, statuses
 from tests.virtual_time import run_virtually
 

@@ -26,11 +26,10 @@ from policies.shortlist import LARGE, Shortlist
 from router.fleet.cluster.computing import Computing
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
-from router.fleet.cluster.member import Member
+from router.fleet.cluster.member import Member, Role
 from router.fleet.cluster.probes import Probes
 from router.fleet.cluster.served_model import Models, ServedModel
 from router.fleet.cluster.server import Server
-from router.fleet.cluster.standing import Role
 from router.later import Do, at_once
 from router.supervise import supervise
 

@@ -14,9 +14,8 @@ from backends.nesting import decode_json
 from policies.errors import ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.protocols.answer import Answer, Head, refusal_in, thought_in
 from router.protocols.anthropic.request import messages_ask
-from router.protocols.dialect import Failure, comment
+from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
 from router.protocols.status import status_of
 
 _encode = msgspec.json.encode

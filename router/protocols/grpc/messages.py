@@ -17,7 +17,7 @@ from router.ask import Ask
 from router.call.caller import Placement
 from router.call.disclosure import shown_name
 from router.protocols.aliases import aliased, changed
-from router.protocols.answer import Answer, refusal_in, thought_in
+from router.protocols.dialect import Answer, refusal_in, thought_in
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.text.token_ids import pack, unpack

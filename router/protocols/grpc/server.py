@@ -17,15 +17,14 @@ from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
-from router.call.bodies import Held
-from router.call.body_cost import PROTOBUF
+from router.call.bodies import PROTOBUF, Held
 from router.call.caller import CallerGone, Placement
 from router.call.gateway import Gateway
 from router.call.identify import identified, identify, key_in
 from router.call.pipeline import outer_edge, serve
 from router.call.tracing import w3c_headers
-from router.protocols.answer import Answer, usage_sum
 from router.protocols.counting import count_tokens
+from router.protocols.dialect import Answer, usage_sum
 from router.protocols.explanations import as_header
 from router.protocols.grpc.messages import (
     answer_of,

@@ -32,11 +32,10 @@ from router.call.pipeline import serve, unplanned
 from router.call.tracing import w3c_headers
 from router.fleet.cluster.served_model import ServedModel
 from router.protocols.aliases import aliased, changed, changed_bytes
-from router.protocols.answer import Answer, Head, usage_sum
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Dialect, Failure
+from router.protocols.dialect import Answer, Dialect, Failure, Head, usage_sum
 from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header

@@ -10,7 +10,7 @@ import msgspec
 from backends.http.sse import SseBlocks, data_in
 from policies.errors import ExpectedError
 from policies.nouns import Delta, TokenLogprob, Usage
-from router.protocols.answer import Answer, Head
+from router.protocols.dialect import Answer, Head
 from router.protocols.dialect import comment as sse_comment
 from router.protocols.status import openai_error
 

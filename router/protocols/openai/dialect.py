@@ -10,8 +10,7 @@ import msgspec
 from policies.errors import ExpectedError
 from policies.nouns import Usage
 from router.ask import Ask
-from router.protocols.answer import Answer, Head
-from router.protocols.dialect import Failure
+from router.protocols.dialect import Answer, Failure, Head
 from router.protocols.openai.answers import ChatShape, Chunks, CompletionShape, Shape, merged_body, whole_body
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.status import openai_error, status_of

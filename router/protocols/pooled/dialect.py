@@ -10,8 +10,7 @@ import msgspec
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Usage
 from router.ask import Ask, Input
-from router.protocols.answer import Answer, Head
-from router.protocols.dialect import Failure
+from router.protocols.dialect import Answer, Failure, Head
 from router.protocols.openai.dialect import openai_failure
 
 MOST_TEXTS = 2048

@@ -13,8 +13,7 @@ import msgspec
 from policies.errors import ExpectedError
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.protocols.answer import Answer, Head, refusal_in, thought_in
-from router.protocols.dialect import Failure, comment
+from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
 from router.protocols.openai.answers import chat_logprob
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.responses.request import responses_ask

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.anthropic.backend import Anthropic
 from backends.http.client import Answer
-from backends.http.passed_blocks import MOST_HELD_BYTES
+from backends.http.passed import MOST_HELD_BYTES
 from backends.messages.answer import AnthropicAnswer
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from policies.errors import BackendFailed, Overloaded

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.http.client import Answer
-from backends.http.passed_blocks import MOST_HELD_BYTES
+from backends.http.passed import MOST_HELD_BYTES
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.learning.composition import PARTS, SHORT, WINDOW_CHARACTERS, WINDOWS, _of_long, _of_short, composition
+from policies.learning.text_length import PARTS, SHORT, WINDOW_CHARACTERS, WINDOWS, _of_long, _of_short, composition
 
 
 def counted(*texts: str) -> dict[str, int]:

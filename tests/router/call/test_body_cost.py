@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.worst_bodies import CHAT, ELEMENTS, FIELDS, TEXTS, WORST, Shape, cost_of, search
 from router.call import body_cost
-from router.call.body_cost import JSON, PROTOBUF, cost_in_turns, rough_cost
+from router.call.bodies import JSON, PROTOBUF, cost_in_turns, rough_cost
 from router.text.turns import at_once
 
 NUMBERS = st.lists(st.sampled_from(ELEMENTS), min_size=1, max_size=3).map(",".join)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.nouns import Delta
-from router.protocols.answer import Answer
+from router.protocols.dialect import Answer
 from router.text.channels import MOST_HEAD_CHARACTERS, ChannelReader
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"

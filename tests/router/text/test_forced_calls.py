@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from backends.detokenize import CHANNEL_MARKS, TOOL_MARKS, TokenText, marks_of
 from policies.nouns import Delta
 from router.ask import Chat
-from router.protocols.answer import Answer
+from router.protocols.dialect import Answer
 from router.text.forced_calls import grammar_of
 from router.text.tokenize import How, Tokenizers
 from router.text.tool_calls import reader_of

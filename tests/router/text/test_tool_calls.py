@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.nouns import Delta, TokenLogprob, Usage
-from router.protocols.answer import Answer
+from router.protocols.dialect import Answer
 from router.text.parsed_text import MOST_HELD_CHARACTERS
 from router.text.tool_calls import AnswerReader, CallReader, reader_of
 from router.text.tool_formats import (

@@ -15,7 +15,7 @@ from openai.types.responses import ResponseOutputMessage
 from backends.openai.responses import RESPONSES_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
-from router.protocols.answer import usage_sum
+from router.protocols.dialect import usage_sum
 from router.protocols.responses.request import responses_ask
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 from tests.router.protocols.anthropic.test_request import a_call
