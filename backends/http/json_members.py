@@ -70,7 +70,7 @@ def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
 
     Readers do not agree on which one counts then (RFC 8259, section 4).
     """
-    if _SPELT_OUT.search(raw):
+    if b"\\u00" in raw and _SPELT_OUT.search(raw):
         return frozenset(names)
     twice = []
     for name in names:

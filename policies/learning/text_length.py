@@ -7,7 +7,6 @@ tokens that depends on the model's tokenizer and chat template.
 from __future__ import annotations
 
 import math
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import add, mul
@@ -120,7 +119,7 @@ def _kept(kinds: tuple[int, ...]) -> bytes:
 
 
 _LETTERS, _DIGITS, _SPACES, _LINES, _MARKS = map(_kept, ((_LOWER, _UPPER), (_DIGIT,), (_SPACE,), (_LINE,), (_MARK,)))
-_BEGINS, _LONG_WORD = b" a", re.compile(rb"[aA]{5,}")
+_BEGINS, _FOURTH, _EIGHTH = b" a", 4, 8
 _SPACED, _SPACED_CAPITAL = bytes([_SPACE, _LOWER]), bytes([_SPACE, _UPPER])
 _INDENT_OF_LINE, _NO_IDEOGRAPH = bytes([_LINE, _SPACE]), bytes([_REST, _IDEOGRAPH])
 
@@ -129,11 +128,13 @@ def _of_short(text: str) -> list[float]:
     """The counts by operations on bytes."""
     kinds = _BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF)
     letters, capitals, middles, ends = kinds.translate(_LETTERS), kinds.count(_UPPER), 0, 0
-    for word in _LONG_WORD.findall(letters):
-        middles += len(word) - 4
-        ends += max(0, len(word) - 8)
-    first_capitals = capitals and letters.count(b" A")
-    words = letters.count(_BEGINS) + first_capitals
+    split = letters.split()
+    for length in map(len, split):
+        if length > _FOURTH:
+            middles += length - _FOURTH
+            if length > _EIGHTH:
+                ends += length - _EIGHTH
+    words, first_capitals = len(split), capitals and letters.count(b" A")
     digits, spaces, lines, marks = kinds.count(_DIGIT), kinds.count(_SPACE), kinds.count(_LINE), kinds.count(_MARK)
     # a run begins behind another kind
     blanks = spaces and spaces - kinds.translate(_SPACES).count(_BEGINS)
@@ -255,6 +256,9 @@ _FIRST_ERROR, _FIRST_ERRORS = 0.1, 4
 _WITHIN = 1.64
 """Standard deviations to each side that hold nine counts of ten."""
 
+_FEW_TOKENS = 512
+"""Prompts of so many tokens fit wherever any prompt does: their range need not be narrow."""
+
 MEDIA_TOKENS, MOST_MEDIA_TOKENS = 1024, 4096
 """Assumed tokens of an image, a sound or a file, and a number that few of them exceed."""
 
@@ -266,7 +270,7 @@ class Measured(NamedTuple):
     """Measures of a prompt that was not tokenized: the count of each part, and the fewest and the most
     tokens that it can have. `media` counts its images, sounds and files, which are not in `parts`."""
 
-    parts: Array
+    parts: tuple[float, ...]
     least: int
     most: int
     media: int = 0
@@ -300,7 +304,7 @@ def measured(
     # what is not in the texts
     beside = (0, 1, messages, tools, tool_bytes) if is_chat else (1, 0, 0, 0, 0)
     return Measured(
-        np.array((*whole, *beside), np.float64),
+        (*whole, *beside),
         max(1, int(sum(map(mul, surely, _LEAST_OF_TEXT)))),
         # a token has at least one byte
         4 * characters + 32 * messages + _MOST_PREAMBLE_TOKENS,
@@ -311,7 +315,10 @@ def measured(
 class TextLength:
     """The prompt lengths of one model: the cost of each part, fitted to the newest counted prompts."""
 
-    __slots__ = ("_at", "_costs", "_counts", "_errors", "_lookup", "_parts", "error", "learnt")
+    __slots__ = (
+        *("_at", "_cost_of_each", "_costs", "_counts", "_errors", "_parts", "_spread_of_each", "_uncertainty"),
+        *("error", "learnt"),
+    )
 
     def __init__(self) -> None:
         self.learnt = 0
@@ -326,10 +333,16 @@ class TextLength:
         return f"<TextLength after {self.learnt} prompts, {self.error:.1%} off>"
 
     def estimate(self, prompt: Measured) -> Estimate:
-        """The estimated tokens of `prompt`. 20 us."""
-        found = self._lookup @ prompt.parts
-        text = max(1.0, float(found[-1]))
-        deviation = math.sqrt(self.error**2 + float(found[:-1] @ prompt.parts) / text**2)
+        """The estimated tokens of `prompt`. 20 us for one of more than _FEW_TOKENS, and 5 us for others: these have a
+        wider range, as if all of their costs were wrong in the same direction, since they are shorter than any limit.
+        """
+        text = max(1.0, sum(map(mul, self._cost_of_each, prompt.parts)))
+        if text <= _FEW_TOKENS:
+            variance = sum(map(mul, self._spread_of_each, prompt.parts)) ** 2
+        else:
+            parts = np.array(prompt.parts)
+            variance = float(parts @ self._uncertainty @ parts)
+        deviation = math.sqrt(self.error**2 + variance / text**2)
         factor = math.exp(min(_WITHIN * deviation, 3.0))
         least, most, media = prompt.least, prompt.most, prompt.media
         likely = max(least, min(most, round(text)))
@@ -345,7 +358,7 @@ class TextLength:
         """Learn that a backend counted `tokens` of `prompt`. Impossible counts and prompts with media are ignored."""
         if prompt.media or not prompt.least <= tokens <= prompt.most:
             return
-        error = math.log(max(1.0, float(prompt.parts @ self._costs)) / tokens)
+        error = math.log(max(1.0, sum(map(mul, self._cost_of_each, prompt.parts))) / tokens)
         if len(self._counts) < _KEPT:
             self._parts = np.vstack((self._parts, prompt.parts))
             self._counts = np.append(self._counts, float(tokens))
@@ -381,9 +394,10 @@ class TextLength:
 
     def _hold(self, costs: Array, uncertainty: Array) -> None:
         """Estimate with these `costs`, known but for the covariance `uncertainty` in units of the first costs."""
-        self._costs = costs
-        # one product gives a prompt's length, last, and what its uncertainty is made of
-        self._lookup = np.vstack((uncertainty * np.outer(_FIRST, _FIRST), costs))
+        self._costs, self._uncertainty = costs, uncertainty * np.outer(_FIRST, _FIRST)
+        # few numbers are multiplied faster without arrays
+        self._cost_of_each: list[float] = costs.tolist()
+        self._spread_of_each: list[float] = np.sqrt(np.diag(self._uncertainty)).tolist()
 
 
 class TextLengths:

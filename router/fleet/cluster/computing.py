@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from policies.bursts import LEAST_TOKENS, Underway
@@ -22,7 +23,8 @@ class Computing:
         self._on_left = on_left
         self.flights: dict[Flight, None] = {}
         """All of them: changed here alone."""
-        self._by_key: dict[int, dict[Flight, None]] = {}
+        # one tuple for all blocks that the same flights compute: a long prompt has thousands
+        self._by_key: dict[int, tuple[Flight, ...]] = {}
 
     def __repr__(self) -> str:
         return f"<Computing {len(self.flights)} prompts>"
@@ -39,8 +41,11 @@ class Computing:
             return
         flight.on_computed = self._computed
         self.flights[flight] = None
-        for key in flight.request.block_keys:
-            self._by_key.setdefault(key, {})[flight] = None
+        keys = flight.request.block_keys
+        shared = self._blocks(keys)
+        for key in keys[:shared]:
+            self._by_key[key] += (flight,)
+        self._by_key.update(dict.fromkeys(keys[shared:], (flight,)))
 
     def ended(self, flight: Flight) -> None:
         """`flight` is over, whether or not it was remembered."""
@@ -51,7 +56,8 @@ class Computing:
         or a better one, because others may stand still for long."""
         if not self.flights:
             return ()
-        blocks, keys = self._blocks(request.block_keys), request.block_keys
+        keys = request.block_keys
+        blocks = self._blocks(keys)
         if not blocks:
             return ()
         tokens = min(request.prompt_tokens, blocks * request.prompt_tokens // len(keys))
@@ -68,12 +74,13 @@ class Computing:
         assert all(self._by_key.values()), f"{self!r}: remembers a key of no flight"
         assert all(flight.is_waiting for flight in self.flights), f"{self!r}: remembers a prompt that is computed"
 
-    def _blocks(self, keys: Sequence[int]) -> int:
-        """How many of `keys` are being computed: a key is only there behind all that are in front of it."""
+    def _blocks(self, keys: Sequence[int], flights: int = 1) -> int:
+        """How many of `keys` at least so many flights compute: a flight with a block has all in front of it."""
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if keys[middle - 1] in self._by_key else (low, middle - 1)
+            is_found = len(self._by_key.get(keys[middle - 1], ())) >= flights
+            low, high = (middle, high) if is_found else (low, middle - 1)
         return low
 
     def _computed(self, flight: Flight) -> None:
@@ -83,11 +90,11 @@ class Computing:
         if flight not in self.flights:
             return
         del self.flights[flight]
-        for key in flight.request.block_keys:
-            flights = self._by_key.get(key, {})
-            flights.pop(flight, None)
-            if not flights:
-                self._by_key.pop(key, None)
+        keys = flight.request.block_keys
+        shared = self._blocks(keys, 2)
+        for key in keys[:shared]:
+            self._by_key[key] = tuple([other for other in self._by_key[key] if other is not flight])
+        deque(map(self._by_key.__delitem__, keys[shared:]), maxlen=0)
         self._on_left(flight, is_computed)
 
 
