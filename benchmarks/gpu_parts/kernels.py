@@ -86,7 +86,7 @@ def check_attention(
         report.check(f"paged_prefill, {name}, window {window}", distance(actual, expected), tolerance)
         # the longest are cut
         cut = paged_prefill(
-            chunk, kv, **shared | {"plan": plan_prefill(new, contexts, tile=tile, device=device, parts=9)}
+            chunk, kv, **shared | {"plan": plan_prefill(new, contexts, tile=tile, device=device, at_once=9)}
         )
         report.check(f"paged_prefill in parts, {name}, window {window}", distance(cut, expected), tolerance)
     lists: dict[str, Any] = {"new_tokens": new, "context_tokens": contexts}

@@ -27,7 +27,7 @@ from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.launch import Gpu, gpu_of
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of
-from shards.kernels.paged_prefill import Tile, paged_prefill, parts_for, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill, tiles_at_once
 from shards.network.config import NetworkConfig
 
 # more than any chip's cache holds, so that memory is measured
@@ -175,8 +175,8 @@ def short_chunks(report: Report, machine: Machine, sizes: Sizes, name: str, conf
     tables = torch.randperm(len(kv), device=device).int()[None]
     for new in (min(context, tokens) for tokens in sizes.short_chunks):
         query = torch.randn(new, heads, dim, dtype=machine.dtype, device=device)
-        for label, parts in (("whole", 1), ("in parts", parts_for(gpu_of(device), kv_heads=kv_heads))):
-            plan = plan_prefill([new], [context], tile=tile, device=device, parts=parts)
+        for label, at_once in (("whole", None), ("in parts", tiles_at_once(gpu_of(device), kv_heads=kv_heads))):
+            plan = plan_prefill([new], [context], tile=tile, device=device, at_once=at_once)
             with report.survive(f"a short chunk, {label}"):
                 spent = seconds(partial(paged_prefill, query, kv, tables=tables, plan=plan), device, repeats=3)
                 rate, note = attention_flops(config, new, context) / spent / 1e12, f"{spent * 1e6:.0f} us"

@@ -56,7 +56,7 @@ from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.launch import gpu_of
 from shards.kernels.low_rank import FEW_ROWS
 from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, SharedSplits, plan_decode, splits_of
-from shards.kernels.paged_prefill import PrefillPlan, Tile, TilePart, cut_of, parts_for, tiles_of
+from shards.kernels.paged_prefill import PrefillPlan, Tile, TilePart, cut_of, most_cut, tiles_at_once, tiles_of
 from shards.kernels.sampling import DrawnRows
 
 Tensors = Mapping[str, Tensor]
@@ -120,7 +120,7 @@ class Steps:
         config, dtype = decoder.config, decoder.weights.embedding.dtype
         group = config.heads // config.kv_heads
         self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
-        self._parts = parts_for(gpu_of(device), kv_heads=config.kv_heads)
+        self._at_once = tiles_at_once(gpu_of(device), kv_heads=config.kv_heads)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
         adapted = shapes_of(self._adapted(self._buckets[-1], adapts=decoder.slots is not None))
         self._dense_from = None if decoder.dense is None else self.options.dense_from_pairs
@@ -350,7 +350,7 @@ class Steps:
     def _run_mixed(self, step: Step, *, adapts: bool) -> _Computed:
         step, kinds = step.sorted(dense_from_pairs=self._dense_from)
         decoding, _, long = kinds
-        tiles = self._tiles_of(step.rows, kinds, parts=1 if step.is_exact else self._parts)
+        tiles = self._tiles_of(step.rows, kinds, at_once=None if step.is_exact else self._at_once)
         # rows with adapters would need graphs of their own
         size = None if adapts or long else self._size_for(step, decoding, len(tiles))
         if size is not None:
@@ -445,19 +445,18 @@ class Steps:
             for each, own in zip(adapted, (slots, slots[step.wanted]), strict=False):
                 each.fill(arrays, own)
 
-    def _tiles_of(self, rows: Sequence[Row], kinds: tuple[int, int, int], *, parts: int) -> list[TilePart]:
-        """The tiles of short chunks, cut for `parts`, and behind them those of long ones, which are not cut."""
+    def _tiles_of(self, rows: Sequence[Row], kinds: tuple[int, int, int], *, at_once: int | None) -> list[TilePart]:
+        """The tiles of short chunks, cut as in `tiles_of`, and behind them those of long ones, which are not cut."""
         found: list[TilePart] = []
-        for (start, stop), most in zip(pairwise(accumulate(kinds)), (parts, 1), strict=True):
+        for (start, stop), cuts in zip(pairwise(accumulate(kinds)), (at_once, None), strict=True):
             chunks = rows[start:stop]
             new, contexts = [row.tokens for row in chunks], [row.context_tokens for row in chunks]
-            tiles = tiles_of(new, contexts, tile=self._tile, parts=most)
+            tiles = tiles_of(new, contexts, tile=self._tile, at_once=cuts)
             found += [(start + row, token, part, of) for row, token, part, of in tiles]
         return found
 
     def _sizes_up_to(self, rows: int) -> tuple[Size, ...]:
-        # a step has less than two parts for each that it was cut for
-        return mixed_sizes(self._most_tokens, rows, tile_tokens=self._tile.tokens, cut=2 * self._parts)
+        return mixed_sizes(self._most_tokens, rows, tile_tokens=self._tile.tokens, cut=most_cut(self._at_once))
 
     def _size_for(self, step: Step, decoding: int, tiles: int) -> Size | None:
         """The smallest size of the warm-up with room for this step; None if there is none."""

@@ -35,11 +35,15 @@ OTHER_TILES = (64, 8)
 FLOAT32_TILE = (16, 4)
 MOST_ROWS = 128
 
-# Work for each processor, in programs: it runs two at a time on an H100, so every other one hides an uneven end.
-PARTS_PER_PROCESSOR = 4
+# Programs that a processor runs at a time, on an H100.
+BESIDE = 2
 
-# A part has at least so many pages: 16 take some 20 us, beside 2 us for its result to be written and read again.
-LEAST_PAGES = 16
+# Tiles are cut into so many parts at most that all processors are busy so many times.
+MOST_ROUNDS = 4
+
+# A part has at least so many pages: 16 take some 20 us. Its start, and its result, which is written and read again,
+# take as long as some more.
+LEAST_PAGES, PART_PAGES = 16, 4
 
 # Rows of a tile that one program merges, and parts that it reads at a time.
 MERGED_ROWS, MERGED_PARTS = 16, 4
@@ -73,9 +77,14 @@ class Tile:
         return self.rows // self.group
 
 
-def parts_for(gpu: Gpu, *, kv_heads: int) -> int:
-    """The number of parts, over all tiles of a step, that keeps all processors of `gpu` busy."""
-    return max(1, PARTS_PER_PROCESSOR * gpu.processors // kv_heads)
+def tiles_at_once(gpu: Gpu, *, kv_heads: int) -> int:
+    """The number of tiles, or parts of tiles, that `gpu` computes at a time."""
+    return max(1, BESIDE * gpu.processors // kv_heads)
+
+
+def most_cut(at_once: int) -> int:
+    """The most parts of tiles in a step, if so many are computed at a time."""
+    return MOST_ROUNDS * at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +152,18 @@ def visible(new_tokens: int, context_tokens: int, *, window: int | None, device:
 
 
 def plan_prefill(
-    new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, device: torch.device, parts: int = 1
+    new_tokens: Sequence[int],
+    context_tokens: Sequence[int],
+    *,
+    tile: Tile,
+    device: torch.device,
+    at_once: int | None = None,
 ) -> PrefillPlan:
     """A plan for sequences with `new_tokens` new tokens each, at the end of `context_tokens` of context.
 
-    `parts` are those of `tiles_of`. Raises ValueError for more new tokens than context.
+    `at_once` is that of `tiles_of`. Raises ValueError for more new tokens than context.
     """
-    found = tiles_of(new_tokens, context_tokens, tile=tile, parts=parts)
+    found = tiles_of(new_tokens, context_tokens, tile=tile, at_once=at_once)
     sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
     first_queries, contexts, tiles = (
         torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), found)
@@ -161,10 +175,12 @@ TilePart = tuple[int, int, int, int]
 """A row of a plan's tiles: sequence, first new token, part, and parts."""
 
 
-def tiles_of(new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, parts: int = 1) -> list[TilePart]:
+def tiles_of(
+    new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, at_once: int | None = None
+) -> list[TilePart]:
     """The tiles of `plan_prefill`, the longest first. Raises ValueError for more new tokens than context.
 
-    Tiles with more than one of `parts` parts of all contexts are cut. They have less than twice `parts` parts.
+    Long contexts are cut where that keeps the GPU busier, which computes `at_once` tiles at a time; None cuts nothing.
     """
     pairs = list(zip(new_tokens, context_tokens, strict=True))
     for new, context in pairs:
@@ -177,13 +193,29 @@ def tiles_of(new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: 
     # otherwise the longest would run alone at the end
     starts.sort(key=itemgetter(0), reverse=True)
     pages = [triton.cdiv(seen, BLOCK_TOKENS) for seen, _, _ in starts]
-    most = max(LEAST_PAGES, triton.cdiv(sum(pages), parts))
+    most = max(pages, default=1) if at_once is None or not pages else _pages_of_a_part(pages, at_once)
     counts = [triton.cdiv(number, most) for number in pages]
     return [
         (sequence, at, part, count)
         for (_, sequence, at), count in zip(starts, counts, strict=True)
         for part in range(count)
     ]
+
+
+def _pages_of_a_part(pages: Sequence[int], at_once: int) -> int:
+    """The most pages of a part, for tiles with so many pages, the largest first: by the time that all would take."""
+    best, best_time = pages[0], triton.cdiv(len(pages), at_once) * pages[0]
+    for parts in range(2, most_cut(at_once) + 1):
+        most = max(LEAST_PAGES, triton.cdiv(pages[0], parts))
+        counts = [triton.cdiv(number, most) for number in pages]
+        if sum(count for count in counts if count > 1) > most_cut(at_once):
+            break
+        time = triton.cdiv(sum(counts), at_once) * (most + PART_PAGES)
+        if time < best_time:
+            best, best_time = most, time
+        if most == LEAST_PAGES:
+            break
+    return best
 
 
 def cut_of(tiles: Sequence[TilePart]) -> int:

@@ -15,6 +15,10 @@ _WARM_STEPS = 8
 
 _OUTLIER = 4.0
 
+_WEIGHT_BOUND = 2.0
+"""A step counts as if it had taken half of its predicted time at least: one that was measured too short, because the
+end of the step before was noticed late, would otherwise outweigh a hundred others."""
+
 _SPREAD_SHARE = 0.05
 _MOST_SPREAD = 0.5
 _MARGIN = 2.0
@@ -89,17 +93,20 @@ class CostModel:
         """Learn that `shape` took `elapsed_s`, in `steps` consecutive steps. Durations of 0 or less are ignored."""
         if not elapsed_s > 0:
             return
+        weighted_by_s = elapsed_s
         if self._steps >= _WARM_STEPS:
             expected_s = self.predict_s(shape)
             elapsed_s = min(elapsed_s, _OUTLIER * expected_s)
+            weighted_by_s = max(elapsed_s, expected_s / _WEIGHT_BOUND)
             off = min(_MOST_SPREAD, abs(elapsed_s / expected_s - 1.0)) if expected_s else 0.0
             self._spread += (1.0 - (1.0 - _SPREAD_SHARE) ** steps) * (off - self._spread)
         features = (1.0, float(shape.tokens), float(shape.pairs), float(shape.decode_context))
-        scaled = [feature / elapsed_s for feature in features]
+        scaled = [feature / weighted_by_s for feature in features]
+        target = elapsed_s / weighted_by_s
         kept = _KEPT_SHARE**steps
         weight = (1.0 - kept) / (1.0 - _KEPT_SHARE)
         for row, left in enumerate(scaled):
-            self._targets[row] = kept * self._targets[row] + weight * left
+            self._targets[row] = kept * self._targets[row] + weight * left * target
             for column, right in enumerate(scaled):
                 self._products[row][column] = kept * self._products[row][column] + weight * left * right
         self._steps += steps

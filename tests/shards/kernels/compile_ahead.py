@@ -34,7 +34,7 @@ from shards.kernels.launch import Gpu, Launch
 from shards.kernels.low_rank import AdaptedRows, LowRankSlots, add_low_rank
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, SharedSplits, most_readers, paged_decode, plan_decode
-from shards.kernels.paged_prefill import Tile, paged_prefill, parts_for, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill, tiles_at_once
 from shards.kernels.quantised import multiply_quantised
 from shards.kernels.sampling import Draw, sample
 from shards.kernels.targets import CHIPS, Chip
@@ -125,8 +125,8 @@ def prefill(gpu: Gpu, of: Heads) -> None:
     more = {"window": of.window, "scales": scales, "sinks": of.sinks(), "gpu": gpu}
     # the context of a short chunk is cut
     for new in (8192, 64):
-        parts = parts_for(gpu, kv_heads=of.kv_heads)
-        plan = plan_prefill([new], [131072], tile=tile, device=META, parts=parts)
+        at_once = tiles_at_once(gpu, kv_heads=of.kv_heads)
+        plan = plan_prefill([new], [131072], tile=tile, device=META, at_once=at_once)
         paged_prefill(empty(new, of.heads, of.dim, dtype=of.dtype), kv, tables=tables, plan=plan, **more)
 
 

@@ -14,10 +14,11 @@ from shards.kernels.paged_prefill import (
     PrefillPlan,
     Tile,
     cut_of,
+    most_cut,
     paged_prefill,
     paged_prefill_reference,
-    parts_for,
     plan_prefill,
+    tiles_at_once,
     tiles_of,
 )
 from tests.shards.dense import skipped_where_dense_attention_has_no_float32
@@ -148,11 +149,11 @@ def test_a_long_context_is_cut_and_the_parts_are_merged(
     device: torch.device, dtype: torch.dtype, close: Close, a_cache: Callable[..., Any], window: int | None
 ) -> None:
     """Beside a short one, which is not cut. The first tokens of a chunk see nothing of a part that begins in it."""
-    new, contexts = [9, 3], [2 * LONG + 5, 70]
+    new, contexts = [9, 3], [3 * LONG + 5, 70]
     cache = a_cache(contexts, kv_heads=1, dim=32, stored=dtype)
     query = torch.randn(12, 3, 32, device=device).to(dtype)
     sinks = torch.linspace(-2, 3, 3, device=device).to(dtype)
-    plan = plan_prefill(new, contexts, tile=Tile(16, 4, group=3), device=device, parts=5)
+    plan = plan_prefill(new, contexts, tile=Tile(16, 4, group=3), device=device, at_once=7)
     assert plan.cut == 6
     # as in a graph, which has room for more parts than there are
     padding = torch.tensor([[0, 9, 0, 1]], dtype=torch.int32, device=device)
@@ -164,29 +165,39 @@ def test_a_long_context_is_cut_and_the_parts_are_merged(
     close(out, paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window, sinks=sinks))
 
 
-def test_only_tiles_with_more_than_their_share_of_all_contexts_are_cut() -> None:
-    tile = Tile(128, 8, group=4)
-    # 64 tokens behind 131,008: two tiles, 66 parts
-    tiles = tiles_of([64], [131072], tile=tile, parts=66)
-    assert tiles[:2] == [(0, 32, 0, 33), (0, 32, 1, 33)]
-    assert cut_of(tiles) == len(tiles) == 66
-    # a chunk of 8192 tokens has enough tiles, and so has a batch of short prompts
-    assert cut_of(tiles_of([8192], [131072], tile=tile, parts=66)) == 0
-    assert cut_of(tiles_of([100] * 50, [100] * 50, tile=tile, parts=66)) == 0
-    # short contexts are never cut
-    assert cut_of(tiles_of([64], [LONG], tile=tile, parts=66)) == 0
+@pytest.mark.parametrize(
+    ("new", "context", "parts"),
+    [
+        # two tiles, where 33 are computed at a time
+        (64, 131072, 16),
+        # 16 tiles: with 3 parts each there would be a second round, nearly empty
+        (512, 131072, 2),
+        # 32 tiles are enough, and so are those of a long chunk
+        (1024, 131072, 1),
+        (8192, 131072, 1),
+        # short contexts are never cut
+        (64, 64 * LEAST_PAGES, 1),
+    ],
+)
+def test_tiles_are_cut_where_there_are_too_few_to_keep_all_processors_busy(new: int, context: int, parts: int) -> None:
+    tiles = tiles_of([new], [context], tile=Tile(128, 8, group=4), at_once=33)
+    assert {of for _, _, _, of in tiles} == {parts}
+    assert cut_of(tiles) == (0 if parts == 1 else len(tiles))
+    assert cut_of(tiles_of([new], [context], tile=Tile(128, 8, group=4))) == 0
+
+
+def test_a_batch_of_short_prompts_is_not_cut() -> None:
+    assert cut_of(tiles_of([100] * 50, [100] * 50, tile=Tile(128, 8, group=4), at_once=33)) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 200_000)), min_size=1, max_size=9), st.integers(1, 300))
-def test_tiles_that_are_cut_come_first_and_have_less_than_twice_the_parts(
-    chunks: list[tuple[int, int]], parts: int
-) -> None:
+def test_tiles_that_are_cut_come_first_and_have_a_bound(chunks: list[tuple[int, int]], at_once: int) -> None:
     new, contexts = [new for new, _ in chunks], [new + before for new, before in chunks]
-    tiles = tiles_of(new, contexts, tile=Tile(128, 8, group=4), parts=parts)
+    tiles = tiles_of(new, contexts, tile=Tile(128, 8, group=4), at_once=at_once)
     cut = cut_of(tiles)
     assert all(of > 1 for _, _, _, of in tiles[:cut])
     assert all(of == 1 for _, _, _, of in tiles[cut:])
-    assert cut < 2 * parts
+    assert cut <= most_cut(at_once)
     at = 0
     while at < len(tiles):
         parts_of_tile = [part for _, _, part, _ in tiles[at : at + tiles[at][3]]]
@@ -196,8 +207,8 @@ def test_tiles_that_are_cut_come_first_and_have_less_than_twice_the_parts(
 
 def test_there_is_work_for_every_processor(device: torch.device) -> None:
     gpu = gpu_of(device)
-    assert parts_for(gpu, kv_heads=1) == 4 * gpu.processors
-    assert parts_for(gpu, kv_heads=10**6) == 1
+    assert tiles_at_once(gpu, kv_heads=1) == 2 * gpu.processors
+    assert tiles_at_once(gpu, kv_heads=10**6) == 1
 
 
 def test_the_longest_tiles_come_first(device: torch.device) -> None:

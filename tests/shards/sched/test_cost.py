@@ -83,6 +83,19 @@ def test_an_outlier_counts_as_four_times_the_expected_time(took, counts_as):
     assert after(took) != after(0.9 * counts_as)
 
 
+def test_a_step_whose_time_was_counted_to_the_one_before_does_not_spoil_it():
+    """As seen on a GPU: both took 42 ms, but the end of the first was noticed late. Then 126 steps without a prompt."""
+    cost = CostModel()
+    steps = [(1664, 0.0494), (1549, 0.0288), (1561, 0.0331), (1573, 0.0800), (1713, 0.0044), (318, 0.0108)]
+    for tokens in range(64, 2048, 128):
+        cost.observe(StepShape(tokens, 64.0 * tokens), 0.006 + 21e-6 * tokens)
+    for tokens, took in steps:
+        cost.observe(StepShape(tokens, 64.0 * tokens), took)
+    for drawn in range(126):
+        cost.observe(StepShape(64, 0.0, 8200 + 64 * drawn), 0.0071)
+    assert 0.090 < cost.predict_s(StepShape(5760, 64.0 * 5760)) < 0.180
+
+
 def test_no_cost_is_negative_whatever_is_observed():
     rng, cost = random.Random(3), CostModel()
     for _ in range(500):
