@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_parts.drive import a_network, blocks_in_room, some_weights
+from benchmarks.gpu_parts.drive import some_weights, with_memory
 from benchmarks.gpu_parts.kernels import distance
 from benchmarks.gpu_parts.machine import Machine, replayed, seconds, synchronize
 from benchmarks.gpu_parts.models import Sizes, kv_bytes_per_token
 from benchmarks.gpu_parts.report import Report
 from shards.exec.batch import Row
 from shards.exec.drawing import GREEDY
+from shards.gpu.decoder import GpuDecoder
 from shards.gpu.network import GpuNetwork
 from shards.gpu.sharing import fill_sharing, sharing_of
 from shards.gpu.spans import Span, step_of_spans
@@ -34,6 +35,9 @@ from shards.kernels.paged_decode import (
 from shards.network.config import NetworkConfig
 
 Tables = Sequence[Sequence[int]]
+
+MOST_SHARE = 0.8
+"""Share of the free memory for two caches; the rest is for steps and their graphs."""
 
 LAYERS = 8
 """Layers of attention alone: with the shape below 2.5 GB of an 8B model's KV, more than any chip's cache holds."""
@@ -77,13 +81,15 @@ def shared_steps(report: Report, machine: Machine, sizes: Sizes, name: str, conf
     rows, common, own = sizes.shared
     tables, weights = tables_of(rows, common, own), some_weights(machine, config)
     blocks = 1 + max(map(max, tables))
-    probe = GpuNetwork.of(config, weights)
-    room = blocks_in_room(machine, probe, batch_tokens=rows, rows=rows)
+    # one decoder for both, without dense attention: nothing is timed and little is compiled before the steps
+    decoder = GpuDecoder(config, weights)
+    together, apart = (GpuNetwork(decoder, options=StepOptions(shares=shares)) for shares in (True, False))
+    free = MOST_SHARE * torch.cuda.mem_get_info(machine.device)[0] if machine.is_gpu else None
+    room = None if free is None else int(free) // together.block_bytes
     if not report.fits(f"shared prefix, {name}", 2 * blocks, room):
         return
-    together, apart = (
-        a_network(config, weights, blocks=blocks, options=StepOptions(shares=shares)) for shares in (True, False)
-    )
+    for network in (together, apart):
+        with_memory(network, blocks)
     together.steps.cache.data.normal_()
     apart.steps.cache.data.copy_(together.steps.cache.data)
     context = common + own - sizes.steps
