@@ -1,13 +1,16 @@
-"""The site: its map leads to every page, it is built without a warning, and its front page has no barriers."""
+"""The site: its map leads to every page, it is built without a warning, and its pages have no barriers."""
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,9 @@ from tests.router.operate.dashboard.browser import PROGRAM, a_browser, a_page
 DOCS = ROOT / "docs"
 NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 SCHEMES = ("default", "slate")
+LOOKED_AT = ("index", "tutorial", "operating", "errors", "usage", "decisions/0041-a-batch-is-a-log-of-answers")
+"""Pages with all that pages have: cards, pictures, tables, and code in each language."""
+
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the extra `docs`")
@@ -65,6 +71,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The site's address: opened as files, pages have no search."""
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[str]:
+    with a_browser() as address:
+        yield address
+
+
 @needs_mkdocs
 def test_the_site_is_built_without_a_warning(site: Path) -> None:
     for name in NAMES:
@@ -75,15 +99,16 @@ def test_the_site_is_built_without_a_warning(site: Path) -> None:
 @needs_axe
 @pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: apt-get install chromium")
 @pytest.mark.parametrize("width", WIDTHS)
-async def test_the_front_page_is_without_barriers(site: Path, width: str) -> None:
+@pytest.mark.parametrize("name", LOOKED_AT)
+async def test_pages_are_without_barriers(served: str, browser: str, name: str, width: str) -> None:
     columns, rows = WIDTHS[width]
-    with a_browser() as browser:
-        async with a_page(browser, width=columns, height=rows) as page:
-            await page.go(f"file://{site}/index.html")
-            await page.until("document.readyState === 'complete' && document.querySelector('article h1')")
-            assert await page.run("document.documentElement.scrollWidth") <= columns
-            for scheme in SCHEMES:
-                await page.run(f"document.body.dataset.mdColorScheme = '{scheme}'")
-                # colours change slowly
-                await page.run("Promise.all(document.getAnimations().map((each) => each.finished)).then(() => true)")
-                assert await barriers(page) == ""
+    async with a_page(browser, width=columns, height=rows) as page:
+        await page.go(f"{served}/{name}.html")
+        await page.until("document.readyState === 'complete' && document.querySelector('article h1')")
+        await page.until("document.querySelector('[data-md-component=search-query]')")
+        assert await page.run("document.documentElement.scrollWidth") <= columns
+        for scheme in SCHEMES:
+            await page.run(f"document.body.dataset.mdColorScheme = '{scheme}'")
+            # colours change slowly
+            await page.run("Promise.all(document.getAnimations().map((each) => each.finished)).then(() => true)")
+            assert await barriers(page) == ""
