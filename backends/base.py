@@ -53,20 +53,26 @@ class Fetched(NamedTuple):
     taken_over: int = 0
 
 
+class DraftedTokens(NamedTuple):
+    """Drafted tokens that a backend has `verified` since its start, and those of them that it `accepted`."""
+
+    verified: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool
     (`free_tokens` of `total_tokens`).
 
     None means that the backend does not report it. `reported_at` is in seconds of the clock that the backend was given.
-    `pinnable_tokens` more prompt tokens may be pinned. `draining`: it is about to stop and takes no new requests. Since
-    its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
-    adapters with requests, by clients' names, and `ready_adapters` those in its memory; `adapter_slots` is the number
-    of slots. `worked_at` is when it last reported a step of its engine, on the clock of `reported_at`: until shortly
-    before then no request hangs there.
-    `disk_blocks` has the blocks of its directory for KV, by what became of them; empty if it has none. `fetched` is the
-    KV that it fetched from other backends; None if it cannot fetch. `uncaptured_steps` were computed without a CUDA
-    graph since a capture failed.
+    `pinnable_tokens` more prompt tokens may be pinned. `draining`: it is about to stop and takes no new requests.
+    `drafts` are its drafted tokens by what guessed them: `prompt` (prompt lookup) or `model` (a draft model).
+    `active_adapters` are the LoRA adapters with requests, by clients' names, and `ready_adapters` those in its memory;
+    `adapter_slots` is the number of slots. `worked_at` is when it last reported a step of its engine, on the clock of
+    `reported_at`: until shortly before then no request hangs there. `disk_blocks` has the blocks of its directory for
+    KV, by what became of them; empty if it has none. `fetched` is the KV that it fetched from other backends; None if
+    it cannot fetch. `uncaptured_steps` were computed without a CUDA graph since a capture failed.
     """
 
     running: int | None = None
@@ -79,8 +85,7 @@ class Load:
     reported_at: float | None = None
     draining: bool = False
     pinnable_tokens: int | None = None
-    drafted_tokens: int | None = None
-    accepted_tokens: int | None = None
+    drafts: Mapping[str, DraftedTokens] = field(default_factory=dict)
     active_adapters: frozenset[str] | None = None
     ready_adapters: frozenset[str] | None = None
     adapter_slots: int | None = None

@@ -24,6 +24,7 @@ from tls.errors import TlsError
 from tls.settings import GRPC_ALPN, HTTP_ALPN, TlsSettings, read_pin
 
 if TYPE_CHECKING:
+    from shards.draft_model import DraftModel
     from shards.engine import EngineOptions
     from shards.kv.options import PoolOptions
     from shards.model import Model
@@ -93,17 +94,19 @@ def load_model(
     at_end: Callable[[Callable[[], None]], object],
     size: int = 1,
     threads: int = 1,
+    what: str = "weights",
 ) -> Model:
     """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails.
 
-    `at_end` takes what ends the other processes of `size`; each computes with `threads` threads.
+    Progress is that of `what`. `at_end` takes what ends the other processes of `size`; each computes with `threads`
+    threads.
     """
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
 
     def on_progress(done_bytes: int, total_bytes: int) -> None:
         share = done_bytes / max(1, total_bytes)
-        announce(supervised, {"loading": "weights", "share": share}, f"loading weights ... {share:4.0%}")
+        announce(supervised, {"loading": what, "share": share}, f"loading {what} ... {share:4.0%}")
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
@@ -145,7 +148,7 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, g
 
     Raises ValueError if a GPU has none left.
     """
-    from shards.exec.network import AdaptableNetwork
+    from shards.exec.network import AdaptableNetwork, DrawingNetwork
 
     room = getattr(model.network, "room_bytes", None)
     if asked_gib is not None or room is None:
@@ -153,16 +156,44 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, g
     if options.adapters.is_used and isinstance(model.network, AdaptableNetwork):
         # their memory is taken first: what is left is for KV
         model.network.adapt(options.adapters)
-    return int(room(batch_tokens=options.batch_tokens, rows=options.max_running, shards=gpu_shards))
+    rows = options.max_running
+    if isinstance(model.network, DrawingNetwork):
+        rows = options.drawn_rows(model.network.most_rows)
+    return int(room(batch_tokens=options.batch_tokens, rows=rows, shards=gpu_shards))
+
+
+def draft_kv_bytes(model: Model, asked_gib: float | None) -> int:
+    """Memory of the KV of the draft model `model`: `asked_gib`, or else 0.25 GiB, and 2 GiB on a GPU."""
+    usual_gib = 2.0 if has_own_memory(model) else 0.25
+    return int((usual_gib if asked_gib is None else asked_gib) * 2**30)
+
+
+def drafting_by(draft: Model | None, model: Model, asked_gib: float | None, *, max_running: int) -> DraftModel | None:
+    """The model `draft`, ready to guess for `model`; None without one. Raises ValueError if it cannot."""
+    if draft is None:
+        return None
+    from shards.draft_model import DraftModel, require_same_tokens
+
+    require_same_tokens(draft, model)
+    size = draft_kv_bytes(draft, asked_gib)
+    if not has_own_memory(draft):
+        refuse_beyond(usable_bytes(), size)
+    drafting = DraftModel(draft, size)
+    drafting.prepare(max_running)
+    return drafting
+
+
+def has_own_memory(model: Model) -> bool:
+    """Whether its KV is in the memory of a GPU."""
+    return getattr(model.network, "room_bytes", None) is not None
 
 
 def host_kv_bytes(model: Model, options: EngineOptions) -> int:
     """Total host memory for KV in this process; on a CPU it includes the pool."""
     from shards.exec.hosting import host_slots
 
-    is_on_host = getattr(model.network, "room_bytes", None) is None
     hosted = host_slots(options, model.network.block_bytes) * model.network.block_bytes
-    return hosted + (options.kv_bytes if is_on_host else 0)
+    return hosted + (0 if has_own_memory(model) else options.kv_bytes)
 
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
@@ -284,6 +315,17 @@ def shard(
     speculate: Annotated[
         Speculate, typer.Option(help="Speculative decoding by prompt lookup; auto is on where it pays.")
     ] = "auto",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="A small model with the same tokenizer that guesses tokens, for the model to verify; default: none.",
+        ),
+    ] = None,
+    draft_kv_memory: Annotated[
+        float | None,
+        typer.Option(help="Memory for the KV of --draft-model, in GiB; default: 0.25, or 2 on a GPU.", min=0.001),
+    ] = None,
     blend: Annotated[
         Blend, typer.Option(help="Reuse of documents at any position, for requests that permit it; off forbids it.")
     ] = "auto",
@@ -363,6 +405,14 @@ def shard(
         size=tensor_parallel,
         threads=threads,
     )
+    draft = None
+    if draft_model is not None:
+        draft = load_model(
+            *(draft_model, None, dtype, kv_dtype, device),
+            supervised=supervised,
+            at_end=context.call_on_close,
+            what="weights of the draft model",
+        )
 
     from shards.announce import Announcement, Announcer, reachable_address
     from shards.collector import spare_what_stays
@@ -401,9 +451,12 @@ def shard(
         adapters=adapters,
     )
     with exit_on_error():
+        # its memory is taken first: what is left is for the large model's KV
+        drafting = drafting_by(draft, loaded, draft_kv_memory, max_running=max_running)
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))
-        refuse_beyond(usable_bytes(), tensor_parallel * host_kv_bytes(loaded, options))
-        engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
+        hosted = 0 if draft is None or has_own_memory(draft) else draft_kv_bytes(draft, draft_kv_memory)
+        refuse_beyond(usable_bytes(), tensor_parallel * host_kv_bytes(loaded, options) + hosted)
+        engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)), draft_model=drafting)
         announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
         warm_up(engine)
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import islice, takewhile, zip_longest
 
 from shards.blender import Blender
+from shards.draft_model import DraftModel
 from shards.exec.chunking import Chunking, ChunkKey
 from shards.exec.drawing import Sample
 from shards.exec.hosting import KvExchange, open_hosting
 from shards.exec.layout import allocate, kv_layout
+from shards.exec.model_drafter import ModelDrafter
 from shards.exec.moves import BlendingNetwork
 from shards.exec.network import (
     AdaptableNetwork,
@@ -93,8 +95,8 @@ class Engine:
     a step is planned and submitted before the previous one is collected; reports then lag one step behind. `clock`
     times steps, deadlines and waiting; `rng` makes seeds for requests without one. `copier_of` makes the copier between
     device and host memory; `worker_of` makes the worker that moves blocks between host memory and disk, from their
-    files and `clock`. Raises ValueError for invalid options, NotEnoughMemory if the system has too little, OSError if
-    `kv_dir` cannot be used.
+    files and `clock`. A `draft_model` guesses tokens besides prompt lookup. Raises ValueError for invalid options,
+    NotEnoughMemory if the system has too little, OSError if `kv_dir` cannot be used.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Engine:
         rng: random.Random | None = None,
         copier_of: Callable[[BlockMemory], Copier] = usual_copier,
         worker_of: Callable[[BlockFiles, Callable[[], float]], DiskWorker] = DiskThreads,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network
@@ -115,6 +118,7 @@ class Engine:
         self._runs_ahead = self._check_device(network)
         self._adapters = self._open_adapters(network)
         self._speculates = self.options.speculates
+        self.draft_model = self._check_draft_model(draft_model)
         size = self.options.blocks(network.block_bytes) * network.block_bytes
         with memory_for(f"{gib(size)} of KV", hint="give the pool less"):
             allocate(network, layout)
@@ -147,7 +151,13 @@ class Engine:
             shapes_answers=self.shapes_answers,
         )
         self._blender = self._make_blender(network)
-        self._scheduler = Scheduler(self._pool, self.options, blender=self._blender, drafting=_bounds_of(network))
+        self._scheduler = Scheduler(
+            self._pool,
+            self.options,
+            blender=self._blender,
+            drafting=_bounds_of(network, self.options),
+            draft_model=self.draft_model,
+        )
         self._roster = self._scheduler.roster
         self._runner = Runner(network, deterministic=self.options.deterministic, rows=self.options.max_running)
         self._writers: dict[int, Writer] = {}
@@ -302,6 +312,8 @@ class Engine:
         for sequence in (*self._roster.running.values(), *parked):
             if domain is None or tenant_domain(sequence.table.domain) in (domain, chunk_domain(domain)):
                 sequence.table.unchain()
+        if self.draft_model is not None:
+            self.draft_model.clear(domain, self._model_drafters())
         self._is_settled = False
         return cleared
 
@@ -390,7 +402,7 @@ class Engine:
         is_awaited = self._grammars.is_awaited or (self._adapters is not None and self._adapters.is_awaited)
         self._is_settled = not (step.pieces or before or step.is_short or is_awaited)
         if step.pieces and self._runs_ahead:
-            host_s = self._clock() - now_s - self._waited_s
+            host_s = self._clock() - now_s - self._waited_s - step.drafting_s
             self._scheduler.overhead_s += _HOST_SHARE * (host_s - self._scheduler.overhead_s)
         return self._report(drawn)
 
@@ -403,6 +415,8 @@ class Engine:
         self._scheduler.check()
         if self._adapters is not None:
             self._adapters.check()
+        if self.draft_model is not None:
+            self.draft_model.check(self._model_drafters())
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     @property
@@ -457,6 +471,19 @@ class Engine:
         if isinstance(network, DrawingNetwork) and most > network.most_rows:
             raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")
         return self.options.runs_ahead(is_possible=draws)
+
+    def _check_draft_model(self, draft_model: DraftModel | None) -> DraftModel | None:
+        """`draft_model`, bound to the model. Raises ValueError if it has other tokens, or nothing is verified."""
+        if draft_model is not None:
+            draft_model.bind(self.model)
+            if not self._speculates:
+                reason = "deterministic" if self.options.deterministic else "speculate off"
+                raise ValueError(f"a draft model guesses tokens, and with {reason} none are verified: leave one out")
+        return draft_model
+
+    def _model_drafters(self) -> list[ModelDrafter]:
+        sequences = (*self._roster.running.values(), *self._roster.waiting.values())
+        return [sequence.model_drafter for sequence in sequences if sequence.model_drafter is not None]
 
     @property
     def adapter_use(self) -> AdapterUse | None:
@@ -541,8 +568,18 @@ class Engine:
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
         unit_tokens, lag = self.options.unit_tokens, int(self._runs_ahead)
         may_draft = self._speculates and not sampler.remembers
+        model_drafter = None
+        if may_draft and self.draft_model is not None and submission.max_new_tokens > 1:
+            model_drafter = self.draft_model.drafter(submission, sampler)
         sequence = Sequence(
-            request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag, may_draft=may_draft
+            request,
+            choice,
+            arrival=self._arrivals,
+            table=table,
+            unit_tokens=unit_tokens,
+            lag=lag,
+            may_draft=may_draft,
+            model_drafter=model_drafter,
         )
         self._arrivals += 1
         self._writers[sequence.arrival] = Writer(submission, sampler, self.model.tokenizer)
@@ -654,6 +691,7 @@ class Engine:
         landed_s = self._clock()
         self._step_s, self._landed_s = landed_s - max(due.started_s, self._landed_s), landed_s
         self._scheduler.observe(due.step, self._step_s)
+        self._step_s += due.step.drafting_s
         return drawn
 
     def _fail_all(self, step: Step, error: Exception) -> None:
@@ -682,7 +720,7 @@ class Engine:
                 self._fail(sequence, self._writers[sequence.arrival].objection)
                 break
             if taken:
-                self._scheduler.accept(sequence)
+                self._scheduler.accept(sequence, by_model=piece.by_model)
             taken.append(sampled)
             if not self._goes_on(sequence, sampled.token_id) or sampled.token_id != drafted:
                 break
@@ -727,8 +765,8 @@ class Engine:
         return {key: seconds for key, seconds in predictions.items() if not isinstance(key, ChunkKey)}
 
 
-def _bounds_of(network: Network) -> DraftBounds:
-    """The bounds of drafts for `network`."""
+def _bounds_of(network: Network, options: EngineOptions) -> DraftBounds:
+    """The bounds of drafts for `network`: a device has graphs for steps of so many rows and no more."""
     if not isinstance(network, DrawingNetwork):
         return ON_HOST
-    return DraftBounds(FEW_ROWS_ON_DEVICE, network.most_rows)
+    return DraftBounds(FEW_ROWS_ON_DEVICE, options.drawn_rows(network.most_rows))

@@ -246,8 +246,9 @@ class Load:
     """The engine's load. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
     `blocks_pinnable` more blocks can be pinned. `drafted_tokens` were verified since the start, `accepted_tokens` of
-    them drawn. `draining`: the server is about to stop and refuses new requests. `disk` is None without a directory,
-    `peers` without a port for KV. `uncaptured_steps` ran without a CUDA graph since a capture failed.
+    them drawn; of both, a draft model guessed `model_drafted_tokens` and `model_accepted_tokens`. `draining`: the
+    server is about to stop and refuses new requests. `disk` is None without a directory, `peers` without a port for KV.
+    `uncaptured_steps` ran without a CUDA graph since a capture failed.
     """
 
     running: int
@@ -261,6 +262,8 @@ class Load:
     blocks_pinnable: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    model_drafted_tokens: int = 0
+    model_accepted_tokens: int = 0
     disk: DiskUse | None = None
     peers: PeerUse | None = None
     uncaptured_steps: int = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.options import PoolOptions
 from shards.lora.options import AdapterOptions
+from shards.sched.drafts import FEW_ROWS_ON_DEVICE
 from shards.sched.plan import StepLimits
 
 DETERMINISTIC_UNIT_TOKENS = 256
@@ -122,6 +123,12 @@ class EngineOptions:
         if self.speculate not in SPECULATE:
             raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
         return not self.deterministic and self.speculate != "off"
+
+    def drawn_rows(self, most_rows: int) -> int:
+        """The most tokens that a step of a device draws, which can draw `most_rows`: one for each sequence, and where
+        drafts are verified as many as are nearly free.
+        """
+        return max(self.max_running, min(most_rows, FEW_ROWS_ON_DEVICE if self.speculates else 0))
 
     def blends(self, *, is_possible: bool) -> bool:
         """Whether KV of chunks is blended. Raises ValueError if invalid. `is_possible`: the network can move KV."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shards.blender import Blender
 from shards.exec.piece import Piece, tokens_of
@@ -19,14 +20,21 @@ from shards.options import EngineOptions
 from shards.roster import Roster
 from shards.sched.admit import Victim, Waiting, admit
 from shards.sched.cost import CostModel, StepShape, prefill_shape
-from shards.sched.drafts import ON_HOST, DraftBounds, draft_lengths
+from shards.sched.drafts import MOST_DRAFTED, ON_HOST, DraftBounds, Prospect, draft_lengths
 from shards.sched.forecast import Decoding, Pending, predict_ttft_s
-from shards.sched.plan import plan_step, shape_of
+from shards.sched.plan import Work, plan_step, shape_of
 from shards.sched.ranks import effective_rank
 from shards.sched.room import Claim, Room
 
+if TYPE_CHECKING:
+    from shards.draft_model import DraftModel
+
 _LOOK_S = 0.02
 """An engine without other work looks this often for blocks that were written."""
+
+_CATCH_UP_SHARE = 0.25
+"""A draft model computes what it lacks of an answer within this share of the time that the rest of it may take without
+drafts: otherwise there is too little left to gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,13 @@ class Step:
     """The work of one step; the block tables have room for it. `shape` is its cost in the terms of the cost model.
 
     `is_short` if a sequence was left out that can continue without a new event: its KV was being copied from the host
-    or read from disk, or there was no free block for it.
+    or read from disk, or there was no free block for it. A draft model took `drafting_s` before it.
     """
 
     pieces: tuple[Piece, ...]
     shape: StepShape
     is_short: bool = False
+    drafting_s: float = 0.0
 
 
 class Scheduler:
@@ -49,6 +58,8 @@ class Scheduler:
     token of each piece, `finish` completed sequences, `observe` the duration. One more step may be planned between
     `advance` and `take`; until then only the device knows the drawn tokens. As long as the taken token equals the
     drafted one, `accept` it and take the token drawn behind it.
+
+    A `draft_model` computes its guesses in `next_step`, as a `blender` moves its KV there.
     """
 
     def __init__(
@@ -59,8 +70,10 @@ class Scheduler:
         cost: CostModel | None = None,
         blender: Blender | None = None,
         drafting: DraftBounds = ON_HOST,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.pool, self.options, self.blender, self._drafting = pool, options, blender, drafting
+        self._draft_model = draft_model
         self.overhead_s = 0.0
         """What a step with drafts takes longer, as no other is submitted ahead of its end."""
         self.roster = Roster()
@@ -68,6 +81,7 @@ class Scheduler:
         self._moved: dict[Hashable, Request] = {}
         self._stepped_s = float("-inf")
         self._drafted_tokens = self._accepted_tokens = 0
+        self._model_drafted_tokens = self._model_accepted_tokens = 0
 
     def __repr__(self) -> str:
         return f"Scheduler({self.roster!r}, {self.pool!r})"
@@ -104,12 +118,13 @@ class Scheduler:
             for sequence in landed
         ]
         plan = plan_step(work, self.cost, self.options.step)
+        drafting_s = 0.0 if self._draft_model is None else self._consult(self._draft_model, landed, work, plan)
         planned = [self._pieces(running[arrival], tokens) for arrival, tokens in plan.items()]
         served = [pieces for pieces in planned if self._grow(pieces[-1])]
         self._look_ahead(pieces[-1] for pieces in served)
         shape = shape_of(work, {pieces[0].sequence.arrival: tokens_of(pieces) for pieces in served})
         is_short = len(landed) < len(ready) or len(served) < len(planned)
-        return Step(tuple(piece for pieces in served for piece in pieces), shape, is_short=is_short)
+        return Step(tuple(piece for pieces in served for piece in pieces), shape, is_short, drafting_s)
 
     @property
     def _is_copying(self) -> bool:
@@ -150,21 +165,30 @@ class Scheduler:
         sequence.unseen -= 1
         sequence.append(token_id)
 
-    def accept(self, sequence: Sequence) -> None:
-        """The last token of `sequence` equals the draft: its KV exists, and one more token was drawn behind it."""
+    def accept(self, sequence: Sequence, *, by_model: bool = False) -> None:
+        """The last token of `sequence` equals the draft: its KV exists, and one more token was drawn behind it.
+
+        `by_model`: the draft model guessed it.
+        """
         sequence.computed_tokens += 1
         sequence.unseen += 1
         self._accepted_tokens += 1
+        self._model_accepted_tokens += by_model
 
     def observe(self, step: Step, elapsed_s: float, *, steps: int = 1) -> None:
         """Learn that `step` took `elapsed_s`."""
         self.cost.observe(step.shape, elapsed_s, steps=steps)
-        self._drafted_tokens += sum(len(piece.draft) for piece in step.pieces)
+        for piece in step.pieces:
+            if piece.draft:
+                self._drafted_tokens += len(piece.draft)
+                self._model_drafted_tokens += len(piece.draft) * piece.by_model
 
     def finish(self, sequence: Sequence) -> None:
         """End `sequence`: free its blocks on the device and on the host."""
         if self.blender is not None:
             self.blender.measure(sequence)
+        if sequence.model_drafter is not None:
+            sequence.model_drafter.end()
         sequence.table.release()
         self.roster.leave(sequence)
 
@@ -183,6 +207,8 @@ class Scheduler:
             step_s=step_s,
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
+            model_drafted_tokens=self._model_drafted_tokens,
+            model_accepted_tokens=self._model_accepted_tokens,
             disk=self.pool.disk.use,
             peers=self.pool.peers.use,
             uncaptured_steps=uncaptured_steps,
@@ -293,6 +319,8 @@ class Scheduler:
         """Let `arrival` wait again: its KV goes to host memory, or is dropped and computed again."""
         sequence = self.roster.put_back(arrival)
         sequence.request.preemptions += 1
+        if sequence.model_drafter is not None:
+            sequence.model_drafter.release()
         if not (sequence.computed_tokens and sequence.table.park()):
             sequence.start_over()
 
@@ -326,22 +354,68 @@ class Scheduler:
         return peers.fetch(labels, source, domain=sequence.table.domain)
 
     def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
-        """The number of guessed tokens to verify for each sequence, if there is time.
-
-        Empty while a prompt is computed: it needs the time itself, and already shares the fixed cost of the step.
-        """
+        """The number of guessed tokens to verify for each sequence, if there is time."""
+        if self._draft_model is not None:
+            self._draft_model.expect(landed)
         prospects = [prospect for sequence in landed if (prospect := sequence.prospect) is not None]
-        if not prospects or any(not sequence.is_decoding for sequence in landed) or not self._may_hurry:
-            return {}
-        decoding = [sequence.computed_tokens + 1 for sequence in landed if sequence.is_decoding]
+        return self._lengths(prospects, landed) if prospects and self._may_draft(landed) else {}
+
+    def _may_draft(self, landed: Collection[Sequence]) -> bool:
+        """False while a prompt is computed: it needs the time itself, and already shares the fixed cost of the step."""
+        return all(sequence.is_decoding for sequence in landed) and self._may_hurry
+
+    def _lengths(self, prospects: Collection[Prospect], decoding: Collection[Sequence]) -> dict[int, int]:
         return draft_lengths(
             prospects,
             rows=len(decoding),
-            context_tokens=sum(decoding),
+            context_tokens=sum(sequence.computed_tokens + 1 for sequence in decoding),
             cost=self.cost,
             bounds=self._drafting,
             overhead_s=self.overhead_s,
         )
+
+    def _consult(
+        self, model: DraftModel, landed: Collection[Sequence], work: Collection[Work], plan: dict[int, int]
+    ) -> float:
+        """Have `model` compute the guesses of `plan`, and in the time that is left what it lacks of other answers.
+
+        Returns the seconds that it took.
+        """
+        before_s = model.spent_s
+        model.guess(
+            {
+                sequence: plan[sequence.arrival] - 1 + sequence.unseen
+                for sequence in landed
+                if sequence.is_decoding and plan.get(sequence.arrival, 0) > 1 and sequence.drafter is not None
+                if sequence.drafter.is_model
+            }
+        )
+        behind = self._worth_following(model, landed)
+        if behind:
+            step_s = self.options.step.step_s
+            left_s = step_s * self.cost.most_share - self.cost.predict_s(shape_of(work, plan))
+            spare_s = left_s - (model.spent_s - before_s)
+            # as for drafts: if decoding alone takes all of it
+            model.catch_up(behind, spare_s if left_s > 0 else step_s / 2)
+        return model.spent_s - before_s
+
+    def _worth_following(self, model: DraftModel, landed: Collection[Sequence]) -> list[Sequence]:
+        """The sequences of which `model` lacks KV, if it would be expected to gain by guesses and there is time."""
+        decoding_s = self.cost.predict_s(StepShape(len(landed), 0.0, sum(each.computed_tokens + 1 for each in landed)))
+        behind = [
+            sequence
+            for sequence in landed
+            if (drafter := sequence.model_drafter) is not None and drafter.is_behind
+            if model.catch_up_s(drafter) <= _CATCH_UP_SHARE * sequence.left_tokens * decoding_s
+        ]
+        if not behind or not self._may_draft(landed):
+            return []
+        prospects = [
+            Prospect(0, behind[0].computed_tokens, drafter.chance, drafter.later_chance, MOST_DRAFTED, drafter.guess_s)
+            for drafter in (behind[0].model_drafter,)
+            if drafter is not None
+        ]
+        return behind if self._lengths(prospects, landed) else []
 
     @property
     def _may_hurry(self) -> bool:
@@ -360,16 +434,18 @@ class Scheduler:
 
     def _pieces(self, sequence: Sequence, tokens: int) -> list[Piece]:
         """The pieces of the next `tokens` tokens of `sequence`: several where it skips some."""
-        if sequence.drafter is None and not sequence.skips:
-            start, stop = sequence.computed_tokens, sequence.computed_tokens + tokens
-            return [Piece(sequence, start, stop, stop == sequence.known_tokens)]
-        *others, (start, stop) = sequence.spans(tokens)
-        pieces = [Piece(sequence, *span, draws=False) for span in others]
-        if sequence.drafter is None or stop <= sequence.known_tokens:
+        start, stop = sequence.computed_tokens, sequence.computed_tokens + tokens
+        pieces: list[Piece] = []
+        if sequence.skips:
+            *others, (start, stop) = sequence.spans(tokens)
+            pieces = [Piece(sequence, *span, draws=False) for span in others]
+        known = sequence.known_tokens
+        if stop <= known or (drafter := sequence.drafter) is None:
             # logits are needed after the last known token
-            return [*pieces, Piece(sequence, start, stop, draws=stop == sequence.known_tokens)]
-        draft = sequence.draft(stop - sequence.known_tokens)
-        return [*pieces, Piece(sequence, start, stop, draws=True, draft=draft)]
+            return [*pieces, Piece(sequence, start, min(stop, known), draws=stop >= known)]
+        unseen = sequence.unseen
+        draft = drafter.draft(stop - known + unseen)[unseen:]
+        return [*pieces, Piece(sequence, start, known + len(draft), True, draft, drafter.is_model)]
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
         """Evict the blocks that the next step needs if it is like this one, so that copies to the host overlap."""

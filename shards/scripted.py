@@ -78,8 +78,9 @@ class ScriptedEngine:
     """Answers with `answer`, one token per step and choice; caches the prompts' full blocks like a prefix cache.
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
-    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk`, and
-    exchanges KV as far as `kv_address` and `kv_group` claim. The adapters of `adapter_use` compute what it does.
+    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts. It reports `disk` and
+    `drafts` (drafted and accepted tokens, and those by a draft model), and exchanges KV as far as `kv_address` and
+    `kv_group` claim. The adapters of `adapter_use` compute what it does.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class ScriptedEngine:
         self.shapes_answers = False
         self.pinnable = 512
         self.disk: DiskUse | None = None
+        self.drafts = (0, 0, 0, 0)
         self.kv_address: str | None = None
         self.kv_group: str | None = None
         self.adapter_use = self._adapters_told = adapters
@@ -301,7 +303,9 @@ class ScriptedEngine:
         waiting = len(self.sequences) - running
         pinned = len({key for keys in self.pins.values() for key in keys})
         free, pinnable = 1024 - len(self._cache), self.pinnable - pinned
-        return Load(running, waiting, to_compute, 1024, free, 0.001, 0.001, blocks_pinnable=pinnable, disk=self.disk)
+        return Load(
+            *(running, waiting, to_compute, 1024, free, 0.001, 0.001, False, pinnable), *self.drafts, disk=self.disk
+        )
 
 
 def _logprobs(token: int, top: int | None) -> tuple[TokenLogprobs, ...]:

@@ -23,8 +23,9 @@ def warm_up(engine: Engine) -> None:
     The first forward pass of a process takes several times as long as the second, and a device compiles for every batch
     size; no client should wait for that. Raises BrokenModel if an answer fails.
     """
-    if isinstance(engine.model.network, DrawingNetwork) and not engine.options.deterministic:
-        engine.model.network.prepare(engine.options.max_running)
+    network, options = engine.model.network, engine.options
+    if isinstance(network, DrawingNetwork) and not options.deterministic:
+        network.prepare(options.max_running, options.drawn_rows(network.most_rows))
     for number, tokens in enumerate(warm_up_prompts(engine.model.network.context_tokens)):
         ids = np.arange(number, number + tokens, dtype="<u4") % engine.model.vocabulary
         key = ("warm-up", number)

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
-from backends.base import CacheListener, Fetched, Load
+from backends.base import CacheListener, DraftedTokens, Fetched, Load
 from backends.reconnect import Backoff
 from backends.shard.inbox import Inbox
 from backends.shard.outgoing import Outgoing
@@ -413,8 +413,7 @@ class ShardLink:
             reported_at=self._clock(),
             draining=load.draining,
             pinnable_tokens=load.blocks_pinnable * welcome.block_tokens if welcome.keeps_cache else None,
-            drafted_tokens=load.drafted_tokens,
-            accepted_tokens=load.accepted_tokens,
+            drafts=_drafts(load),
             worked_at=session.worked_at,
             uncaptured_steps=load.uncaptured_steps,
             fetched=_fetched(load.peers, welcome.block_tokens) if load.HasField("peers") else None,
@@ -458,6 +457,12 @@ def _is_being_cancelled() -> bool:
 
 def _reason_of(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"
+
+
+def _drafts(load: wire.Load) -> dict[str, DraftedTokens]:
+    by_model = DraftedTokens(load.model_drafted_tokens, load.model_accepted_tokens)
+    by_prompt = DraftedTokens(load.drafted_tokens - by_model.verified, load.accepted_tokens - by_model.accepted)
+    return {source: drafts for source, drafts in (("prompt", by_prompt), ("model", by_model)) if drafts.verified}
 
 
 def _fetched(use: wire.PeerUse, block_tokens: int) -> Fetched:

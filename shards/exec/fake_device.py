@@ -75,7 +75,7 @@ class FakeDevice(FakeNetwork):
         """Allow `rows` slots."""
         self._reserved = rows
 
-    def prepare(self, rows: int) -> None:
+    def prepare(self, rows: int, drawn: int = 0) -> None:
         """Do nothing: there is nothing to compile."""
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> int:

@@ -129,8 +129,10 @@ class DrawingNetwork(Protocol):
         """Allocate the slots of `rows` sequences that adjust their logits; once, after `allocate`."""
         ...
 
-    def prepare(self, rows: int) -> None:
-        """Compile the decoding steps of up to `rows` sequences; once, after `reserve`."""
+    def prepare(self, rows: int, drawn: int = 0) -> None:
+        """Compile the steps of up to `rows` sequences, and decoding steps with up to `drawn` rows if drafts make more;
+        once, after `reserve`.
+        """
         ...
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Hashable:

@@ -13,8 +13,9 @@ class Piece(NamedTuple):
     """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to: of pieces of the same
     step too.
 
-    The last tokens may be a `draft`, which is guessed and follows the known tokens; all others are known, at least to
-    the device. A piece that `draws` needs the logits of its last known token, and of all tokens behind it.
+    The last tokens may be a `draft`, which is guessed (`by_model`, or by prompt lookup) and follows the known tokens;
+    all others are known, at least to the device. A piece that `draws` needs the logits of its last known token, and of
+    all tokens behind it.
     """
 
     sequence: Sequence
@@ -22,6 +23,7 @@ class Piece(NamedTuple):
     stop: int
     draws: bool
     draft: tuple[int, ...] = ()
+    by_model: bool = False
 
     @property
     def tokens(self) -> int:

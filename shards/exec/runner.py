@@ -186,7 +186,7 @@ def lay_out(
             ahead.append((start, places[piece.sequence.arrival]))
         start += piece.tokens
         logit_rows += range(start - piece.logits, start)
-    ids, positions, slots = _several(rows, token_ids)
+    ids, positions, slots = placed(rows, token_ids)
     wanted = torch.tensor(logit_rows, dtype=torch.int64)
     return Batch(ids, positions, slots, tuple(rows), wanted, is_exact, tuple(ahead), pages)
 
@@ -221,7 +221,8 @@ def _lay_out_single(pieces: Listed[Piece], places: Mapping[int, int], *, is_exac
     return Batch(numbers, positions, at, tuple(rows), logit_rows, is_exact, tuple(ahead), pages)
 
 
-def _several(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:
+def placed(rows: Listed[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids, positions and slots of all tokens of `rows`, which have these `token_ids`, row by row."""
     spans = [np.arange(row.context_tokens - row.tokens, row.context_tokens) for row in rows]
     places = [_slots(row, span) for row, span in zip(rows, spans, strict=True)]
     ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))

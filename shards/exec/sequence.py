@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.exec.drafter import Drafter
+from shards.exec.model_drafter import ModelDrafter
+from shards.exec.prompt_drafter import PromptDrafter
 from shards.exec.request import Request
 from shards.exec.skips import Skips, Span
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
@@ -47,7 +49,8 @@ class Sequence:
     request; nothing behind the first of them is exact, cached or shared. Its first `settled` documents were looked up,
     and those that are `unmeasured` are computed in place.
 
-    If it `may_draft`, a `drafter` guesses its next tokens, from its first drawn one on.
+    If it `may_draft`, drafters guess its next tokens, from its first drawn one on: prompt lookup, and the
+    `model_drafter` if there is a draft model.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Sequence:
         unit_tokens: int = BLOCK_TOKENS,
         lag: int = 0,
         may_draft: bool = False,
+        model_drafter: ModelDrafter | None = None,
     ) -> None:
         self.request, self.choice, self.arrival, self.table = request, choice, arrival, table
         self.unit_tokens, self._lag, self._may_draft = unit_tokens, lag, may_draft
@@ -74,7 +78,8 @@ class Sequence:
         self.skips = Skips()
         self.blended_tokens = self.settled = 0
         self.unmeasured: list[int] = []
-        self.drafter: Drafter | None = None
+        self.model_drafter = model_drafter
+        self._drafters: tuple[Drafter, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -145,31 +150,43 @@ class Sequence:
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
 
     @property
+    def drafter(self) -> Drafter | None:
+        """The drafter with the likeliest next guess, and prompt lookup if both are equal: its guesses take no time."""
+        best = None
+        for drafter in self._drafters:
+            if drafter.has_guess and (best is None or drafter.chance > best.chance):
+                best = drafter
+        return best
+
+    @property
     def prospect(self) -> Prospect | None:
         """The expected gain of a draft, if the sequence decodes and has a guess.
 
         A draft takes no new block: it ends where the block of the certain token ends.
         """
         drafter = self.drafter
-        if drafter is None or not drafter.has_guess or not self.is_decoding:
+        if drafter is None or not self.is_decoding:
             return None
-        left_tokens = self.request.submission.max_new_tokens - len(self.output) - self.unseen - 1
-        most = min(MOST_DRAFTED, left_tokens, BLOCK_TOKENS - 1 - self.computed_tokens % BLOCK_TOKENS)
+        most = min(MOST_DRAFTED, self.left_tokens - 1, BLOCK_TOKENS - 1 - self.computed_tokens % BLOCK_TOKENS)
         # the first guess is then for the token that only the device knows, and the others depend on it
-        first = drafter.chance * drafter.later.share**self.unseen
-        return Prospect(self.arrival, self.computed_tokens, first, drafter.later.share, most)
+        later = drafter.later_chance
+        first = drafter.chance * later**self.unseen
+        return Prospect(self.arrival, self.computed_tokens, first, later, most, drafter.guess_s)
 
-    def draft(self, tokens: int) -> tuple[int, ...]:
-        """The guesses of `tokens` tokens behind the known ones."""
-        return () if self.drafter is None else self.drafter.draft(self.unseen + tokens)[self.unseen :]
+    @property
+    def left_tokens(self) -> int:
+        """The most tokens that it may still draw."""
+        return self.request.submission.max_new_tokens - len(self.output) - self.unseen
 
     def append(self, token_id: int) -> None:
         """Append the drawn token `token_id`, which is now known."""
         self.output.append(token_id)
         if self._may_draft:
-            if self.drafter is None:
-                self.drafter = Drafter(self.request.index)
-            self.drafter.note(token_id)
+            if not self._drafters:
+                model = () if self.model_drafter is None else (self.model_drafter,)
+                self._drafters = (PromptDrafter(self.request.index), *model)
+            for drafter in self._drafters:
+                drafter.note(token_id)
 
     def claim(self) -> Claim:
         """The blocks that it holds and may need, once it runs."""
@@ -242,7 +259,10 @@ class Sequence:
         """Its description for the scheduler, if it has ready tokens; `rank` is the effective one."""
         if self.is_decoding:
             done = self.computed_tokens
-            return Work(self.arrival, rank, self.arrival, done, 1, 0, True, drafted_tokens=drafted_tokens)
+            guess_s = self.drafter.guess_s if drafted_tokens and self.drafter is not None else 0.0
+            return Work(
+                *(self.arrival, rank, self.arrival, done, 1, 0, True), drafted_tokens=drafted_tokens, guess_s=guess_s
+            )
         ready = self.ready_tokens
         block, domain = self.computed_tokens // BLOCK_TOKENS, self.table.domain
         next_block = None

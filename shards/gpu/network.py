@@ -190,13 +190,16 @@ class GpuNetwork:
         """Allocate the slots and masks of `rows` sequences."""
         self.steps.reserve(rows)
 
-    def prepare(self, rows: int) -> None:
-        """Compile and capture steps of up to `rows` sequences, and compile the kernels for long chunks."""
+    def prepare(self, rows: int, drawn: int = 0) -> None:
+        """Compile and capture steps of up to `rows` sequences, decoding steps of up to `drawn` rows if these are more,
+        and compile the kernels for long chunks.
+        """
+        decoding = range(1, max(rows, drawn) + 1)
         # the largest first, so that all share their memory
         self.steps.warm_up_mixed(rows)
-        self.steps.warm_up(range(1, rows + 1))
+        self.steps.warm_up(decoding)
         if self.decoder.slots is not None:
-            self.steps.warm_up_adapted(range(1, rows + 1))
+            self.steps.warm_up_adapted(decoding)
         self.steps.warm_up_long()
 
     def blend(self, move: KvMove) -> None:

@@ -74,7 +74,7 @@ class Follower:
                 self._copier = InlineCopier(self._part.host_memory(order.slots))
             elif isinstance(order, Prepare):
                 assert isinstance(self._part, DrawingNetwork), "only a device is prepared"
-                self._part.prepare(order.rows)
+                self._part.prepare(order.rows, order.drawn)
             elif isinstance(order, Reserve):
                 assert isinstance(self._part, DrawingNetwork), "only a device has slots"
                 self._part.reserve(order.rows)

@@ -130,10 +130,10 @@ class LeadingDevice(LeadingNetwork):
         self._device.reserve(rows)
         self._followers.answers()
 
-    def prepare(self, rows: int) -> None:
-        """Compile the decoding steps of up to `rows` sequences in all processes."""
-        self._followers.send(Prepare(rows))
-        self._device.prepare(rows)
+    def prepare(self, rows: int, drawn: int = 0) -> None:
+        """Compile the steps of up to `rows` sequences, and decoding steps of up to `drawn` rows, in all processes."""
+        self._followers.send(Prepare(rows, drawn))
+        self._device.prepare(rows, drawn)
         self._followers.answers()
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Hashable:

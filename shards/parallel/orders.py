@@ -46,9 +46,10 @@ class Reserve(NetworkOrder, frozen=True, tag=True):
 
 
 class Prepare(NetworkOrder, frozen=True, tag=True):
-    """Compile steps of up to `rows` rows. Answered."""
+    """Compile steps of up to `rows` sequences, and decoding steps of up to `drawn` rows. Answered."""
 
     rows: int
+    drawn: int
 
 
 class Copy(NetworkOrder, frozen=True, tag=True):

@@ -29,6 +29,7 @@ by 3.35 TB/s); half of that, because attention and the head do not follow that r
 class Prospect(NamedTuple):
     """A decoding sequence with a guess: the next token is right with probability `first`, and each later one, behind a
     right one, with `later`. At most `most` of them may be verified, behind `computed_tokens` and the certain token.
+    Each guess takes `guess_s` before the step.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Prospect(NamedTuple):
     first: float
     later: float
     most: int
+    guess_s: float = 0.0
 
 
 class DraftBounds(NamedTuple):
@@ -64,8 +66,9 @@ def draft_lengths(
     The numbers maximise the expected tokens per second of a step that only decodes `rows` sequences with
     `context_tokens` of context in total. A guessed token counts as `CAUTION` more rows; a prompt token, which prefill
     computes with many others, costs much less. If there are many rows, `LEAST_SHARE` is a lower bound. The n-th guess
-    is worth the probability that all guesses up to it are right. The best guesses of all sequences are taken first, as
-    long as their tokens per second exceed those of the step with all guesses before; that maximises the quotient.
+    is worth the probability that all guesses up to it are right, and takes the time in which it is guessed. The best
+    guesses of all sequences are taken first, as long as their tokens per second exceed those of the step with all
+    guesses before; that maximises the quotient.
 
     `overhead_s`: what a step with guesses takes beside that, because the next one cannot be submitted ahead of its end.
     """
@@ -101,4 +104,5 @@ _NEXT_TO_NOTHING_S = 1e-12
 
 
 def _token_s(prospect: Prospect, cost: CostModel, least_s: float) -> float:
-    return CAUTION * max(least_s, cost.marginal_s(StepShape(1, 0.0, prospect.computed_tokens + 1)))
+    verified_s = max(least_s, cost.marginal_s(StepShape(1, 0.0, prospect.computed_tokens + 1)))
+    return CAUTION * verified_s + prospect.guess_s

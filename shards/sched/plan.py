@@ -28,7 +28,7 @@ class Work(NamedTuple):
     `ready_tokens` can be computed now: whole units, or the end of the prompt. `rest_tokens`: all that its prompt still
     lacks, arrived or not. `next_block` names the block that it would compute first, and `may_follow` means that it can
     take that block from the cache instead if another sequence computes it in this step. Up to `drafted_tokens` could be
-    verified behind the token of a sequence that `is_decoding`.
+    verified behind the token of a sequence that `is_decoding`; each takes `guess_s` before.
     """
 
     id: int
@@ -42,6 +42,7 @@ class Work(NamedTuple):
     next_block: Hashable = None
     may_follow: bool = False
     drafted_tokens: int = 0
+    guess_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class _Chunks:
         for sequence in decoding:
             if not sequence.drafted_tokens:
                 continue
-            token_s = self._cost.marginal_s(StepShape(1, 0.0, sequence.computed_tokens + 1))
+            token_s = self._cost.marginal_s(StepShape(1, 0.0, sequence.computed_tokens + 1)) + sequence.guess_s
             tokens = sequence.drafted_tokens
             while tokens and tokens * token_s > room_s:
                 tokens -= 1

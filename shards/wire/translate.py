@@ -273,6 +273,8 @@ def load(now: Load) -> wire.Load:
         disk=_disk_use(now.disk),
         peers=None if now.peers is None else wire.PeerUse(**now.peers._asdict()),
         uncaptured_steps=now.uncaptured_steps,
+        model_drafted_tokens=now.model_drafted_tokens,
+        model_accepted_tokens=now.model_accepted_tokens,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from shards.draft_model import DraftModel
 from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.exec.network import Network
@@ -46,12 +47,19 @@ class Driver:
     """An engine on a fake network, and all its reports."""
 
     def __init__(
-        self, network: Network | None = None, *, tokenizer: Tokenizer | None = None, eos: int = EOS, **options: object
+        self,
+        network: Network | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos: int = EOS,
+        clock: Clock | None = None,
+        draft_model: DraftModel | None = None,
+        **options: object,
     ) -> None:
         self.network = network or FakeNetwork()
         self.copiers: list[LaggingCopier] = []
         self.worker: LateDisk | None = None
-        self.clock = Clock()
+        self.clock = clock or Clock()
         model = Model("m", self.network, tokenizer or a_tokenizer(), frozenset({eos}), weights="those of a driver")
         self.engine = Engine(
             model,
@@ -60,6 +68,7 @@ class Driver:
             rng=random.Random(0),
             copier_of=self._make_copier,
             worker_of=self._make_worker,
+            draft_model=draft_model,
         )
         self.drawn: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         self.draws: list[Drawn] = []

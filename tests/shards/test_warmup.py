@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,18 +40,23 @@ def test_a_model_that_cannot_answer_is_found_before_any_client_does() -> None:
 
 
 class PreparedDevice(FakeDevice):
-    prepared: int | None = None
+    prepared: tuple[int, int] | None = None
+    most_rows = 1024
 
-    def prepare(self, rows: int) -> None:
-        self.prepared = rows
+    def prepare(self, rows: int, drawn: int = 0) -> None:
+        self.prepared = rows, drawn
 
 
-@pytest.mark.parametrize(("deterministic", "prepared"), [(False, 5), (True, None)])
-def test_a_device_compiles_for_every_batch_size_beforehand_unless_batches_have_one(
-    deterministic: bool, prepared: int | None
+@pytest.mark.parametrize(
+    ("more", "prepared"),
+    [({}, (5, 128)), ({"speculate": "off"}, (5, 5)), ({"deterministic": True}, None)],
+    ids=str,
+)
+def test_a_device_compiles_for_every_batch_size_beforehand_that_drafts_can_make_unless_batches_have_one(
+    more: dict[str, Any], prepared: tuple[int, int] | None
 ) -> None:
     network = PreparedDevice()
-    options = EngineOptions(kv_blocks=16, max_running=5, deterministic=deterministic)
+    options = EngineOptions(kv_blocks=16, max_running=5, **more)
     engine = Engine(Model("some", network), options)
     warm_up(engine)
     assert network.prepared == prepared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from backends.base import Backend, Fetched
+from backends.base import Backend, DraftedTokens, Fetched
 from policies.learning.cost import Latency
 
 
@@ -35,8 +35,8 @@ class ClusterListener:
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
         """What is known of its speed by now; None: it tells itself how many requests it takes."""
 
-    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
-        """Since its start it has guessed and verified so many `tokens`, of which `accepted` were drawn."""
+    def drafted(self, backend: str, drafts: Mapping[str, DraftedTokens]) -> None:
+        """The tokens that were guessed there and verified since its start, by what guessed them."""
 
     def uncaptured(self, backend: str, steps: int) -> None:
         """Decoding steps that it computed without a CUDA graph, since a capture failed."""
@@ -93,10 +93,10 @@ class Listeners(ClusterListener):
         for listener in self._all:
             listener.learnt(backend, latency, adaptive_limit)
 
-    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
+    def drafted(self, backend: str, drafts: Mapping[str, DraftedTokens]) -> None:
         """See ClusterListener."""
         for listener in self._all:
-            listener.drafted(backend, tokens, accepted)
+            listener.drafted(backend, drafts)
 
     def uncaptured(self, backend: str, steps: int) -> None:
         """See ClusterListener."""

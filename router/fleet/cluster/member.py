@@ -451,8 +451,8 @@ class Member:
             self.reported = learnt
             listener.learnt(self.backend.name, *learnt)
         load = self.backend.load()
-        if load.drafted_tokens:
-            listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
+        if load.drafts:
+            listener.drafted(self.backend.name, load.drafts)
         if load.disk_blocks:
             listener.on_disk(self.backend.name, load.disk_blocks)
         if load.uncaptured_steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from backends.base import Fetched
+from backends.base import DraftedTokens, Fetched
 from policies.learning.cost import Latency
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from router.fleet.cluster.listener import ClusterListener
@@ -53,7 +53,7 @@ class BackendMetrics(ClusterListener):
             "backend_adaptive_limit", "Learned concurrency limit of a backend that reports none", backend
         )
         self._drafts = gauge(
-            "backend_drafted_tokens", "Tokens that a shard drafted since its start", (*backend, "what")
+            "backend_drafted_tokens", "Tokens that a shard drafted since its start", (*backend, "source", "what")
         )
         self._on_disk = gauge("backend_disk_blocks", "Blocks of a shard's directory for KV", (*backend, "what"))
         self._fetched = gauge(
@@ -109,10 +109,11 @@ class BackendMetrics(ClusterListener):
         if adaptive_limit is not None:
             self._limit[backend].set(adaptive_limit)
 
-    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
-        """Since its start `backend` has verified `tokens` drafted tokens, and accepted `accepted` of them."""
-        self._drafts[backend, "verified"].set(tokens)
-        self._drafts[backend, "accepted"].set(accepted)
+    def drafted(self, backend: str, drafts: Mapping[str, DraftedTokens]) -> None:
+        """The drafted tokens of `backend` since its start, by what guessed them."""
+        for source, counts in drafts.items():
+            for what, tokens in counts._asdict().items():
+                self._drafts[backend, source, what].set(tokens)
 
     def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
         """The `blocks` of the directory of `backend`, by what became of them."""

@@ -410,7 +410,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ..., blended_tokens: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk", "peers", "uncaptured_steps")
+    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk", "peers", "uncaptured_steps", "model_drafted_tokens", "model_accepted_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,8 @@ class Load(_message.Message):
     DISK_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     UNCAPTURED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -439,7 +441,9 @@ class Load(_message.Message):
     disk: DiskUse
     peers: PeerUse
     uncaptured_steps: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ..., peers: _Optional[_Union[PeerUse, _Mapping]] = ..., uncaptured_steps: _Optional[int] = ...) -> None: ...
+    model_drafted_tokens: int
+    model_accepted_tokens: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., disk: _Optional[_Union[DiskUse, _Mapping]] = ..., peers: _Optional[_Union[PeerUse, _Mapping]] = ..., uncaptured_steps: _Optional[int] = ..., model_drafted_tokens: _Optional[int] = ..., model_accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class PeerUse(_message.Message):
     __slots__ = ("fetches", "blocks", "failed", "received_bytes", "seconds", "taken_over")

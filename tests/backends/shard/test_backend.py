@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.base import CacheKeeper, Leaver, Lender, Pinned, Prefilled, Prefiller
+from backends.base import CacheKeeper, DraftedTokens, Leaver, Lender, Pinned, Prefilled, Prefiller
 from backends.shard.backend import ShardBackend
 from backends.shard.link import LinkOptions
 from policies.errors import (
@@ -466,6 +466,14 @@ async def test_blocks_on_disk_are_reported_if_there_is_a_directory(tmp_path: Pat
             "failed": 0,
             "skipped": 0,
         }
+
+
+async def test_drafted_tokens_are_reported_by_what_guessed_them(tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    engine.drafts = (10, 7, 4, 3)
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        await eventually(lambda: bool(backend.load().drafts))
+        assert backend.load().drafts == {"prompt": DraftedTokens(6, 4), "model": DraftedTokens(4, 3)}
 
 
 async def test_more_keys_than_a_message_holds_go_in_several(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int)
         blocks_pinnable=2**32 - 1,
         drafted_tokens=2**64 - 1,
         accepted_tokens=2**64 - 1,
+        model_drafted_tokens=2**64 - 1,
+        model_accepted_tokens=2**64 - 1,
         disk=DiskUse(*([2**64 - 1] * 6)),
         uncaptured_steps=2**64 - 1,
     )

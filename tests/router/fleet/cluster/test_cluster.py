@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from backends.base import Description, Load
+from backends.base import Description, DraftedTokens, Load
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, InvalidRequest
 from policies.health import HealthRules
@@ -296,17 +296,17 @@ def test_learnt_values_are_reported_when_a_request_ends() -> None:
 
 
 def test_a_shards_predictions_are_reported_when_a_request_ends() -> None:
-    backend = a_backend(reported=Load(drafted_tokens=0, accepted_tokens=0))
-    drafted: list[tuple[str, int, int]] = []
+    backend = a_backend(reported=Load())
+    drafted: list[tuple[str, Mapping[str, DraftedTokens]]] = []
     cluster = Cluster([backend], clock=Clock())
     cluster.listen(Heard(drafted=lambda *what: drafted.append(what)))
     with send(cluster, 1000):
         pass
     assert drafted == []
-    backend.reported = Load(drafted_tokens=50, accepted_tokens=20)
+    backend.reported = Load(drafts={"prompt": DraftedTokens(50, 20)})
     with send(cluster, 1000):
         pass
-    assert drafted == [("b0", 50, 20)]
+    assert drafted == [("b0", {"prompt": DraftedTokens(50, 20)})]
 
 
 def test_a_shards_blocks_on_disk_are_reported_when_a_request_ends() -> None:

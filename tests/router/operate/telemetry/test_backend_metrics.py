@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from backends.base import Fetched
+from backends.base import DraftedTokens, Fetched
 from policies.learning.cost import Latency
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.metrics import Metrics
@@ -31,9 +31,14 @@ def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() 
 def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
     registry = CollectorRegistry()
     backends = BackendMetrics(Metrics(registry))
-    backends.drafted("b0", 50, accepted=20)
-    backends.drafted("b0", 70, accepted=30)
-    assert series(registry, "backend_drafted_tokens") == {("b0", "verified"): 70, ("b0", "accepted"): 30}
+    backends.drafted("b0", {"prompt": DraftedTokens(50, 20)})
+    backends.drafted("b0", {"prompt": DraftedTokens(70, 30), "model": DraftedTokens(9, 8)})
+    assert series(registry, "backend_drafted_tokens") == {
+        ("b0", "prompt", "verified"): 70,
+        ("b0", "prompt", "accepted"): 30,
+        ("b0", "model", "verified"): 9,
+        ("b0", "model", "accepted"): 8,
+    }
 
 
 def test_steps_without_a_graph_are_shown_once_a_capture_has_failed() -> None:

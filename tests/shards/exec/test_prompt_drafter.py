@@ -5,18 +5,18 @@ import random
 import numpy as np
 import pytest
 
-from shards.exec.drafter import Drafter
 from shards.exec.lookup import PromptIndex
+from shards.exec.prompt_drafter import PromptDrafter
 
 
-def a_drafter(prompt: list[int], *output: int) -> Drafter:
-    drafter = Drafter(PromptIndex(np.array(prompt, dtype=np.uint32)))
+def a_drafter(prompt: list[int], *output: int) -> PromptDrafter:
+    drafter = PromptDrafter(PromptIndex(np.array(prompt, dtype=np.uint32)))
     for token in output:
         drafter.note(token)
     return drafter
 
 
-def mislead(drafter: Drafter) -> None:
+def mislead(drafter: PromptDrafter) -> None:
     """Three tokens of the prompt each time, then one that is nowhere."""
     for start in range(0, 90, 3):
         for token in (start, start + 1, start + 2, 1000 + start):
