@@ -31,8 +31,12 @@ log = logging.getLogger(__name__)
 CHUNK_TOKENS = 512
 """Most prompt tokens that it computes at a time, of all answers: a GPU has graphs for such steps."""
 
+_KEPT_UNUSED = 0.98
+"""A step without any guess takes so much from the predicted time of the next: what was measured in a bad moment must
+not count for good."""
+
 _WARM_TOKENS = 2 * BLOCK_TOKENS
-_WARM_STEPS = 8
+_WARM_STEPS = 4
 
 
 class _Asked(NamedTuple):
@@ -64,6 +68,7 @@ class DraftModel:
         self._cost = CostModel()
         self._pace = DraftPace()
         self._has_failed = False
+        self._unused = 1.0
         self._tokens = self._network.vocabulary
         self.spent_s = 0.0
         """Seconds that all of its work took since the start."""
@@ -82,7 +87,10 @@ class DraftModel:
             self._device.prepare(rows, FEW_ROWS_ON_DEVICE)
         tokens = min(_WARM_TOKENS, self._network.context_tokens - MOST_DRAFTED, self.pool.size * BLOCK_TOKENS)
         sampler = Sampler(SamplingParams(), seed=0, stop_token_ids=frozenset(), vocabulary=self._network.vocabulary)
-        for _ in range(_WARM_STEPS):
+        for number in range(_WARM_STEPS):
+            if number == 1:
+                # the first pass of a process takes several times as long as the second
+                self._cost = CostModel()
             table = BlockTable(self.pool, "")
             drafter = ModelDrafter(DraftPace(), sampler, table, prompt_tokens=tokens - MOST_LAG, most_tokens=tokens)
             table.grow(tokens)
@@ -115,19 +123,20 @@ class DraftModel:
         )
 
     def expect(self, sequences: Iterable[Sequence]) -> None:
-        """Predict what a guess takes if it is made for all of `sequences` side by side."""
+        """Predict what a guess takes if it is made for all of `sequences` side by side; once in each step."""
         contexts = [
             drafter.known_tokens
             for sequence in sequences
             if (drafter := sequence.model_drafter) is not None and drafter.may_guess
         ]
         rows, context = max(1, len(contexts)), sum(contexts)
-        self._pace.guess_s = self._cost.predict_s(StepShape(rows, 0.0, context)) / rows
+        self._unused *= _KEPT_UNUSED
+        self._pace.guess_s = self._predict_s(StepShape(rows, 0.0, context)) / rows
 
     def catch_up_s(self, drafter: ModelDrafter) -> float:
         """The predicted time until `drafter`, which is behind, can guess."""
         lag = drafter.known_tokens - drafter.computed_tokens
-        return self._cost.marginal_s(prefill_shape(drafter.computed_tokens, lag))
+        return self._unused * self._cost.marginal_s(prefill_shape(drafter.computed_tokens, lag))
 
     def guess(self, wanted: Mapping[Sequence, int]) -> None:
         """Let the drafter of each sequence have so many guesses; fewer, or none, if there is no room for them."""
@@ -158,7 +167,7 @@ class DraftModel:
             left = CHUNK_TOKENS - shape.tokens
             start = drafter.computed_tokens
             tokens = min(left - (start + left) % BLOCK_TOKENS, drafter.known_tokens - start)
-            while tokens > 0 and self._cost.predict_s(shape + prefill_shape(start, tokens)) > within_s:
+            while tokens > 0 and self._predict_s(shape + prefill_shape(start, tokens)) > within_s:
                 # down to the end of the block before
                 tokens -= (start + tokens) % BLOCK_TOKENS or BLOCK_TOKENS
             if tokens <= 0:
@@ -187,6 +196,9 @@ class DraftModel:
         for drafter in (known := list(drafters)):
             drafter.check()
         self.pool.check([drafter.table.ids for drafter in known])
+
+    def _predict_s(self, shape: StepShape) -> float:
+        return self._unused * self._cost.predict_s(shape)
 
     def _attempt(self, work: Callable[[], list[list[int]]]) -> list[list[int]] | None:
         """What `work` returns; None if the network failed, as it is never asked again then."""
@@ -259,6 +271,7 @@ class DraftModel:
             _append(guesses, self._device.collect(ticket))
         mean = StepShape(round(shape.tokens / steps), 0.0, round(shape.decode_context / steps))
         self._cost.observe(mean, (self._clock() - started_s) / steps, steps=steps)
+        self._unused = 1.0
         return [_sound(tokens, self._tokens) for tokens in guesses]
 
     def _first(self, asked: list[_Asked]) -> Batch:

@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.draft_model import deepened, perturbed
+from shards.bundled import weights
 from shards.draft_model import CHUNK_TOKENS, DraftModel
+from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.kv.keys import BLOCK_TOKENS
 from shards.model import Model
-from shards.nouns import FinishReason
+from shards.nouns import FinishReason, SamplingParams, Submission
+from shards.sched.cost import CostModel
 from shards.shortage import NotEnoughMemory
 from tests.shards.copying import CopyingNetwork
 from tests.shards.drafting import KINDS, LARGE_S, SMALL_S, DraftingDriver, TimedNetwork
-from tests.shards.driver import EOS, Clock, Driver, a_tokenizer, some_tokens
+from tests.shards.driver import EOS, Clock, Driver, a_tokenizer, packed, some_tokens
 from tests.shards.test_speculation import SETTINGS
 
 
@@ -78,6 +82,45 @@ def test_a_model_that_got_better_is_tried_again():
         driver.ask(("good", number), some_tokens(100, seed=50 + number), new=200)
         driver.run()
     assert driver.guessed[1] - before > 200
+
+
+def test_a_model_that_was_measured_in_a_bad_moment_is_tried_again():
+    clock = Clock()
+    small = TimedNetwork(clock, 10 * LARGE_S)
+    driver = DraftingDriver(8, clock=clock, small=small)
+    small._step_s = SMALL_S
+    for key in range(5):
+        driver.ask(key, some_tokens(100, seed=key), new=100)
+        driver.run()
+    assert driver.guessed[1] > 200
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "sampled"])
+def test_a_real_model_answers_the_same_in_float32(sampling, tmp_path):
+    large = deepened(weights(), tmp_path / "large", 6)
+    small = perturbed(weights(), tmp_path / "small", 0.1)
+    prompts = [list(range(20, 90)), list(range(300, 345)), list(range(5, 200, 3))]
+    drivers = []
+    for has_drafts in (True, False):
+        drafts = DraftModel(Model.load(small), 2**24, clock=Clock()) if has_drafts else None
+        if drafts is not None:
+            # a tenth of what the engine supposes of the large one, as no time passes
+            drafts._cost = CostModel(prior=(2e-4, 1e-5, 1e-10, 1e-9))
+        model = Model.load(large)
+        engine = Engine(model, EngineOptions(kv_blocks=64), clock=Clock(), draft_model=drafts)
+        drawn: dict[int, list[int]] = {key: [] for key in range(3)}
+        for key, prompt in enumerate(prompts):
+            engine.submit(Submission(key, len(prompt), 60, sampling=SamplingParams(ignore_eos=True, **sampling)))
+            engine.extend(key, packed(prompt))
+        while engine.has_work:
+            report = engine.step()
+            engine.check()
+            for draw in report.drawn:
+                drawn[draw.key] += draw.token_ids
+        drivers.append((drawn, report.load))
+    (fast, load), (slow, _) = drivers
+    assert fast == slow
+    assert 0 < load.model_accepted_tokens < load.model_drafted_tokens
 
 
 def test_many_rows_guess_less_than_one():

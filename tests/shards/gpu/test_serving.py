@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from shards.draft_model import DraftModel
 from shards.exec.batch import Batch
 from shards.exec.drawing import Drawing, Sample
 from shards.gpu.decoder import GpuDecoder
@@ -15,9 +16,10 @@ from shards.gpu.network import GpuNetwork
 from shards.gpu.step import StepOptions
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import moved
+from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
 from shards.network.loading import random_weights
-from tests.shards.driver import Driver
+from tests.shards.driver import Clock, Driver, a_tokenizer
 from tests.shards.gpu.conftest import INTERPRETED
 from tests.shards.tiny_checkpoints import a_batch, some_tokens
 
@@ -158,3 +160,45 @@ def test_drafts_change_no_answer(device: torch.device, warm: dict[str, Any]) -> 
     assert none == 0
     assert load is not None
     assert load.drafted_tokens == drafted
+
+
+class Timed(Drafting):
+    """Each step takes time of a clock."""
+
+    clock: Clock
+    step_s: float
+
+    def collect(self, ticket: object) -> list[Sample | None]:
+        self.clock.now_s += self.step_s
+        return super().collect(ticket)
+
+
+# two networks are captured and measured before they serve
+@pytest.mark.timeout(240)
+def test_a_draft_model_on_the_same_device_changes_no_answer(device: torch.device) -> None:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=device, dtype=torch.float32)
+
+    def a_timed(step_s: float) -> Timed:
+        network = Timed(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4, graph_tokens=0))
+        network.clock, network.step_s = clock, step_s
+        return network
+
+    clock = Clock()
+    network, small, alone = a_timed(0.02), a_timed(0.001), a_timed(0.02)
+    draft_model = DraftModel(Model("small", small, a_tokenizer()), 8 * small.block_bytes, clock=clock)
+    draft_model.prepare(1)
+    fast = Driver(network, clock=clock, draft_model=draft_model, kv_blocks=8, max_running=1)
+    network.prepare(1, fast.engine.options.drawn_rows(network.most_rows))
+    captured = [each.steps._decoding.captured for each in (network, small)]
+    slow = Driver(alone, clock=clock, kv_blocks=8, max_running=1)
+    for driver in (fast, slow):
+        driver.ask("warm", prompt_of("warm"), new=10, **WARM)
+        driver.run()
+        driver.network.steps.check()
+    assert fast.drawn == slow.drawn
+    # steps with drafts have more rows than sequences run, and none is captured while they wait
+    assert captured == [each.steps._decoding.captured for each in (network, small)]
+    assert network.drafted > 0
+    assert fast.load is not None
+    # the same weights agree, with the same random numbers
+    assert fast.load.model_drafted_tokens == fast.load.model_accepted_tokens > 4

@@ -30,6 +30,14 @@ def test_a_doubtful_guess_is_shorter_and_a_hopeless_one_is_not_verified():
     assert lengths(a_prospect(first=0.02)) == {}
 
 
+def test_guesses_that_take_time_are_fewer_and_none_where_they_take_as_much_as_a_step():
+    free, dear, dearer = (
+        lengths(a_prospect(first=0.8, later=0.8)._replace(guess_s=guess_s)) for guess_s in (0.0, 0.002, 0.02)
+    )
+    assert free[1] > dear[1] > 0
+    assert dearer == {}
+
+
 def test_many_rows_leave_little_to_gain():
     alone = lengths(a_prospect(later=0.8))[1]
     among_many = lengths(a_prospect(later=0.8), rows=64)

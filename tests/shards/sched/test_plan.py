@@ -60,6 +60,14 @@ def test_where_decoding_alone_takes_longer_than_a_step_drafts_get_half_of_one_an
     assert plan_step([a_drafting(1, 16), a_prompt(2, 1000)], cost, LIMITS) == {1: 1, 2: BLOCK_TOKENS}
 
 
+def test_the_time_in_which_a_draft_is_guessed_counts_too():
+    cost = CostModel(prior=(0.01, 0.001, 0.0, 0.0))
+    limits = StepLimits(step_s=0.02)
+    plain = a_decoding(1, 100)._replace(drafted_tokens=8)
+    assert plan_step([plain], cost, limits) == {1: 9}
+    assert plan_step([plain._replace(guess_s=0.002)], cost, limits) == {1: 4}
+
+
 def test_a_drafted_token_costs_what_a_row_costs():
     work = [a_drafting(1, 3, 99)]
     assert shape_of(work, {1: 4}) == StepShape(4, 0.0, 400)
