@@ -173,13 +173,13 @@ class Timed(Drafting):
         return super().collect(ticket)
 
 
-# two networks are captured and measured before they serve
-@pytest.mark.timeout(240)
+# two networks are captured and measured before they serve, which takes the stand-in a minute, and minutes if it is busy
+@pytest.mark.timeout(600)
 def test_a_draft_model_on_the_same_device_changes_no_answer(device: torch.device) -> None:
     weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=device, dtype=torch.float32)
 
     def a_timed(step_s: float) -> Timed:
-        network = Timed(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4, graph_tokens=0))
+        network = Timed(GpuDecoder(CONFIG, weights), options=StepOptions(rows=2, graph_tokens=0))
         network.clock, network.step_s = clock, step_s
         return network
 
@@ -192,7 +192,7 @@ def test_a_draft_model_on_the_same_device_changes_no_answer(device: torch.device
     captured = [each.steps._decoding.captured for each in (network, small)]
     slow = Driver(alone, clock=clock, kv_blocks=8, max_running=1)
     for driver in (fast, slow):
-        driver.ask("warm", prompt_of("warm"), new=10, **WARM)
+        driver.ask("warm", prompt_of("warm"), new=9, **WARM)
         driver.run()
         driver.network.steps.check()
     assert fast.drawn == slow.drawn
@@ -201,4 +201,4 @@ def test_a_draft_model_on_the_same_device_changes_no_answer(device: torch.device
     assert network.drafted > 0
     assert fast.load is not None
     # the same weights agree, with the same random numbers
-    assert fast.load.model_drafted_tokens == fast.load.model_accepted_tokens > 4
+    assert fast.load.model_drafted_tokens == fast.load.model_accepted_tokens > 2
