@@ -1,7 +1,7 @@
 """A draft model on a CPU: the engine without drafts, with prompt lookup, and with a draft model besides, in turns.
 
 No pair of a large and a small model of one family is at hand, so both are constructed from the bundled one. The large
-model is the bundled one with further layers whose output matrices are zero: they are computed and change nothing. The
+model is the bundled one with further layers, with output matrices of zeros: they are computed and change nothing. The
 small one is the bundled model itself, which then agrees in all tokens, or with noise in its matrices, so that it agrees
 less often. So `agrees` is the best case, and the other rows show how the gain falls.
 
