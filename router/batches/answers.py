@@ -24,6 +24,9 @@ class LineAnswer(msgspec.Struct, frozen=True, array_like=True):
     text: msgspec.Raw
 
 
+_ANSWERS = msgspec.json.Decoder(LineAnswer)
+
+
 class Done:
     """The numbers of lines that have ended, with the counts and tokens of all of them; a bit for each line."""
 
@@ -59,7 +62,7 @@ class Done:
 def answers_in(store: BatchStore, key: str, done: Done, pace: Pace) -> Iterator[LineAnswer]:
     """Those in the log `key`, each line once; they are `done` then. Works in a thread, at this `pace`."""
     for raw in pace.through(store.logged(key)):
-        answer = msgspec.json.decode(raw, type=LineAnswer)
+        answer = _ANSWERS.decode(raw)
         if done.add(answer):
             yield answer
 

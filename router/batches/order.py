@@ -50,6 +50,9 @@ class _Prompt(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
+_PROMPTS = msgspec.json.Decoder(_Prompt)
+
+
 class LineOrder:
     """The places of lines, in a temporary file that is gone when this is closed."""
 
@@ -112,7 +115,7 @@ def order_of(
 def _beginning(raw: bytes) -> tuple[str, bytes]:
     """The model of a line, and the bytes that its prompt is made of."""
     try:
-        body = msgspec.json.decode(read_line(raw).body, type=_Prompt)
+        body = _PROMPTS.decode(read_line(raw).body)
         model = msgspec.json.decode(body.model) if body.model else _UNKNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):
         # the call will say what is wrong

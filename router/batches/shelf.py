@@ -11,6 +11,8 @@ from router.batches.job import Job
 from router.batches.store.base import BatchStore, ContentDraft
 from router.batches.stored_file import StoredFile
 
+_FILES, _JOBS = msgspec.json.Decoder(StoredFile), msgspec.json.Decoder(Job)
+
 
 class BatchShelf:
     """The files and jobs of all tenants in `store`."""
@@ -31,7 +33,7 @@ class BatchShelf:
     def file(self, tenant: str, id: str) -> StoredFile | None:  # noqa: A002 - it is the file's id
         """The file of `tenant` with this id."""
         raw = self.store.read(_file_key(tenant, id))
-        return None if raw is None else msgspec.json.decode(raw, type=StoredFile)
+        return None if raw is None else _FILES.decode(raw)
 
     def files(self, tenant: str) -> Sequence[str]:
         """The ids of a tenant's files, the oldest first."""
@@ -79,7 +81,7 @@ class BatchShelf:
         raw = self.store.read(_job_key(tenant, id))
         if raw is None:
             return None
-        job = msgspec.json.decode(raw, type=Job)
+        job = _JOBS.decode(raw)
         if job.has_ended or job.cancelling_at is not None:
             return job
         mark = self.store.read(_cancel_key(tenant, id))

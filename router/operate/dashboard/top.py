@@ -34,6 +34,8 @@ _SIGNS = {
 
 _MOST_TROUBLES = 5
 
+_SNAPSHOTS = msgspec.json.Decoder(Snapshot)
+
 Row: TypeAlias = tuple[str, ...]
 
 # Names of columns, and their order of removal on a narrow terminal: the highest number first, 0 never.
@@ -70,7 +72,7 @@ class OperatorsPort:
         """A snapshot, and the newest decisions first. Raises ExpectedError."""
         answer = self._port.call(f"/admin/snapshot?since={self._revision}")
         try:
-            snapshot = msgspec.json.decode(answer, type=Snapshot)
+            snapshot = _SNAPSHOTS.decode(answer)
         except msgspec.DecodeError as error:
             raise self._port.no_reply(error) from error
         if snapshot.revision < self._revision:

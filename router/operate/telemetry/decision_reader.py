@@ -12,6 +12,8 @@ import msgspec
 from policies.errors import InvalidRequest
 from router.operate.telemetry.decision_record import VERSION, Record
 
+_RECORDS = msgspec.json.Decoder(Record)
+
 _LAST_TIME_S = 253_402_300_800
 """The year 10000, in seconds since 1970."""
 
@@ -30,7 +32,6 @@ def records_of(
     numbers count from there. Raises InvalidRequest that names the line, or the file if it cannot be
     read.
     """
-    decoder = msgspec.json.Decoder(Record)
     try:
         with path.open("rb") as file:
             if last_bytes is not None:
@@ -40,7 +41,7 @@ def records_of(
                 if not text.strip():
                     continue
                 try:
-                    record = decoder.decode(text)
+                    record = _RECORDS.decode(text)
                 except msgspec.ValidationError as error:
                     hint = "is it a decision log? A trace is read by `pointsman simulate --trace`"
                     raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error

@@ -34,6 +34,9 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[list[Any]]
 
 
+_HEADS, _BATCHES = msgspec.json.Decoder(_Head), msgspec.json.Decoder(_Batch)
+
+
 class Journal:
     """One router's journal in `folder`, open and locked. `seq` is the number of the newest batch."""
 
@@ -129,7 +132,7 @@ def orphans(folder: Path) -> Iterator[Orphan]:
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 raise FileNotFoundError(path)
             head, *lines = file.read().split(b"\n")
-            writer = msgspec.json.decode(head, type=_Head)
+            writer = _HEADS.decode(head)
             orphan = Orphan(path, file, writer.writer, _batches(lines[:-1], writer))
         except (OSError, msgspec.DecodeError):
             file.close()
@@ -141,7 +144,7 @@ def _batches(lines: list[bytes], head: _Head) -> list[tuple[int, Rows]]:
     found = []
     for line in lines:
         try:
-            batch = msgspec.json.decode(line, type=_Batch)
+            batch = _BATCHES.decode(line)
         except msgspec.DecodeError:
             continue
         rows: Rows = {}

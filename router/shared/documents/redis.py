@@ -29,6 +29,8 @@ _COUNTED_S = 8 * 86_400
 _PER_CALL = 256
 """Documents that are written in one command."""
 
+_NOTES, _SETS = msgspec.msgpack.Decoder(Note), msgspec.msgpack.Decoder(DocumentSet)
+
 _PUT = """
 if tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') >= tonumber(ARGV[2]) then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -122,7 +124,7 @@ class RedisSets:
     async def notes(self, key: Key) -> dict[str, Note]:
         """See SetStore."""
         found = await _asked(self._redis.hgetall(self._at("notes", key)))
-        return {name.decode(): msgspec.msgpack.decode(note, type=Note) for name, note in found.items()}
+        return {name.decode(): _NOTES.decode(note) for name, note in found.items()}
 
     async def count(self, key: Key, uses: Mapping[str, Uses]) -> None:
         """See SetStore."""
@@ -174,7 +176,7 @@ def _field(key: Key) -> str:
 
 
 def _read(found: Any) -> DocumentSet | None:
-    return None if found is None else msgspec.msgpack.decode(found, type=DocumentSet)
+    return None if found is None else _SETS.decode(found)
 
 
 async def _asked(call: Any) -> Any:

@@ -68,6 +68,8 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 _ENCODER = msgspec.json.Encoder()
+# threads decode lines: see tests/house/test_threads.py
+_DECODER = msgspec.json.Decoder(_Line)
 
 
 def encode(book: KeyBook) -> bytes:
