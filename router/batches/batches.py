@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from router.batches.checking import check
 from router.batches.job import Job
 from router.batches.pace import Interrupted, Pace
 from router.batches.running import BatchMeans, JobRun
-from router.batches.store.base import BatchStoreFailed, JobClaim
+from router.batches.store.base import BatchStoreFailed
 from router.batches.stored_file import StoredFile
 from router.supervise import supervise
 
@@ -148,12 +148,14 @@ class Batches:
     def _is_over(self, job: Job) -> bool:
         return job.is_cancelling or job.has_ended or self.means.unix_time() >= job.expires_at
 
-    def _begin(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` on `job` in a task of its own."""
+    def _begin(self, job: Job, work: Coroutine[Any, Any, None], claimed: ExitStack | None = None) -> None:
+        """Do `work` on `job` in a task of its own, and give back what is `claimed` for it."""
+        claimed = claimed or ExitStack()
 
         async def whole() -> None:
             try:
-                await work
+                with claimed:
+                    await work
             except Interrupted:
                 _log.info("batch %s goes on at the next router", job.id)
             except BatchStoreFailed as error:
@@ -162,11 +164,16 @@ class Batches:
             except Exception:  # noqa: BLE001 - whatever it was, other jobs go on
                 _log.exception("batch %s stopped by an unplanned exception, and goes on later", job.id)
                 await asyncio.sleep(AGAIN_S)
-            finally:
-                del self._tasks[job.id]
-                self._asked.set()
 
-        self._tasks[job.id] = asyncio.create_task(whole(), name=f"batch {job.id}")
+        def end(_: asyncio.Task[None]) -> None:
+            # a task that is cancelled before its first step takes none
+            work.close()
+            claimed.close()
+            del self._tasks[job.id]
+            self._asked.set()
+
+        self._tasks[job.id] = task = asyncio.create_task(whole(), name=f"batch {job.id}")
+        task.add_done_callback(end)
 
     def _open_jobs(self) -> dict[str, list[Job]]:
         """Those that have not ended, by tenant. Blocks."""
@@ -218,23 +225,18 @@ class Batches:
         claim = await self.pace.opened(lambda: self.shelf.store.claim(job.id))
         if claim is None:
             return False
-        now = await self.pace.run(self.shelf.job, job.tenant, job.id)
-        if now is None or now.has_ended:
-            if now is not None:
-                # its last owner ended in between
-                await self.pace.run(self.shelf.close_job, now)
-            claim.close()
-            return False
-        self._running[job.id] = running = JobRun(now, claim, self.means)
-        self._begin(job, self._run(running, claim))
+        with ExitStack() as claimed:
+            claimed.callback(claim.close)
+            now = await self.pace.run(self.shelf.job, job.tenant, job.id)
+            if now is None or now.has_ended:
+                if now is not None:
+                    # its last owner ended in between
+                    await self.pace.run(self.shelf.close_job, now)
+                return False
+            self._running[job.id] = running = JobRun(now, claim, self.means)
+            claimed.callback(self._running.pop, job.id)
+            self._begin(job, running.run(), claimed.pop_all())
         return True
-
-    async def _run(self, running: JobRun, claim: JobClaim) -> None:
-        try:
-            await running.run()
-        finally:
-            del self._running[running.job.id]
-            claim.close()
 
     async def _keep_sweeping(self) -> None:
         while True:

@@ -77,7 +77,10 @@ class Written(NamedTuple):
 @cache
 def english() -> tuple[str, ...]:
     """Prose: the pages of this project."""
-    return tuple(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
+    # where the mark stands a router writes documents, once
+    return tuple(
+        path.read_text().replace("{{documents}}", "documents") for path in sorted((ROOT / "docs").rglob("*.md"))
+    )
 
 
 @cache

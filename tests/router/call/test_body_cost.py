@@ -10,7 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 
 from benchmarks.worst_bodies import CHAT, ELEMENTS, FIELDS, TEXTS, WORST, Shape, cost_of, search
-from router.call import body_cost
+from router.call import bodies
 from router.call.bodies import JSON, PROTOBUF, cost_in_turns, rough_cost
 from router.text.turns import at_once
 
@@ -42,7 +42,7 @@ def test_a_body_is_read_only_until_it_is_known_to_cost_too_much() -> None:
     body, steps = WORST["documents"].of(2_000_000), 0
     reading = cost_in_turns(body, most=10**8)
     while next(reading, None) is not None:
-        steps += body_cost.SLICE_BYTES
+        steps += bodies.SLICE_BYTES
     assert steps < 500_000
     assert at_once(cost_in_turns(body, most=10**8)) > 10**8
 
@@ -53,17 +53,17 @@ def test_a_body_is_read_only_until_it_is_known_to_cost_too_much() -> None:
 def test_no_step_looks_at_more_than_a_slice_and_the_widest_character_counts_for_all(
     end: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, width_of = list[int](), body_cost._width
+    seen, width_of = list[int](), bodies._width
 
     def width_seen(piece: bytes) -> int:
         seen.append(len(piece))
         return width_of(piece)
 
-    monkeypatch.setattr(body_cost, "_width", width_seen)
-    body = json.dumps("a" * 3 * body_cost.SLICE_BYTES, ensure_ascii=False)[:-1].encode() + f'{end}"'.encode()
-    assert at_once(cost_in_turns(body)) == len(body) * (body_cost._COPIES + width) + body_cost._STRING
+    monkeypatch.setattr(bodies, "_width", width_seen)
+    body = json.dumps("a" * 3 * bodies.SLICE_BYTES, ensure_ascii=False)[:-1].encode() + f'{end}"'.encode()
+    assert at_once(cost_in_turns(body)) == len(body) * (bodies._COPIES + width) + bodies._STRING
     assert len(seen) == 4
-    assert max(seen) <= body_cost.SLICE_BYTES + 3
+    assert max(seen) <= bodies.SLICE_BYTES + 3
 
 
 def test_a_usual_chat_is_estimated_at_a_few_times_its_bytes() -> None:
@@ -99,12 +99,12 @@ def test_what_is_in_a_text_is_told_from_what_is_not_wherever_the_body_is_cut(
     body = json.dumps(value, ensure_ascii=escapes).encode()
     whole = at_once(cost_in_turns(body))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_cost, "SLICE_BYTES", slice_bytes)
+        patch.setattr(bodies, "SLICE_BYTES", slice_bytes)
         assert at_once(cost_in_turns(body)) == whole
         # slices with many quotes are counted in another way
-        patch.setattr(body_cost, "_FEW", 1)
+        patch.setattr(bodies, "_FEW", 1)
         assert at_once(cost_in_turns(body)) == whole
-    flat = body_cost._width(body) + body_cost._COPIES
+    flat = bodies._width(body) + bodies._COPIES
     assert whole == len(body) * flat + _counted(value)
 
 
@@ -112,12 +112,12 @@ def _counted(value: object) -> int:
     if isinstance(value, str):
         written = json.dumps(value)
         braces, commas = written.count("{") + written.count("["), written.count(",")
-        return body_cost._STRING + braces * body_cost._TEXT_OBJECT + commas * body_cost._TEXT_COMMA
+        return bodies._STRING + braces * bodies._TEXT_OBJECT + commas * bodies._TEXT_COMMA
     if isinstance(value, dict):
         each = sum(_counted(key) + _counted(inner) for key, inner in value.items())
-        return body_cost._OBJECT + each + max(0, len(value) - 1) * body_cost._COMMA
+        return bodies._OBJECT + each + max(0, len(value) - 1) * bodies._COMMA
     if isinstance(value, list):
-        return body_cost._STRING + sum(map(_counted, value)) + max(0, len(value) - 1) * body_cost._COMMA
+        return bodies._STRING + sum(map(_counted, value)) + max(0, len(value) - 1) * bodies._COMMA
     return 0
 
 
