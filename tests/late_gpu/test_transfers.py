@@ -173,8 +173,9 @@ def test_the_room_for_kv_is_what_the_largest_step_leaves(dense: str | None, toke
     before = torch.cuda.memory_allocated()
     network.allocate(0)
     fixed = torch.cuda.memory_allocated() - before
-    # what the shapes give is an upper bound, beside buffers at fixed addresses
-    assert fixed < working <= fixed + working_bytes(CONFIG, batch_tokens=tokens, rows=rows, dtype=torch.bfloat16)
+    # what the shapes give is an upper bound, beside buffers at fixed addresses and the numbers that the host sends
+    expected, sent = working_bytes(CONFIG, batch_tokens=tokens, rows=rows, dtype=torch.bfloat16), 1024
+    assert fixed < working <= fixed + expected + sent
     network.allocate(4)
     assert network.submit(a_batch(([1], 0, (3,))), [Drawing()])
 
