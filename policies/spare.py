@@ -70,6 +70,10 @@ class Spare:
         room = max(0, min(free, allowed - lines))
         return min(room, _COMPUTED - computed) if is_shared else room
 
+    def may_have_room(self, backend: str, now: float, computed: int) -> bool:
+        """Whether `room` of a shared backend may be more than 0."""
+        return computed < _COMPUTED and not rests(backend, now)
+
     def avoids(self, backend: BackendView, lines: int, now: float, *, is_shared: bool) -> bool:
         """Whether no further line may go to `backend`, though others have room: its window is full, or it rests."""
         return lines >= self._allowed(backend, lines) or (is_shared and rests(backend.name, now))

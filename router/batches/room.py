@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,21 +11,26 @@ from typing import NamedTuple
 from policies.learning.company import Company
 from policies.nouns import Decision, Outcome, Request
 from policies.spare import Spare, rests
+from router.batches.line_places import LinePlaces
+from router.batches.line_queue import LineQueue, WaitingLine
+from router.batches.loop_share import LoopShare
 from router.call.gateway import Gateway
 from router.call.observer import Account
 
-LOOK_S = 0.005
-"""Time between two looks for room while lines wait."""
+LOOK_S = 0.01
+"""Time between two looks for room while lines wait and none of them begins or ends."""
 
 _LOOK_BACKENDS = 0.0005
 """The same for each backend: a look takes some 20 µs for each."""
+
+_AT_ONCE = 4
+"""Lines that begin in one turn of the event loop: another request waits for them."""
 
 SHARED_S = 60.0
 """A backend is shared with other requests for so long after the last of them."""
 
 MOST_WATCHED = 4096
 """Most other requests of which the first token is awaited."""
-
 
 BEGUN_S = 0.25
 """A prompt of a line counts as computed after this time, if the first piece of its answer has not told that before."""
@@ -38,38 +43,6 @@ class _Watched(NamedTuple):
     prompt_tokens: int
     lines: int
     rests: bool
-
-
-class LinePlaces(NamedTuple):
-    """Where a line may go: to the backends of `model` in these pools, None: in any."""
-
-    model: str
-    pools: tuple[str, ...] | None = None
-
-    def has(self, pool: str) -> bool:
-        """Whether it may go to `pool`."""
-        return self.pools is None or pool in self.pools
-
-    def meets(self, other: LinePlaces) -> bool:
-        """Whether lines of both may go to the same backend."""
-        is_one = self.pools is None or other.pools is None or not set(self.pools).isdisjoint(other.pools)
-        return self.model == other.model and is_one
-
-    def joined(self, other: LinePlaces) -> LinePlaces:
-        """Where lines of either may go."""
-        if self.pools is None or other.pools is None:
-            return LinePlaces(self.model)
-        return LinePlaces(self.model, tuple(dict.fromkeys(self.pools + other.pools)))
-
-
-class _Waiter(NamedTuple):
-    """A line that waits. `places` is None until it was tried: see LineRoom._places_of."""
-
-    line: str
-    tenant: str
-    model: str
-    places: LinePlaces | None
-    entered: asyncio.Future[frozenset[str]]
 
 
 @dataclass(slots=True)
@@ -96,7 +69,7 @@ class LineRoom:
         self, gateway: Callable[[], Gateway], *, most: Callable[[], int], slowdown: Callable[[], float]
     ) -> None:
         self._gateway, self._most, self._slowdown = gateway, most, slowdown
-        self.spare = Spare()
+        self.spare, self.share = Spare(), LoopShare(lambda: gateway().clock())
         self._company: dict[str, Company] = {}
         self._lines: dict[str, _Inside] = {}
         self._seen: dict[tuple[str, str], LinePlaces] = {}
@@ -104,10 +77,12 @@ class LineRoom:
         self._at: Counter[str] = Counter()
         self._computed: dict[str, dict[str, float]] = {}
         """By backend, the lines of which it computes the prompts, and when they were sent."""
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._waiting = LineQueue()
         self._watched: dict[str, _Watched] = {}
         self._shared_at: dict[str, float] = {}
+        self._others_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
 
     def __repr__(self) -> str:
         return f"<LineRoom {len(self._lines)} lines inside, {self.waiting} wait>"
@@ -120,7 +95,7 @@ class LineRoom:
     @property
     def waiting(self) -> int:
         """Lines that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @property
     def windows(self) -> float:
@@ -130,17 +105,17 @@ class LineRoom:
     async def enter(self, line: str, tenant: str, model: str, places: LinePlaces | None = None) -> frozenset[str]:
         """Return when there is room for the call `line`, which `leave` ends: the backends to which it may not go.
         `places` is what `leave` returned when it was tried before."""
-        waiter = _Waiter(line, tenant, model, places, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(tenant, deque()).append(waiter)
-        self._look_soon(0.0)
+        waiting = self._waiting.push(line, tenant, model, places)
+        if self._timer is None or self._waiting.is_first(waiting):
+            self._look_soon()
         try:
-            return await waiter.entered
+            return await waiting.entered
         except asyncio.CancelledError:
             if line in self._lines:
                 # it was let in in the same moment
                 self.leave(line)
             else:
-                self._forget(tenant, waiter)
+                self._waiting.remove(waiting)
             raise
 
     def placed(self, line: str, backend: str) -> None:
@@ -155,14 +130,14 @@ class LineRoom:
         if (backend := self._lines[line].backend) is not None:
             self._computed[backend].pop(line, None)
             if self._waiting:
-                self._look_soon(0.0)
+                self._look_soon()
 
     def leave(self, line: str) -> LinePlaces:
         """The call `line` has ended: where the rules let it go, as far as a decision has told."""
         self._take_away(line)
         places = self._lines.pop(line).places
         if self._waiting:
-            self._look_soon(0.0)
+            self._look_soon()
         elif not self._lines:
             self._seen.clear()
         return places
@@ -193,7 +168,7 @@ class LineRoom:
             return
         if backend is None:
             return
-        self._shared_at[backend] = at
+        self._shared_at[backend] = self._others_at = at
         if not self._lines and not self._waiting:
             return
         if len(self._watched) < MOST_WATCHED or request.id in self._watched:
@@ -220,40 +195,48 @@ class LineRoom:
 
     # which line is let in
 
-    def _look_soon(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _look_soon(self, seconds: float = 0.0) -> None:
+        """Look in so many `seconds`, or when lines have had no more than their share of the event loop."""
+        loop = asyncio.get_running_loop()
+        if self._has_others():
+            seconds = max(seconds, self.share.wait_s())
+        at = loop.time() + seconds
+        if self._timer is not None:
+            if self._look_at <= at:
+                return
+            self._timer.cancel()
+        self._look_at, self._timer = at, loop.call_at(at, self._look)
 
     def _look(self) -> None:
         self._timer = None
         gateway = self._gateway()
-        free = self._most() - len(self._lines)
-        wanted = {self._places_of(waiter) for queue in self._waiting.values() for waiter in queue}
-        rooms = {places: self._room(places, gateway) for places in wanted} if free > 0 else {}
-        is_changed = True
-        while is_changed and free > 0:
-            is_changed = False
-            for tenant in list(self._waiting):
-                queue = self._waiting[tenant]
-                waiter = next((each for each in queue if rooms[self._places_of(each)].lines > 0), None)
-                if waiter is None or free <= 0:
-                    continue
-                places = self._places_of(waiter)
-                for other, room in rooms.items():
-                    room.lines -= other.meets(places)
-                free -= 1
-                is_changed = True
-                self._waiting.move_to_end(tenant)
-                self._forget(tenant, waiter)
-                if not waiter.entered.done():
-                    self._lines[waiter.line] = _Inside(places)
-                    waiter.entered.set_result(rooms[places].avoiding)
+        most = 1 if self._has_others() else _AT_ONCE
+        has_more = self._let_in(min(most, self._most() - len(self._lines)), gateway) == most
         if self._waiting:
-            self._look_soon(max(LOOK_S, _LOOK_BACKENDS * len(gateway.cluster.names())))
+            self._look_soon(0.0 if has_more else max(LOOK_S, _LOOK_BACKENDS * len(gateway.cluster.names())))
 
-    def _places_of(self, waiter: _Waiter) -> LinePlaces:
+    def _let_in(self, most: int, gateway: Gateway) -> int:
+        """Let in up to `most` lines; how many there was room for."""
+        if most <= 0:
+            return 0
+        wanted = {self._places_of(waiting) for waiting in self._waiting.first()}
+        rooms = {places: self._room(places, gateway) for places in wanted}
+        for number in range(most):
+            found = self._waiting.take(lambda waiting: rooms[self._places_of(waiting)].lines > 0)
+            if found is None:
+                return number
+            places = self._places_of(found)
+            for other, room in rooms.items():
+                room.lines -= other.meets(places)
+            if not found.entered.done():
+                self._lines[found.line] = _Inside(places)
+                self.share.begin()
+                found.entered.set_result(rooms[places].avoiding)
+        return most
+
+    def _places_of(self, waiting: WaitingLine) -> LinePlaces:
         """Where it may go. Only its call tells which rule it has; until then, where the others of its tenant go."""
-        return waiter.places or self._seen.get((waiter.tenant, waiter.model)) or LinePlaces(waiter.model)
+        return waiting.places or self._seen.get((waiting.tenant, waiting.model)) or LinePlaces(waiting.model)
 
     def _room(self, places: LinePlaces, gateway: Gateway) -> _Room:
         """How many further lines for `places` may be sent now, and where not."""
@@ -261,6 +244,8 @@ class LineRoom:
         if gateway.cluster.model(model) is None and not gateway.awaits_backends():
             # its call will say that there is no such model
             return _Room(1)
+        if not any(self._may_have_room(name, now) for name in gateway.cluster.names()):
+            return _Room(0)
         last = max(service_class.rank for service_class in config.classes.values())
         waits, avoiding = gateway.dispatcher.waits(model, last), set[str]()
         room = -sum(line.backend is None and line.places.meets(places) for line in self._lines.values())
@@ -277,21 +262,23 @@ class LineRoom:
                 avoiding.add(name)
         return _Room(0 if waits else room, frozenset(avoiding))
 
+    def _may_have_room(self, name: str, now: float) -> bool:
+        """Whether it is worth a look: its view takes longer than this."""
+        return not self._is_shared(name, now) or self.spare.may_have_room(name, now, self._computed_at(name, now))
+
     def _computed_at(self, backend: str, now: float) -> int:
         """The number of lines of which `backend` computes the prompts."""
         return sum(now - at < BEGUN_S for at in self._computed.get(backend, {}).values())
 
-    def _is_shared(self, backend: str, now: float) -> bool:
-        at = self._shared_at.get(backend)
-        return at is not None and now - at < SHARED_S
+    def _has_others(self) -> bool:
+        """Whether other requests come to this router."""
+        return self._is_recent(self._others_at, self._gateway().clock())
 
-    def _forget(self, tenant: str, waiter: _Waiter) -> None:
-        queue = self._waiting.get(tenant)
-        if queue is None or waiter not in queue:
-            return
-        queue.remove(waiter)
-        if not queue:
-            del self._waiting[tenant]
+    def _is_shared(self, backend: str, now: float) -> bool:
+        return self._is_recent(self._shared_at.get(backend), now)
+
+    def _is_recent(self, at: float | None, now: float) -> bool:
+        return at is not None and now - at < SHARED_S
 
     def follow(self) -> None:
         """Forget backends that are gone."""

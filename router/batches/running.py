@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -27,13 +28,14 @@ from router.batches.answers import AnswerLog, Done, LineAnswer, answers_in
 from router.batches.ending import end_job, finalizing
 from router.batches.job import Job, JobTokens
 from router.batches.line_call import LineCall, LineReply
+from router.batches.line_places import LinePlaces
 from router.batches.lines import read_line
 from router.batches.observer import BatchObserver
 from router.batches.order import LineOrder, OrderedLine, order_of
 from router.batches.pace import Pace
 from router.batches.quota_turns import QuotaTurns
 from router.batches.rate import Rate
-from router.batches.room import LinePlaces, LineRoom
+from router.batches.room import LineRoom
 from router.batches.shelf import BatchShelf, log_key
 from router.batches.shown import answered
 from router.batches.store.base import JobClaim
@@ -169,15 +171,15 @@ class JobRun:
 
     async def _send(self, order: LineOrder, log: AnswerLog) -> None:
         """A task for each line, as many at a time as may be at backends."""
-        slots = asyncio.Semaphore(self._means.settings().concurrent)
+        slots, share = asyncio.Semaphore(self._means.settings().concurrent), self._means.room.share
         async with asyncio.TaskGroup() as group:
             for at in count(0, READ_AHEAD):
                 places = await self._means.pace.run(order.places, at, READ_AHEAD)
                 texts = await self._means.pace.run(self._texts, places)
                 for place, raw in zip(places, texts, strict=True):
                     await slots.acquire()
-                    line = self._line(place, raw, order.models[place.model], log)
-                    group.create_task(line).add_done_callback(lambda _: slots.release())
+                    line = partial(self._line, place, raw, order.models[place.model], log)
+                    group.create_task(share.measured(line)).add_done_callback(lambda _: slots.release())
                 if len(places) < READ_AHEAD:
                     return
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from policies.rules import Rule
-from router.batches.room import LinePlaces
+from router.batches.line_places import LinePlaces
 from tests.router.batches.parts import a_batch_config, a_batch_router, a_line, begun, ended, openai_client
 from tests.router.parts import MODEL, ScriptedBackend, a_router, an_answer, series
 
@@ -73,3 +74,38 @@ async def test_lines_are_not_refused_for_room_that_their_rule_does_not_allow(tmp
         # those that were let in before the first of them was refused
         retries = series(router.telemetry.registry, "batch_retries_total")
         assert sum(retries.values()) <= 4, retries
+
+
+async def test_few_lines_begin_in_one_turn_of_the_event_loop(tmp_path: Path) -> None:
+    backends = [ScriptedBackend(f"b{number}", address=f"b{number}.test:8000") for number in range(8)]
+    async with a_batch_router(tmp_path, *backends) as router:
+        assert router.operations.batches is not None
+        room, inside = router.operations.batches.room, [0]
+        waiting = [asyncio.create_task(room.enter(f"line-{number}", "acme", MODEL)) for number in range(16)]
+        while not all(line.done() for line in waiting):
+            await asyncio.sleep(0)
+            inside.append(room.inside)
+        assert max(after - before for before, after in pairwise(inside)) == 4
+        for number in range(16):
+            room.leave(f"line-{number}")
+
+
+async def test_beside_other_requests_lines_begin_one_by_one_in_their_share_of_the_event_loop(tmp_path: Path) -> None:
+    backends = [ScriptedBackend(f"b{number}", address=f"b{number}.test:8000") for number in range(8)]
+    async with a_batch_router(tmp_path, *backends) as router, openai_client(router) as client:
+        assert router.operations.batches is not None
+        room, clock = router.operations.batches.room, router.gateway.clock
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}])
+        router.gateway.later.flush()
+        began_at = list[float]()
+
+        async def line(number: int) -> None:
+            await room.enter(f"line-{number}", "acme", MODEL)
+            began_at.append(clock())
+            assert room.share.wait_s() > 0.0
+
+        await asyncio.gather(*map(line, range(4)))
+        # none of them has told yet how long it takes, so all count as the first guess
+        assert all(after - before >= 0.007 for before, after in pairwise(began_at))
+        for number in range(4):
+            room.leave(f"line-{number}")
