@@ -33,7 +33,8 @@ MOST_WATCHED = 4096
 """Most other requests of which the first token is awaited."""
 
 BEGUN_S = 0.25
-"""A prompt of a line counts as computed after this time, if the first piece of its answer has not told that before."""
+"""A prompt of a line counts as computed after this time or the predicted one, whichever is shorter, if the first piece
+of its answer has not told that before: many engines answer a line in one piece, at its end."""
 
 
 class _Watched(NamedTuple):
@@ -47,10 +48,11 @@ class _Watched(NamedTuple):
 
 @dataclass(slots=True)
 class _Inside:
-    """A line that was let in, and its backend once it has one."""
+    """A line that was let in, its backend once it has one, and for how long that computes the prompt at most."""
 
     places: LinePlaces
     backend: str | None = None
+    computed_s: float = BEGUN_S
 
 
 @dataclass(slots=True)
@@ -163,6 +165,7 @@ class LineRoom:
         backend = decision.chosen
         if (line := self._lines.get(request.id)) is not None:
             line.places = LinePlaces(line.places.model, request.pools)
+            line.computed_s = min(BEGUN_S, decision.predicted_ttft_s or BEGUN_S)
             key = request.tenant, line.places.model
             self._seen[key] = self._seen.get(key, line.places).joined(line.places)
             return
@@ -268,7 +271,8 @@ class LineRoom:
 
     def _computed_at(self, backend: str, now: float) -> int:
         """The number of lines of which `backend` computes the prompts."""
-        return sum(now - at < BEGUN_S for at in self._computed.get(backend, {}).values())
+        sent = self._computed.get(backend, {})
+        return sum(now - at < self._lines[line].computed_s for line, at in sent.items())
 
     def _has_others(self) -> bool:
         """Whether other requests come to this router."""

@@ -7,8 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from policies.nouns import Decision
 from policies.rules import Rule
 from router.batches.line_places import LinePlaces
+from router.batches.room import LOOK_S
+from tests.policies.builders import a_request
 from tests.router.batches.parts import a_batch_config, a_batch_router, a_line, begun, ended, openai_client
 from tests.router.parts import MODEL, ScriptedBackend, a_router, an_answer, series
 
@@ -74,6 +77,32 @@ async def test_lines_are_not_refused_for_room_that_their_rule_does_not_allow(tmp
         # those that were let in before the first of them was refused
         retries = series(router.telemetry.registry, "batch_retries_total")
         assert sum(retries.values()) <= 4, retries
+
+
+async def test_beside_other_requests_a_line_waits_until_the_prompt_of_the_one_before_is_computed(
+    tmp_path: Path,
+) -> None:
+    now = 1000.0
+    config = a_batch_config(tmp_path, slowdown=0.1)
+    async with (
+        a_router(ScriptedBackend("b0"), config=config, clock=lambda: now) as router,
+        openai_client(router) as client,
+    ):
+        assert router.operations.batches is not None
+        room = router.operations.batches.room
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}])
+        router.gateway.later.flush()
+        await room.enter("line", "acme", MODEL)
+        room.placed("line", "b0")
+        room.decided(a_request(id="line"), Decision("b0", "default", predicted_ttft_s=0.05), now)
+        waiting = asyncio.create_task(room.enter("another", "acme", MODEL))
+        await asyncio.sleep(3 * LOOK_S)
+        assert not waiting.done()
+        now += 0.06
+        async with asyncio.timeout(5):
+            await waiting
+        room.leave("line")
+        room.leave("another")
 
 
 async def test_few_lines_begin_in_one_turn_of_the_event_loop(tmp_path: Path) -> None:
