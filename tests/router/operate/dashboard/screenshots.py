@@ -30,7 +30,7 @@ async def at_rest(folder: Path, page: Page) -> None:
         await page.go(f"http://{router.admin}/dashboard")
         await page.until(SHOWN)
         await page.until("!document.querySelector('#no-keys').hidden")
-        await page.picture(folder / "dashboard-at-rest.png")
+        await page.picture(folder / "dashboard-at-rest.png", last="#detail")
 
 
 async def under_load(folder: Path, page: Page, *, busy_s: float) -> None:
