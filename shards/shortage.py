@@ -36,15 +36,17 @@ def usable_bytes(limit_file: Path = _LIMIT) -> int:
         return physical
 
 
-def refuse_beyond(usable: int, wanted: int) -> None:
+def refuse_beyond(
+    usable: int, wanted: int, *, what: str = "", hint: str = "give the pool or the host tier less"
+) -> None:
     """Raise NotEnoughMemory if the `wanted` bytes of KV on the host can never be available.
 
     The system would grant them all the same, and kill the process once it writes to them.
     """
     if wanted > usable:
         raise NotEnoughMemory(
-            f"{gib(wanted)} of KV are configured, but this machine has only {gib(usable)} of usable memory "
-            "(give the pool or the host tier less)"
+            f"{gib(wanted)} of KV are configured{what}, but this machine has only {gib(usable)} of usable memory "
+            f"({hint})"
         )
 
 

@@ -11,6 +11,7 @@ from shards.exec.batch import Batch
 from shards.exec.fake import FakeNetwork
 from shards.exec.fake_device import FakeDevice
 from shards.exec.model_drafter import ModelDrafter
+from shards.exec.network import Network
 from shards.kv.keys import BLOCK_TOKENS
 from shards.model import Model
 from tests.shards.driver import EOS, Clock, Driver, a_tokenizer
@@ -61,7 +62,7 @@ KINDS = [TimedNetwork, TimedDevice]
 class DraftingDriver(Driver):
     """A driver of an engine with a draft model that draws the same tokens in `eighths` of 8 places; None: without one.
 
-    `small` takes its place. `draft_blocks`: of the draft model's KV.
+    `small` takes its place, and `large` that of the model. `draft_blocks`: of the draft model's KV.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class DraftingDriver(Driver):
         kind: type[TimedNetwork | TimedDevice] = TimedNetwork,
         draft_blocks: int = 64,
         small: TimedNetwork | None = None,
+        large: Network | None = None,
         clock: Clock | None = None,
         **options: object,
     ) -> None:
@@ -82,7 +84,7 @@ class DraftingDriver(Driver):
             draft_model = DraftModel(model, draft_blocks * self.small.block_bytes, clock=clock)
             draft_model.prepare(4)
             self.small.computed.clear()
-        super().__init__(kind(clock, LARGE_S), clock=clock, draft_model=draft_model, **options)
+        super().__init__(large or kind(clock, LARGE_S), clock=clock, draft_model=draft_model, **options)
 
     @property
     def guessed(self) -> tuple[int, int]:

@@ -16,7 +16,8 @@ from shards.parallel.followers import Followers
 from shards.parallel.leader import LeadingDevice, LeadingNetwork
 from shards.parallel.link import LinkBroken, PartLink
 from shards.parallel.orders import Orders
-from tests.shards.driver import Driver, some_tokens
+from tests.shards.drafting import LARGE_S, DraftingDriver, TimedDevice, TimedNetwork
+from tests.shards.driver import Clock, Driver, some_tokens
 from tests.shards.parallel.on_threads import FollowersOnThreads
 
 
@@ -76,6 +77,40 @@ def test_after_a_random_life_all_parts_hold_the_same_kv(kind, seed):
     assert own.calls == other.calls == third.calls > 100
     assert (own._memory == other._memory).all()
     assert (own._memory == third._memory).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [TimedNetwork, TimedDevice])
+def test_a_draft_model_that_the_first_process_has_alone_leaves_all_parts_with_the_same_kv(kind, seed):
+    rng, clock = random.Random(seed), Clock()
+    own, other, alone = kind(clock, LARGE_S), kind(Clock(), LARGE_S), kind(Clock(), LARGE_S)
+    others = FollowersOnThreads(other)
+    lead = LeadingDevice if kind is TimedDevice else LeadingNetwork
+    options = {"kv_blocks": 20, "host_bytes": 20 * own.block_bytes, "max_running": 3, "max_waiting": 1000}
+    drafted = DraftingDriver(7, kind=kind, large=lead(own, others.followers, never), clock=clock, **options)
+    drivers = drafted, Driver(alone, **options)
+    for key in range(20):
+        prompt, new, rank = some_tokens(rng.randint(1, 150), key), rng.randint(1, 60), rng.randint(0, 2)
+        sampling = rng.choice([{}, {"temperature": 1.0, "seed": key}, {"repetition_penalty": 1.2}])
+        steps, drains = rng.randint(0, 20), rng.random() < 0.1
+        for driver in drivers:
+            driver.ask(key, prompt, new=new, rank=rank, **sampling)
+            for _ in range(steps):
+                driver.step()
+        if drains:
+            for driver in drivers:
+                driver.run()
+    for driver in drivers:
+        driver.run()
+    others.end()
+    assert not others.errors
+    assert drafted.drawn == drivers[1].drawn
+    assert drafted.guessed[1] > 50
+    for device in (own, other):
+        if isinstance(device, TimedDevice):
+            device.finish()
+    assert own.calls == other.calls
+    assert (own._memory == other._memory).all()
 
 
 class Failing(FakeNetwork):
