@@ -44,11 +44,12 @@ PROMPT, CHUNK = 140, 130
 BLOCKS = (5, 1, 3)
 
 
-def logits(folder: Path, group: Group) -> Tensor:
+def logits(folder: Path, group: Group, *, whole_experts: bool = True) -> Tensor:
     """Logits of the prompt, computed by this part and the others."""
     config, tokens = read_config(folder), some_tokens(PROMPT)
-    part = config if group.size == 1 else Part(group.rank, group.size).config(config)
-    build = (lambda builder: builder) if group.size == 1 else partial(PartBuilder.of, group=group)
+    share = Part(group.rank, group.size, whole_experts)
+    part = config if group.size == 1 else share.config(config)
+    build = (lambda builder: builder) if group.size == 1 else partial(PartBuilder.of, group=group, part=share)
     decoder, cache = Decoder(part, load_weights(folder, config, builder_of=build), group), KvCache(part, 8)
     steps = [(tokens[:CHUNK], 0), *((tokens[at : at + 1], at) for at in range(CHUNK, PROMPT))]
     return torch.cat([decoder.forward(a_batch((new, at, BLOCKS)), cache).cpu() for new, at in steps])
@@ -56,15 +57,17 @@ def logits(folder: Path, group: Group) -> Tensor:
 
 def errors() -> None:
     """Print the table of errors."""
-    print("| checkpoint | two parts |")
-    print("|---|---|")
+    print("| checkpoint | two parts | with a slice of each expert |")
+    print("|---|---|---|")
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             save_checkpoint(folder, kind)
             whole = logits(folder, ALONE)
-            together = on_all(2, partial(logits, folder))[0]
-        print(f"| {kind} | {(together - whole).abs().max().item():.0e} |", flush=True)
+            forms = (True, False) if read_config(folder).experts is not None else (True,)
+            parts = [on_all(2, partial(logits, folder, whole_experts=form))[0] for form in forms]
+        errors = [f"{(part - whole).abs().max().item():.0e}" for part in parts]
+        print(f"| {kind} | {' | '.join([*errors, ''][:2])} |", flush=True)
 
 
 def seconds(model: Model, prompts: list[list[int]], tokens: int) -> float:

@@ -36,6 +36,7 @@ Device = Literal["auto", "cpu", "cuda"]
 RunAhead = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "off"]
 Blend = Literal["auto", "off"]
+Experts = Literal["whole", "divided"]
 WindowKv = Literal["auto", "all"]
 TlsVersion = Literal["1.2", "1.3"]
 
@@ -93,13 +94,14 @@ def load_model(
     supervised: bool,
     at_end: Callable[[Callable[[], None]], object],
     size: int = 1,
+    experts: str = "whole",
     threads: int = 1,
     what: str = "weights",
 ) -> Model:
     """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails.
 
-    Progress is that of `what`. `at_end` takes what ends the other processes of `size`; each computes with `threads`
-    threads.
+    Progress is that of `what`. `at_end` takes what ends the other processes of `size`; each has `experts` whole or a
+    slice of each, and computes with `threads` threads.
     """
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
@@ -119,19 +121,32 @@ def load_model(
         from shards.parallel.part import Part
         from shards.parallel.processes import PartProcesses, leading
 
-        Part(0, size).require(read_config(path))
+        whole = experts == "whole"
+        Part(0, size, whole).require(read_config(path))
         on = choose_device(device).type
-        others = PartProcesses(str(path), size=size, dtype=dtype, kv_dtype=kv_dtype, device=on, threads=threads)
+        others = PartProcesses(
+            str(path), size=size, dtype=dtype, kv_dtype=kv_dtype, device=on, threads=threads, whole_experts=whole
+        )
         at_end(others.close)
-        part = load(device=on, on_progress=on_progress, group=others.group)
+        part = load(device=on, on_progress=on_progress, group=others.group, whole_experts=whole)
         others.await_loaded()
         return leading(part, others)
 
 
-def refuse_apart(size: int, kv_dir: str | None, kv_listen: str | None, *, has_adapters: bool) -> None:
+def refuse_alone(draft_model: str | None, draft_kv_memory: float | None) -> None:
+    """Raise ValueError for memory of a draft model that is not there."""
+    if draft_model is None and draft_kv_memory is not None:
+        raise ValueError("--draft-kv-memory is for --draft-model: add it, or leave this out")
+
+
+def refuse_apart(
+    size: int, kv_dir: str | None, kv_listen: str | None, *, has_adapters: bool, experts: str | None
+) -> None:
     """Raise ValueError for options that need a whole network, or all KV of a block, in one process, if there are
-    several.
+    several, and for `experts` to be divided if there is one.
     """
+    if size == 1 and experts is not None:
+        raise ValueError(f"--experts {experts} is for several processes: add --tensor-parallel, or leave it out")
     if size > 1 and has_adapters:
         raise ValueError(f"LoRA adapters are not divided: leave out --lora and --lora-dir, or --tensor-parallel {size}")
     given = {"--kv-dir": kv_dir, "--kv-listen": kv_listen}
@@ -177,7 +192,7 @@ def drafting_by(draft: Model | None, model: Model, asked_gib: float | None, *, m
     require_same_tokens(draft, model)
     size = draft_kv_bytes(draft, asked_gib)
     if not has_own_memory(draft):
-        refuse_beyond(usable_bytes(), size)
+        refuse_beyond(usable_bytes(), size, what=" for the draft model", hint="give --draft-kv-memory less")
     drafting = DraftModel(draft, size)
     drafting.prepare(max_running)
     return drafting
@@ -266,9 +281,15 @@ def shard(
     tensor_parallel: Annotated[
         int,
         typer.Option(
-            metavar="N", help="PartProcesses that compute each step together, with a GPU each, or on CPUs.", min=1
+            metavar="N", help="Processes that compute each step together, with a GPU each, or on CPUs.", min=1
         ),
     ] = 1,
+    experts: Annotated[
+        Experts | None,
+        typer.Option(
+            help="With --tensor-parallel, each process has some experts whole, or a part of each; default: whole."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of each process; default: from the usable cores.", min=1)
     ] = None,
@@ -392,7 +413,8 @@ def shard(
     with exit_on_error():
         port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
     with exit_on_error():
-        refuse_apart(tensor_parallel, kv_dir, kv_listen, has_adapters=bool(lora or lora_dir))
+        refuse_alone(draft_model, draft_kv_memory)
+        refuse_apart(tensor_parallel, kv_dir, kv_listen, has_adapters=bool(lora or lora_dir), experts=experts)
     threads = threads or max(1, default_threads() // tensor_parallel)
     loaded = load_model(
         model,
@@ -403,6 +425,7 @@ def shard(
         supervised=supervised,
         at_end=context.call_on_close,
         size=tensor_parallel,
+        experts=experts or "whole",
         threads=threads,
     )
     draft = None

@@ -156,6 +156,7 @@ class Model:
         device: str = "cpu",
         on_progress: OnProgress | None = None,
         group: Group = ALONE,
+        whole_experts: bool = True,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
@@ -163,8 +164,9 @@ class Model:
         bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. Matrices that the
         checkpoint has in fewer bits stay so, except as `cpu_linear` says. `kv_dtype` is auto (the type that attention
         computes in), int8 or fp8 (e4m3). `device` is cpu, cuda, or auto, which is cuda if there is a GPU and Triton.
-        `on_progress` gets the bytes read so far and the total. In a `group` the network is this process's part. Raises
-        CheckpointError, or ValueError for another dtype or device, or a GPU without e4m3 for KV in fp8.
+        `on_progress` gets the bytes read so far and the total. In a `group` the network is this process's part, with
+        `whole_experts` or a slice of each. Raises CheckpointError, or ValueError for another dtype or device, or a GPU
+        without e4m3 for KV in fp8.
         """
         from shards.gpu.device import choose_device
         from shards.gpu.support import require_gpu_support
@@ -196,9 +198,9 @@ class Model:
             from shards.parallel.cut import PartBuilder
             from shards.parallel.part import Part
 
-            part = Part(group.rank, group.size)
+            part = Part(group.rank, group.size, whole_experts)
             part.require(config)
-            weights = load(builder_of=partial(PartBuilder.of, group=group))
+            weights = load(builder_of=partial(PartBuilder.of, group=group, part=part))
             config = part.config(config)
         else:
             weights = load()

@@ -87,33 +87,33 @@ class GpuMlp:
 
 @dataclass(frozen=True, slots=True)
 class GpuMixture:
-    """A mixture of experts; all of them in one tensor: gate_up [experts, 2 * inner, hidden] and down [experts, hidden,
-    inner], or quantised with the rows of all experts, and biases [experts, out] or none. `shared` computes all tokens.
-    They are the experts of number `first` on; what other experts would add, other processes add.
+    """A mixture of experts, of which this has those of the numbers `own`; what others would add, other processes add.
+
+    All are in one tensor: gate_up [experts, 2 * inner, hidden] and down [experts, hidden, inner], or quantised with the
+    rows of all experts, and biases [experts, out] or none. `shared` computes all tokens.
 
     Nothing is copied to the host, so a graph can contain it.
     """
 
     router: ExpertRouter
+    own: range
     gate_up: Tensor | QuantisedMatrix
     down: Tensor | QuantisedMatrix
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     activation: str = "silu"
     shared: GpuMlp | None = None
-    first: int = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """From [tokens, hidden] to the same shape. The sum over a token's experts is float32, in their order."""
         weights, chosen = self.router(hidden)
-        experts = self.router.experts.count
-        own = experts if isinstance(self.gate_up, QuantisedMatrix) else len(self.gate_up)
+        experts, own = self.router.experts.count, self.own
         rows, count = SortedRows.of(chosen, experts), chosen.numel()
-        bounds = rows.bounds if own == experts else rows.bounds[self.first : self.first + own + 1]
+        bounds = rows.bounds if len(own) == experts else rows.bounds[own.start : own.stop + 1]
         opened = multiply_by_expert(
             hidden,
             self.gate_up,
-            experts=own,
+            experts=len(own),
             pairs=count,
             bounds=bounds,
             sources=rows.tokens,
@@ -122,7 +122,7 @@ class GpuMixture:
         each = multiply_by_expert(
             gate(opened, self.activation),
             self.down,
-            experts=own,
+            experts=len(own),
             pairs=count,
             bounds=bounds,
             targets=rows.places,
@@ -130,8 +130,8 @@ class GpuMixture:
             shares=weights.flatten(),
         )
         each = each.view(*chosen.shape, -1)
-        if own != experts:
-            is_elsewhere = (chosen < self.first) | (chosen >= self.first + own)
+        if len(own) != experts:
+            is_elsewhere = (chosen < own.start) | (chosen >= own.stop)
             each = each.masked_fill(is_elsewhere.unsqueeze(-1), 0)
         mixed = each.sum(1, dtype=torch.float32)
         return (mixed if self.shared is None else mixed + self.shared(hidden)).to(hidden.dtype)

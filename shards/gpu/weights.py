@@ -145,13 +145,13 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
         placed = (None if held is None else held.to(device) for held in (router.bias, router.correction))
         return GpuMixture(
             ExpertRouter(router.experts, router.weight.to(device), *placed),
+            range(mixed.first, mixed.first + len(experts)),
             gate_up,
             down,
             gate_up_bias,
             down_bias,
             config.activation,
             None if mixed.shared is None else gated(mixed.shared),
-            mixed.first,
         )
 
     def move_layer(layer: LayerWeights) -> GpuLayer:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,14 +133,17 @@ class _Random:
     def has(self, name: str) -> bool:
         return not name.endswith("_blocks")
 
-    def take_bytes(self, name: str, *shape: int) -> Tensor:  # noqa: ARG002 - drawn, whatever its name
-        return torch.randint(0, 255, shape, generator=self._generator, dtype=torch.uint8)
+    def leave(self, prefix: str) -> None:
+        """Nothing is left of what is drawn when it is taken."""
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def take_bytes(self, name: str, *shape: int, own: range | None = None) -> Tensor:  # noqa: ARG002 - any name
+        return torch.randint(0, 255, shape, generator=self._generator, dtype=torch.uint8)[_part(own)]
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, own: range | None = None) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype or self.dtype)
+            return torch.ones(shape, dtype=dtype or self.dtype)[_part(own)]
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
-        return (torch.randn(shape, generator=self._generator) * scale).to(dtype or self.dtype)
+        return (torch.randn(shape, generator=self._generator) * scale).to(dtype or self.dtype)[_part(own)]
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         return self.take(f"{name}.weight", outputs, inputs)
@@ -169,24 +175,31 @@ class _Files:
             for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 name = family.renamed(stored)
                 self._holders[name], self._stored_names[name] = file, stored
-        self._left = set(self._holders)
+        self._left, self._names = set(self._holders), sorted(self._holders)
 
     def has(self, name: str) -> bool:
         return name in self._holders
 
-    def take_bytes(self, name: str, *shape: int) -> Tensor:
-        return self.take_stored(name, *shape, kinds=("U8",))
+    def leave(self, prefix: str) -> None:
+        for name in islice(self._names, bisect_left(self._names, prefix), None):
+            if not name.startswith(prefix):
+                return
+            self._left.discard(name)
+            self._done_bytes += self._stored_bytes(name)
+
+    def take_bytes(self, name: str, *shape: int, own: range | None = None) -> Tensor:
+        return self.take_stored(name, *shape, kinds=("U8",), own=own)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
-    def take_stored(self, name: str, *shape: int, kinds: tuple[str, ...]) -> Tensor:
+    def take_stored(self, name: str, *shape: int, kinds: tuple[str, ...], own: range | None = None) -> Tensor:
         stored = self._slice(name).get_dtype()
         if stored not in kinds:
             raise UnsupportedCheckpoint(
                 f"tensor {name} is stored as {stored}, not {' or '.join(kinds)}", hint="use the checkpoint as published"
             )
-        return self._taken(name, shape)
+        return self._taken(name, shape, own)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
         if self.format is not None and self.format.holds(name, self):
@@ -202,21 +215,23 @@ class _Files:
             )
         return _STORED[stored]
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, own: range | None = None) -> Tensor:
         matrix = name.removesuffix(".weight")
         if self.format is not None and matrix != name and self.format.holds(matrix, self):
             outputs, inputs = shape
-            return self.format.take(matrix, outputs, inputs, self).dequantised(dtype or self.dtype)
+            return self.format.take(matrix, outputs, inputs, self).dequantised(dtype or self.dtype)[_part(own)]
         self.stored_dtype(name)
-        return self._taken(name, shape).to(dtype or self.dtype)
+        return self._taken(name, shape, own).to(dtype or self.dtype)
 
-    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _taken(self, name: str, shape: tuple[int, ...], own: range | None) -> Tensor:
         found = tuple(self._slice(name).get_shape())
         if found != shape:
             raise BrokenCheckpoint(f"tensor {name} has shape {found}, config.json says {shape}")
-        tensor: Tensor = self._holder(name).get_tensor(self._stored_names[name])
+        stored = self._stored_names[name]
+        # a scalar has no slices
+        tensor: Tensor = self._holder(name).get_tensor(stored) if own is None else self._slice(name)[_part(own)]
         self._left.remove(name)
-        self._done_bytes += tensor.nbytes
+        self._done_bytes += self._stored_bytes(name)
         self._report(self._done_bytes)
         return tensor
 
@@ -242,6 +257,13 @@ class _Files:
         is_ignored = self.format is not None and self.format.ignores(name)
         return is_behind or is_ignored or name.endswith("rotary_emb.inv_freq") or name.startswith(self._family.ignored)
 
+    def _stored_bytes(self, name: str) -> int:
+        stored = self._slice(name)
+        # each name of a type has its bits, such as BF16
+        bits = int("0" + "".join(filter(str.isdigit, stored.get_dtype().partition("_")[0])))
+        numbers: int = math.prod(stored.get_shape())
+        return numbers * bits // 8
+
     def _slice(self, name: str) -> Any:
         return self._holder(name).get_slice(self._stored_names[name])
 
@@ -252,6 +274,10 @@ class _Files:
             raise BrokenCheckpoint(
                 f"tensor {name} is missing", hint="is config.json its own, and all files here?"
             ) from None
+
+
+def _part(own: range | None) -> slice:
+    return slice(None) if own is None else slice(own.start, own.stop)
 
 
 def safetensors_of(folder: Path) -> list[Path]:

@@ -30,15 +30,20 @@ class TensorSource(Protocol):
         """Whether there is a tensor called `name`."""
         ...
 
-    def take_bytes(self, name: str, *shape: int) -> Tensor:
-        """The uint8 tensor called `name`, of this shape."""
+    def take_bytes(self, name: str, *shape: int, own: range | None = None) -> Tensor:
+        """The uint8 tensor called `name`, of this shape; only its parts `own`, if given."""
         ...
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor called `name`, of this shape, as `dtype` or else in the type of the activations.
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, own: range | None = None) -> Tensor:
+        """The tensor called `name`, of this shape, as `dtype` or else in the type of the activations; only its parts
+        `own` along the first dimension, if given.
 
         A matrix that is stored in fewer bits is dequantised.
         """
+        ...
+
+    def leave(self, prefix: str) -> None:
+        """Leave the tensors with names that begin with `prefix` to other processes."""
         ...
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
@@ -150,12 +155,20 @@ class Builder:
                 self.gated((prefix + "gate_proj", prefix + "up_proj"), prefix + "down_proj", inner) if inner else None
             )
 
-        each = self.name(index, names.expert)
+        each, own = self.name(index, names.expert), self.own_experts(experts.count)
+        for number in range(experts.count):
+            if number not in own:
+                self.source.leave(f"{each}{number}.")
         return MixtureOfExperts(
             router=self.router(index),
-            experts=tuple(expert(f"{each}{number}.", experts.inner) for number in range(experts.count)),
+            experts=tuple(expert(f"{each}{number}.", experts.inner) for number in own),
             shared=shared(),
+            first=own.start,
         )
+
+    def own_experts(self, count: int) -> range:
+        """The numbers of the experts that this process computes: all of `count`."""
+        return range(count)
 
     def router(self, index: int, *, has_bias: bool = False) -> ExpertRouter:
         """The router of a mixture, in float32."""

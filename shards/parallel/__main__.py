@@ -28,7 +28,14 @@ def main(job: PartJob) -> None:
     link.send(msgspec.msgpack.encode(Answer()))
     group = Collectives.on(job.device, store, job.rank, job.size)
     try:
-        model = Model.load(job.folder, dtype=job.dtype, kv_dtype=job.kv_dtype, device=job.device, group=group)
+        model = Model.load(
+            job.folder,
+            dtype=job.dtype,
+            kv_dtype=job.kv_dtype,
+            device=job.device,
+            group=group,
+            whole_experts=job.whole_experts,
+        )
     except (ValueError, OSError, MemoryError) as error:
         link.send(msgspec.msgpack.encode(Answer(error=f"part {job.rank} cannot be loaded: {error}")))
         return

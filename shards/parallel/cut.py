@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,40 +18,30 @@ from shards.network.mlp import GatedMlp
 from shards.network.moe import MixtureOfExperts
 from shards.network.tensors import Builder, Form
 from shards.parallel.part import Part
-from shards.quant.matrix import StoredMatrix
+from shards.quant.linear import QuantisedLinear, stored_linear
+from shards.quant.matrix import QuantisedMatrix, StoredMatrix, select_columns, select_rows
 
 
 @dataclass(frozen=True, slots=True)
 class PartBuilder(Builder):
-    """A `Builder` of the part that `group` gives this process. Matrices are cut as `form` reads them, and then stored
+    """A `Builder` of one `part`, which `group` adds to the others. Matrices are cut as they are read, and then stored
     as `stored`: a product of several parts is a sum, and a bias is in the first of them alone.
     """
 
     group: Group
+    part: Part
     stored: Form
 
     @classmethod
-    def of(cls, builder: Builder, group: Group) -> PartBuilder:
-        """The builder of a part of the weights that `builder` makes."""
-        dense = Form(_whole_numbers, is_wide=builder.form.is_wide)
-        return cls(builder.config, builder.family, builder.source, dense, group, builder.form)
-
-    @property
-    def part(self) -> Part:
-        """The part of this process."""
-        return Part(self.group.rank, self.group.size)
+    def of(cls, builder: Builder, group: Group, part: Part) -> PartBuilder:
+        """The builder of this process's `part` of the weights that `builder` makes."""
+        as_read = Form(partial(stored_linear, dtype=builder.source.dtype), is_wide=builder.form.is_wide)
+        return cls(builder.config, builder.family, builder.source, as_read, group, part, builder.form)
 
     def weights(self) -> Weights:
         """The weights of this part. The embedding is whole: a step reads only the rows of its tokens."""
         weights = Builder.weights(self)
-        own = self.part.vocabulary(self.config.vocab_size)
-        each = len(Part(0, self.group.size).vocabulary(self.config.vocab_size))
-        head = _dense(weights.head).weight[own.start : own.stop]
-        if len(own) < each:
-            head = torch.cat((head, head.new_zeros(each - len(own), head.shape[1])))
-        # a tied head is a view of the embedding, and any other is copied, so that the rest can be freed
-        head = head if self.config.tied_head else head.clone()
-        return replace(weights, head=self.stored.linear([head], None))
+        return replace(weights, head=self.stored.linear([self._head(_matrix(weights.head))], None))
 
     def layer(self, index: int) -> LayerWeights:
         """This part of one layer."""
@@ -63,6 +53,20 @@ class PartBuilder(Builder):
             mlp=self._mlp(layer.mlp),
             sinks=None if layer.sinks is None else layer.sinks[own.start : own.stop].clone(),
         )
+
+    def own_experts(self, count: int) -> range:
+        """The numbers of the experts of this part: others are not read."""
+        return self.part.experts(count)
+
+    def _head(self, whole: StoredMatrix) -> StoredMatrix:
+        count = self.config.vocab_size
+        own, each = self.part.vocabulary(count), len(Part(0, self.part.size).vocabulary(count))
+        if isinstance(whole, Tensor) and len(own) == each:
+            rows = whole[own.start : own.stop]
+            # a tied head is a view of the embedding, and any other is copied, so that the rest can be freed
+            return rows if self.config.tied_head else rows.clone()
+        # any rows fill up the last parts: their logits are dropped
+        return select_rows(whole, torch.arange(own.start, own.start + each).clamp(max=count - 1))
 
     def _attention(self, attention: Projection) -> Projection:
         if isinstance(attention, LatentProjection):
@@ -102,59 +106,47 @@ class PartBuilder(Builder):
         if isinstance(mlp, GatedMlp):
             return self._gated(mlp)
         assert isinstance(mlp, MixtureOfExperts), "an MLP is gated, or a mixture"
-        own = self.part.slice(len(mlp.experts))
-        experts = [mlp.experts[number] for number in own]
+        expert = self._whole_expert if self.part.whole_experts else self._mlp
         return replace(
             mlp,
-            experts=tuple(self._whole_mlp(expert) for expert in experts),
-            first=own.start,
+            experts=tuple(map(expert, mlp.experts)),
             shared=None if mlp.shared is None else self._mlp(mlp.shared),
         )
 
     def _gated(self, mlp: GatedMlp) -> GatedMlp:
-        inner = _dense(mlp.down).weight.shape[1]
-        own = self.part.slice(inner)
+        down = _matrix(mlp.down)
+        inner = down.shape[1]
+        own = self.part.slice(inner, group=down.group if isinstance(down, QuantisedMatrix) else 1)
         return replace(
             mlp,
             gate_up=self._rows(mlp.gate_up, [*own, *(inner + number for number in own)]),
             down=self._columns(mlp.down, own),
         )
 
-    def _whole_mlp(self, expert: Mlp) -> Mlp:
+    def _whole_expert(self, expert: Mlp) -> Mlp:
         assert isinstance(expert, GatedMlp), "an expert is gated"
         return replace(expert, gate_up=self._whole(expert.gate_up), down=self._whole(expert.down))
 
     def _rows(self, linear: Linear, rows: Sequence[int]) -> Linear:
         """The matrix that computes only these of its results."""
-        dense = _dense(linear)
-        return self._stored(dense.weight[rows], None if dense.bias is None else dense.bias[rows])
+        numbers, bias = torch.tensor(rows), _bias(linear)
+        return self._stored(select_rows(_matrix(linear), numbers), None if bias is None else bias[numbers])
 
     def _columns(self, linear: Linear, columns: range) -> Linear:
         """The matrix for these of its inputs; its results of all parts add up."""
-        dense = _dense(linear)
-        bias = dense.bias if self.group.rank == 0 else None
-        return self._stored(dense.weight[:, columns.start : columns.stop].contiguous(), bias)
+        try:
+            own = select_columns(_matrix(linear), columns)
+        except ValueError as error:
+            raise UnsupportedCheckpoint(
+                f"a matrix is not divided among processes: {error}", hint="leave out --tensor-parallel"
+            ) from error
+        return self._stored(own, _bias(linear) if self.part.rank == 0 else None)
 
     def _whole(self, linear: Linear) -> Linear:
-        dense = _dense(linear)
-        # a part of a larger tensor keeps all of it in memory
-        is_part = dense.weight.untyped_storage().nbytes() > dense.weight.nbytes
-        return self._stored(dense.weight.clone() if is_part else dense.weight, dense.bias)
+        return self._stored(_matrix(linear), _bias(linear))
 
-    def _stored(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return self.stored.linear([weight], bias)
-
-
-def _whole_numbers(parts: Iterable[StoredMatrix], bias: Tensor | None) -> DenseLinear:
-    dense = [part for part in parts if isinstance(part, Tensor) or _refuse(type(part))]
-    return DenseLinear.of((part for part in dense if isinstance(part, Tensor)), bias)
-
-
-def _refuse(kind: type) -> NoReturn:
-    raise UnsupportedCheckpoint(
-        f"a matrix stored as {kind.__name__} is not divided among processes",
-        hint="leave out --tensor-parallel, or use a checkpoint in float32, float16 or bfloat16",
-    )
+    def _stored(self, matrix: StoredMatrix, bias: Tensor | None) -> Linear:
+        return self.stored.linear([matrix], bias)
 
 
 def _wide(numbers: Sequence[int], width: int) -> list[int]:
@@ -162,7 +154,15 @@ def _wide(numbers: Sequence[int], width: int) -> list[int]:
     return [number * width + offset for number in numbers for offset in range(width)]
 
 
-def _dense(linear: Linear) -> DenseLinear:
-    if not isinstance(linear, DenseLinear):
-        _refuse(type(linear))
+def _as_read(linear: Linear) -> DenseLinear | QuantisedLinear:
+    assert isinstance(linear, DenseLinear | QuantisedLinear), "matrices are cut as they are read"
     return linear
+
+
+def _matrix(linear: Linear) -> StoredMatrix:
+    held = _as_read(linear)
+    return held.weight if isinstance(held, DenseLinear) else held.matrix
+
+
+def _bias(linear: Linear) -> Tensor | None:
+    return _as_read(linear).bias

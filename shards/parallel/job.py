@@ -8,7 +8,8 @@ import msgspec
 
 
 class PartJob(msgspec.Struct, frozen=True):
-    """Part `rank` of `size` of the model at `path`, loaded like that of the first process, which waits at `port`.
+    """Part `rank` of `size` of the model at `path`, loaded like that of the first process, which waits at `port`. It
+    has `whole_experts`, or a slice of each.
 
     Orders come through the socket with the descriptor `link`.
     """
@@ -22,6 +23,7 @@ class PartJob(msgspec.Struct, frozen=True):
     size: int
     port: int
     link: int
+    whole_experts: bool = True
 
     @property
     def folder(self) -> Path:

@@ -7,19 +7,24 @@ from dataclasses import dataclass, replace
 from shards.network.config import NetworkConfig
 from shards.network.errors import UnsupportedCheckpoint
 
+_MANY_GROUPS = 8
+"""With so many groups for each part, one more or less hardly counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `rank` of `size`: whole heads, a slice of each MLP, whole experts, a slice of the vocabulary's head.
+    """Part `rank` of `size`: whole heads, a slice of each MLP, a slice of the vocabulary's head, and whole experts, or
+    a slice of each.
 
     Heads that share a KV head stay together. If there are fewer KV heads than parts, several parts have the same one.
     """
 
     rank: int
     size: int
+    whole_experts: bool = True
 
     def require(self, config: NetworkConfig) -> None:
-        """Raise UnsupportedCheckpoint if the heads cannot be divided."""
+        """Raise UnsupportedCheckpoint if the heads or the experts cannot be divided."""
         heads, kv_heads = config.heads, config.kv_heads
 
         def fits(size: int) -> bool:
@@ -30,6 +35,13 @@ class Part:
             raise UnsupportedCheckpoint(
                 f"{heads} attention heads with {kv_heads} KV heads cannot be divided among {self.size} processes",
                 hint=f"set --tensor-parallel to one of {', '.join(map(str, fit))}",
+            )
+        experts = config.experts
+        if not self.whole_experts and experts is None:
+            raise UnsupportedCheckpoint(f"{config.architecture} has no experts", hint="leave out --experts")
+        if self.whole_experts and experts is not None and experts.count < self.size:
+            raise UnsupportedCheckpoint(
+                f"{experts.count} experts are too few for {self.size} processes", hint="set --experts to divided"
             )
 
     def config(self, config: NetworkConfig) -> NetworkConfig:
@@ -52,9 +64,19 @@ class Part:
         own = self.rank * config.kv_heads // self.size
         return range(own, own + 1)
 
-    def slice(self, count: int) -> range:
-        """Its share of `count` things in a row; the shares of all parts differ by one at most."""
-        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+    def experts(self, count: int) -> range:
+        """The numbers of its experts of `count`, whole or a slice of each."""
+        return self.slice(count) if self.whole_experts else range(count)
+
+    def slice(self, count: int, *, group: int = 1) -> range:
+        """Its share of `count` things in a row, of which `group` belong together. The shares of all parts differ by one
+        at most; if there are many groups, they are whole ones, and differ by one group.
+        """
+        whole = count // group
+        unit = group if whole >= _MANY_GROUPS * self.size else 1
+        units = -(-count // unit)
+        first, stop = self.rank * units // self.size, (self.rank + 1) * units // self.size
+        return range(first * unit, min(stop * unit, count))
 
     def vocabulary(self, count: int) -> range:
         """Its logits of `count`: all parts but the last ones have equally many, as a gathering of them needs."""

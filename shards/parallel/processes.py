@@ -48,6 +48,7 @@ class PartProcesses:
         kv_dtype: str,
         device: str,
         threads: int,
+        whole_experts: bool = True,
         abort: Callable[[int], object] = os._exit,
     ) -> None:
         visible = gpus(size) if device == "cuda" else []
@@ -63,7 +64,9 @@ class PartProcesses:
         links: list[PartLink] = []
         for rank in range(1, size):
             own, theirs = socket.socketpair()
-            job = PartJob(path, dtype, kv_dtype, device, threads, rank, size, store.port, theirs.fileno())
+            job = PartJob(
+                path, dtype, kv_dtype, device, threads, rank, size, store.port, theirs.fileno(), whole_experts
+            )
             environment = dict(os.environ)
             if visible:
                 environment["CUDA_VISIBLE_DEVICES"] = visible[rank]

@@ -26,18 +26,6 @@ class QuantisedLinear:
         """The product with the dequantised matrix, in the dtype of `hidden`; slow, since it dequantises each time."""
         return functional.linear(hidden, self.matrix.dequantised(hidden.dtype), self.bias)
 
-    def rows(self, start: int, stop: int) -> QuantisedLinear:
-        """The layer of these outputs alone."""
-        bias = None if self.bias is None else self.bias[start:stop]
-        return QuantisedLinear(self.matrix.rows(slice(start, stop)), bias)
-
-    def columns(self, start: int, stop: int) -> QuantisedLinear:
-        """The layer of these inputs alone, without the bias, which belongs to the sum over all ranks.
-
-        Raises ValueError as `QuantisedMatrix.columns`.
-        """
-        return QuantisedLinear(self.matrix.columns(start, stop))
-
 
 @dataclass(frozen=True, slots=True)
 class RoundedLinear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -66,25 +67,27 @@ class QuantisedMatrix:
         return replace(self, numbers=numbers, scales=self.scales[chosen], zeros=zeros)
 
     def columns(self, start: int, stop: int) -> QuantisedMatrix:
-        """The matrix of the columns from `start` up to `stop`.
+        """The matrix of the columns from `start` up to `stop`. If these are no whole groups, it has smaller ones.
 
-        Raises ValueError if these are no whole groups, or if columns are not in the order of inputs.
+        Raises ValueError if columns are not in the order of inputs, or if a byte holds numbers of two parts.
         """
-        inputs, group = self.shape[1], self.group
-        is_single = self.scales.shape[1] == 1
         if self.order is not None:
-            raise ValueError("columns that were reordered by activation (desc_act) cannot be divided between ranks")
-        if not is_single and (start % group or (stop % group and stop != inputs)):
-            raise ValueError(f"columns {start} to {stop} are no whole groups of {group}")
+            raise ValueError("columns that were reordered by activation (desc_act) cannot be divided")
         if self.has_four_bits and (start % 2 or stop % 2):
             raise ValueError(f"columns {start} to {stop} are no whole bytes of two numbers")
         width = 2 if self.has_four_bits else 1
-        groups = slice(0, 1) if is_single else slice(start // group, -(-stop // group))
+        is_single = self.scales.shape[1] == 1
+        group = math.gcd(start, self.group) if stop == self.shape[1] else math.gcd(start, stop, self.group)
+        groups = slice(start // group, -(-stop // group))
+
+        def by_group(held: Tensor) -> Tensor:
+            return held if is_single else held.repeat_interleave(self.group // group, 1)[:, groups].contiguous()
+
         return replace(
             self,
-            numbers=self.numbers[:, start // width : stop // width],
-            scales=self.scales[:, groups],
-            zeros=None if self.zeros is None else self.zeros[:, groups],
+            numbers=self.numbers[:, start // width : stop // width].contiguous(),
+            scales=by_group(self.scales),
+            zeros=None if self.zeros is None else by_group(self.zeros),
             group=stop - start if is_single else group,
         )
 
@@ -137,6 +140,13 @@ def stacked(parts: Iterable[StoredMatrix], dtype: torch.dtype) -> StoredMatrix:
 def select_rows(part: StoredMatrix, chosen: Tensor) -> StoredMatrix:
     """The rows of `part` with these numbers."""
     return part.rows(chosen) if isinstance(part, QuantisedMatrix) else part[chosen]
+
+
+def select_columns(part: StoredMatrix, own: range) -> StoredMatrix:
+    """These columns of `part`. Raises ValueError as `QuantisedMatrix.columns`."""
+    if isinstance(part, QuantisedMatrix):
+        return part.columns(own.start, own.stop)
+    return part[:, own.start : own.stop].contiguous()
 
 
 def ordered_by_group(numbers: Tensor, groups: Tensor, group: int) -> tuple[Tensor, Tensor | None]:

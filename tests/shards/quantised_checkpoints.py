@@ -1,6 +1,7 @@
 """Tiny checkpoints in every published quantised form, and the same numbers in floating point.
 
-The packings are written here from the documents of each format, number by number, and share no code with the readers.
+The packings are written here from the documents of each format, number by number, and share no code with the readers;
+but MXFP4, which `tests.shards.quant.test_mxfp4` compares with its document.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from shards.quant.mxfp4 import GROUP as MXFP4_GROUP
+from shards.quant.mxfp4 import dequantise
 from tests.shards.tiny_checkpoints import save_checkpoint
 
 GROUP = 32
@@ -60,6 +63,24 @@ def save_quantised(folder: Path, kind: str, scheme: str, *, dtype: torch.dtype =
         save_file(tensors, folder / form / "model.safetensors", {"format": "pt"})
     path = folder / "quantised" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+
+
+def save_mxfp4(folder: Path) -> None:
+    """A gpt-oss with random experts in MXFP4 in the folder `quantised`, and dequantised in `meant`."""
+    save_checkpoint(folder / "meant", "gpt-oss")
+    tensors = load_file(folder / "meant" / "model.safetensors")
+    meant, packed, generator = dict(tensors), dict(tensors), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, outputs = tensors[name].shape
+        shape = (count, outputs, inputs // MXFP4_GROUP)
+        blocks = torch.randint(0, 256, (*shape, MXFP4_GROUP // 2), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 125, shape, generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        meant[name] = dequantise(blocks, scales, torch.float32).transpose(1, 2).contiguous()
+        del packed[name]
+    shutil.copytree(folder / "meant", folder / "quantised")
+    for form, held in (("quantised", packed), ("meant", meant)):
+        save_file(held, folder / form / "model.safetensors", {"format": "pt"})
 
 
 def _e4m3(matrix: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

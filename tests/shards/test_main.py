@@ -9,11 +9,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shards.__main__ import app, kv_bytes, pool_options
-from shards.engine import EngineOptions
+from shards.bundled import weights
+from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.kv.table import blocks_for
 from shards.model import Model
-from tests.shards.driver import EOS, a_tokenizer
+from shards.nouns import SamplingParams, Submission
+from tests.shards.driver import EOS, a_tokenizer, packed
+from tests.shards.programs import answers_at, serving
+from tests.shards.tiny_checkpoints import save_checkpoint
 
 
 def test_a_quarter_of_the_pool_may_be_pinned_unless_a_long_prompt_needs_it_or_the_operator_says() -> None:
@@ -92,3 +96,62 @@ def test_a_port_for_kv_that_another_process_has_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert "in use" in started("--kv-listen", address, "--kv-memory", "0.01").stderr
+
+
+PROMPTS = [list(range(20, 90)), list(range(300, 345))]
+
+
+def answered_alone(model: Model, new: int) -> list[list[int]]:
+    """Greedy answers to PROMPTS by an engine without drafts."""
+    engine = Engine(model, EngineOptions(kv_blocks=32))
+    drawn: list[list[int]] = [[] for _ in PROMPTS]
+    for number, prompt in enumerate(PROMPTS):
+        engine.submit(Submission(number, len(prompt), new, sampling=SamplingParams(ignore_eos=True)))
+        engine.extend(number, packed(prompt))
+    while engine.has_work:
+        for each in engine.step().drawn:
+            drawn[each.key] += each.token_ids  # type: ignore[call-overload]
+    engine.close()
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--experts", "divided"],
+            "--experts divided is for several processes: add --tensor-parallel, or leave it out",
+        ),
+        (["--experts", "divided", "--tensor-parallel", "2"], "LlamaForCausalLM has no experts (leave out --experts)"),
+        (["--experts", "some", "--tensor-parallel", "2"], "'some' is not one of 'whole', 'divided'"),
+    ],
+)
+def test_experts_that_cannot_be_divided_are_a_sentence(options: list[str], sentence: str) -> None:
+    assert sentence in started(*options).stderr
+
+
+async def test_a_shard_with_a_draft_model_answers_as_without() -> None:
+    expected = answered_alone(Model.load(weights()), 40)
+    small = ("--draft-model", str(weights()), "--draft-kv-memory", "0.01")
+    with serving("bundled", *small) as address:
+        assert await answers_at(address, PROMPTS, 40) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--draft-model", "/nowhere"], "cannot load /nowhere: /nowhere/config.json cannot be read"),
+        (["--draft-model", "{tiny}"], "are not the same (one of them has no tokenizer): choose a draft model with the"),
+        (["--draft-model", "{own}", "--speculate", "off"], "with speculate off none are verified: leave one out"),
+        (["--draft-model", "{own}", "--deterministic"], "with deterministic none are verified: leave one out"),
+        (["--draft-model", "{own}", "--draft-kv-memory", "1000000"], "for the draft model, but this machine has only"),
+        (["--draft-kv-memory", "1"], "--draft-kv-memory is for --draft-model: add it, or leave this out"),
+    ],
+)
+def test_a_draft_model_that_cannot_guess_is_a_sentence(options: list[str], sentence: str, tmp_path: Path) -> None:
+    places = {"tiny": str(tmp_path), "own": str(weights())}
+    if "{tiny}" in options:
+        save_checkpoint(tmp_path, "qwen3")
+    result = started("--kv-memory", "0.01", *(option.format(**places) for option in options))
+    (last,) = [line for line in result.stderr.splitlines() if not line.startswith("loading")]
+    assert sentence in last

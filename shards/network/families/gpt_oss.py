@@ -59,9 +59,9 @@ def _mixture(builder: Builder, index: int) -> MixtureOfExperts:
     config, take, linear = builder.config, builder.source.take, builder.form.linear
     experts = config.experts
     assert experts is not None, "gpt-oss has experts in every layer"
-    prefix, count = builder.name(index, "mlp.experts."), experts.count
-    gate_up_bias = take(f"{prefix}gate_up_proj_bias", count, 2 * experts.inner)
-    down_bias = take(f"{prefix}down_proj_bias", count, config.hidden_size)
+    prefix, count, own = builder.name(index, "mlp.experts."), experts.count, builder.own_experts(experts.count)
+    gate_up_bias = take(f"{prefix}gate_up_proj_bias", count, 2 * experts.inner, own=own)
+    down_bias = take(f"{prefix}down_proj_bias", count, config.hidden_size, own=own)
     gate_up = _matrices(builder, f"{prefix}gate_up_proj", 2 * experts.inner, config.hidden_size)
     down = _matrices(builder, f"{prefix}down_proj", config.hidden_size, experts.inner)
     return MixtureOfExperts(
@@ -73,21 +73,23 @@ def _mixture(builder: Builder, index: int) -> MixtureOfExperts:
                 down=linear([down[number].contiguous()], down_bias[number]),
                 activation=ACTIVATIONS[config.activation],
             )
-            for number in range(count)
+            for number in range(len(own))
         ),
+        first=own.start,
     )
 
 
 def _matrices(builder: Builder, name: str, outputs: int, inputs: int) -> Tensor:
-    """The matrices of all experts, [experts, out, in]."""
+    """The matrices of all experts of this process, [experts, out, in]."""
     experts, source = builder.config.experts, builder.source
     assert experts is not None, "gpt-oss has experts in every layer"
+    own = builder.own_experts(experts.count)
     if not source.has(f"{name}_blocks"):
         # unquantised files have [in, out]
-        return source.take(name, experts.count, inputs, outputs).transpose(1, 2)
+        return source.take(name, experts.count, inputs, outputs, own=own).transpose(1, 2)
     groups = inputs // GROUP
-    blocks = source.take_bytes(f"{name}_blocks", experts.count, outputs, groups, GROUP // 2)
-    scales = source.take_bytes(f"{name}_scales", experts.count, outputs, groups)
+    blocks = source.take_bytes(f"{name}_blocks", experts.count, outputs, groups, GROUP // 2, own=own)
+    scales = source.take_bytes(f"{name}_scales", experts.count, outputs, groups, own=own)
     return dequantise(blocks, scales, source.dtype)
 
 

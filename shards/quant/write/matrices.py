@@ -34,10 +34,19 @@ class _Names:
     def has(self, name: str) -> bool:  # noqa: ARG002 - as a checkpoint in floating point
         return False
 
-    def take_bytes(self, name: str, *shape: int) -> Tensor:
+    def leave(self, prefix: str) -> None:
+        raise AssertionError(f"{prefix} belongs to another process, and there is none")
+
+    def take_bytes(self, name: str, *shape: int, own: range | None = None) -> Tensor:  # noqa: ARG002 - none are there
         raise AssertionError(f"{name} {shape} is not in a checkpoint in floating point")
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: ARG002 - any name
+    def take(
+        self,
+        name: str,  # noqa: ARG002 - any name
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        own: range | None = None,  # noqa: ARG002 - all of it
+    ) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:

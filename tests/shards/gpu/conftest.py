@@ -29,6 +29,7 @@ KERNELS = {
     "test_adapters.py",
     "test_decoder.py",
     "test_mixed.py",
+    "test_mlp.py",
     "test_serving.py",
     "test_shared_prefixes.py",
     "test_window_pages.py",

@@ -14,7 +14,7 @@ from shards.network.layers import DenseLinear, LayerWeights, Linear
 from shards.network.loading import DtypeChoice, gpu_dtype, load_weights, random_weights
 from shards.network.mlp import GatedMlp
 from shards.quant.int8 import Int8Linear
-from shards.quant.mxfp4 import dequantise
+from tests.shards.quantised_checkpoints import save_mxfp4
 from tests.shards.tiny_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
@@ -137,31 +137,11 @@ def test_the_names_of_a_network_with_images_are_those_of_its_text_part(tmp_path:
 
 
 def test_gpt_oss_in_mxfp4_is_what_its_numbers_say(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "gpt-oss")
-    packed = {}
-
-    def pack(tensors: dict[str, Tensor]) -> None:
-        generator = torch.Generator().manual_seed(0)
-        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-            count, inputs, outputs = tensors[name].shape
-            shape = (count, outputs, inputs // 32)
-            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(120, 125, shape, generator=generator, dtype=torch.uint8)
-            packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
-            tensors[name] = dequantise(blocks, scales, torch.float32).transpose(1, 2).contiguous()
-
-    rewrite(tmp_path, pack)
-    config = read_config(tmp_path)
-    plain = load_weights(tmp_path, config)
-
-    def replace_by_packed(tensors: dict[str, Tensor]) -> None:
-        for name in packed:
-            tensors.pop(name.removesuffix("_blocks").removesuffix("_scales"), None)
-        tensors.update(packed)
-
-    rewrite(tmp_path, replace_by_packed)
+    save_mxfp4(tmp_path)
+    config = read_config(tmp_path / "meant")
+    plain, packed = (load_weights(tmp_path / form, config) for form in ("meant", "quantised"))
     hidden = torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1))
-    for layer, other in zip(plain.layers, load_weights(tmp_path, config).layers, strict=True):
+    for layer, other in zip(plain.layers, packed.layers, strict=True):
         assert torch.equal(layer.mlp(hidden), other.mlp(hidden))
 
 

@@ -1,22 +1,26 @@
-"""PartProcesses of one shard: they answer as one process does, and end together. Each start loads torch twice: 5 s."""
+"""Processes of one shard: they answer as one process does, and end together. Each start loads torch twice: 5 s."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shards.draft_model import DraftModel
 from shards.engine import Engine, EngineOptions
 from shards.exec.network import DeviceLost
 from shards.model import Model
 from shards.nouns import SamplingParams, Submission
 from shards.parallel.processes import PartProcesses, gpus, leading
-from tests.shards.driver import packed
+from shards.sched.cost import CostModel
+from tests.shards.driver import Clock, packed
+from tests.shards.programs import address_of, answers_at, begun, serving
+from tests.shards.quantised_checkpoints import save_quantised
 from tests.shards.tiny_checkpoints import save_checkpoint, some_tokens
 
 PROMPTS = [some_tokens(70 + 11 * number, seed=number // 2) for number in range(8)]
@@ -67,6 +71,36 @@ def test_two_processes_answer_as_one(checkpoint, processes):
     assert answers(together, host_blocks=6) == expected
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "sampled"])
+def test_a_draft_model_in_the_first_process_changes_no_answer_of_two(sampling, checkpoint, processes):
+    part = Model.load(checkpoint, group=processes.group)
+    processes.await_loaded()
+    drafted, expected = (
+        guessed_answers(model, checkpoint, sampling) for model in (leading(part, processes), Model.load(checkpoint))
+    )
+    assert drafted == expected
+
+
+def guessed_answers(model: Model, small: Path, sampling: dict[str, Any]) -> tuple[dict[int, list[int]], bool]:
+    """The answers of `model` with drafts of the model in `small`, and whether most of these were right."""
+    drafts = DraftModel(Model.load(small), 2**22, clock=Clock())
+    # a tenth of what the engine supposes of the large one, as no time passes
+    drafts._cost = CostModel(prior=(2e-4, 1e-5, 1e-10, 1e-9))
+    engine = Engine(model, EngineOptions(kv_blocks=16), clock=Clock(), draft_model=drafts)
+    drawn: dict[int, list[int]] = {number: [] for number in range(3)}
+    for number in drawn:
+        options = SamplingParams(ignore_eos=True, **sampling)
+        engine.submit(Submission(number, len(PROMPTS[number]), 40, sampling=options))
+        engine.extend(number, packed(PROMPTS[number]))
+    while engine.has_work:
+        report = engine.step()
+        engine.check()
+        for each in report.drawn:
+            drawn[each.key] += each.token_ids
+    engine.close()
+    return drawn, report.load.model_accepted_tokens > 0.8 * report.load.model_drafted_tokens > 30
+
+
 def test_an_engine_ends_once_another_process_has(checkpoint, processes):
     part = Model.load(checkpoint, group=processes.group)
     processes.await_loaded()
@@ -88,24 +122,28 @@ def run(engine: Engine) -> None:
         engine.step()
 
 
-def a_shard(checkpoint: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "shards", "--model", str(checkpoint), "--listen", "127.0.0.1:0", "--device", "cpu"]
-    return subprocess.Popen(
-        [*command, "--kv-memory", "0.01", "--threads", "1", *options], stderr=subprocess.PIPE, text=True
-    )
-
-
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# two starts of two processes
+@pytest.mark.timeout(180)
+async def test_the_program_answers_as_one_process_does_with_whole_and_divided_experts_and_drafts(tmp_path):
+    save_quantised(tmp_path, "qwen3 moe", "fp8, blocks")
+    stored = tmp_path / "quantised"
+    expected = answers(Model.load(stored, dtype="float32"), host_blocks=0)
+    common = ("--tensor-parallel", "2", "--dtype", "float32")
+    for options in (("--draft-model", str(stored)), ("--experts", "divided")):
+        with serving(stored, *common, *options) as address:
+            assert await answers_at(address, PROMPTS[:3], 40) == [expected[number] for number in range(3)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("victim", ["another", "the first"])
 def test_an_idle_shard_ends_with_any_of_its_processes(checkpoint, victim):
-    shard = a_shard(checkpoint, "--tensor-parallel", "2")
+    shard = begun(checkpoint, "--tensor-parallel", "2")
     assert shard.stderr is not None
-    while "serves" not in (line := shard.stderr.readline()):
-        assert line, "the shard has ended"
+    address_of(shard)
     (other,) = children(shard.pid)
     os.kill(other if victim == "another" else shard.pid, signal.SIGKILL)
     with shard.stderr:
@@ -126,7 +164,7 @@ def test_an_idle_shard_ends_with_any_of_its_processes(checkpoint, victim):
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_a_sentence(checkpoint, options, sentence):
-    shard = a_shard(checkpoint, *options)
+    shard = begun(checkpoint, *options)
     _, said = shard.communicate(timeout=60)
     assert shard.returncode == 2
     assert sentence in said

@@ -61,17 +61,20 @@ def test_rows_and_columns_of_a_matrix_are_those_of_the_dense_one(make: type) -> 
     assert torch.equal(matrix.rows(chosen).dequantised(torch.float32), dense[chosen])
     assert torch.equal(matrix.rows(slice(16, 48)).dequantised(torch.float32), dense[16:48])
     assert torch.equal(matrix.columns(32, 64).dequantised(torch.float32), dense[:, 32:])
-    layer = QuantisedLinear(matrix, torch.randn(64))
-    hidden = torch.randn(3, 64)
-    parts = [layer.columns(start, start + 32)(hidden[:, start : start + 32]) for start in (0, 32)]
-    assert layer.bias is not None
-    torch.testing.assert_close(parts[0] + parts[1] + layer.bias, layer(hidden), atol=1e-3, rtol=1e-5)
-    torch.testing.assert_close(layer.rows(16, 48)(hidden), layer(hidden)[:, 16:48], atol=1e-3, rtol=1e-5)
 
 
-def test_columns_that_are_no_whole_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="no whole groups of 32"):
-        four_bits().columns(0, 48)
+@pytest.mark.parametrize("inputs", [96, 100])
+@pytest.mark.parametrize("bounds", [(0, 48), (48, 100), (20, 68), (34, 36), (0, 100)])
+def test_groups_that_are_cut_become_smaller_ones(bounds: tuple[int, int], inputs: int) -> None:
+    start, stop = bounds[0], min(bounds[1], inputs)
+    matrix = four_bits(8, inputs)
+    own = matrix.columns(start, stop)
+    assert torch.equal(own.dequantised(torch.float32), matrix.dequantised(torch.float32)[:, start:stop])
+    assert own.shape == (8, stop - start)
+    assert not matrix.group % own.group
+
+
+def test_columns_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(ValueError, match="no whole bytes"):
         four_bits(group=64).columns(3, 64)
     ordered = replace(four_bits(), order=torch.randperm(64))
