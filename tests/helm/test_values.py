@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import typer
 import yaml
 
+from shards.__main__ import Dtype, KvDtype
 from shards.__main__ import app as shard_app
 from tests.helm.chart import CHART, Values, defaults, render, schema, with_defaults
 from tests.helm.value_sets import VALUE_SETS
@@ -35,7 +36,7 @@ WRONG: dict[str, Values] = {
     "shards[0].name": {"shards": [{"name": "Own_1"}]},
     "shards[0].model": {"shards": [{"name": "own", "model": "meta-llama/Llama-3.1-8B"}]},
     "shards[0].options": {"shards": [{"name": "own", "options": {"kv_memory": 8}}]},
-    "shards[0].options.dtype": {"shards": [{"name": "own", "options": {"dtype": "float16"}}]},
+    "shards[0].options.dtype": {"shards": [{"name": "own", "options": {"dtype": "float8"}}]},
     "shards[0].options.kv-memory": {"shards": [{"name": "own", "options": {"kv-memory": "8"}}]},
     "shards[0].autoscaling.needed": {"shards": [{"name": "own", "autoscaling": {"needed": "yes"}}]},
     "shards[0].autoscaling.by": {"shards": [{"name": "own", "autoscaling": {"by": "vpa"}}]},
@@ -108,7 +109,10 @@ def test_options_of_shards_are_those_of_the_command() -> None:
     ours |= {"tls-cert", "tls-key", "tls-client-ca"}
     command = typer.main.get_command(shard_app)
     known = {option.opts[0].removeprefix("--") for option in command.params} - {"help"}
-    assert set(schema()["definitions"]["shardOptions"]["properties"]) == known - ours
+    options = schema()["definitions"]["shardOptions"]["properties"]
+    assert set(options) == known - ours
+    for name, kind in (("dtype", Dtype), ("kv-dtype", KvDtype)):
+        assert options[name]["enum"] == list(get_args(kind))
 
 
 @pytest.mark.parametrize(
