@@ -7,8 +7,5 @@ load and, once per machine, some seconds to compile. Compiled code is kept in nu
 LEAST_WIDTH = 512
 """Numbers of a row from which on its network is worth compiling for."""
 
-MOST_ROWS = 64
-"""Rows of a step up to which norms and rotations are computed by a loop; for more, torch's threads share the work."""
-
 LEAST_KV_WIDTH = 256
 """Numbers of a position's keys from which on its attention is worth compiling for."""

@@ -16,11 +16,11 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _NORMS = [f"void({number}[:, ::1], {number}[::1], float32, {number}[:, ::1])" for number in ("uint16", "float32")]
 
 
-@loop(*_NORMS, is_loose=True)
+@loop(*_NORMS, is_loose=True, is_parallel=True)
 def normalise(rows: Any, weight: Any, eps: Any, out: Any) -> None:
     """`out` [rows, width] = `rows` with a root mean square of 1, times `weight` [width]."""
     width = rows.shape[1]
-    for row in range(len(rows)):
+    for row in prange(len(rows)):
         numbers, result = rows[row], out[row]
         total = np.float32(0)
         for index in range(width):
@@ -37,7 +37,7 @@ _TURNS = [
 ]
 
 
-@loop(*_TURNS, is_loose=True)
+@loop(*_TURNS, is_loose=True, is_parallel=True)
 def normalise_and_turn(heads: Any, count: Any, weight: Any, eps: Any, cos: Any, signed_sin: Any) -> None:
     """Normalise the first `count` of each token's `heads` [tokens, heads, head_dim] and rotate them, in place.
 
@@ -45,7 +45,7 @@ def normalise_and_turn(heads: Any, count: Any, weight: Any, eps: Any, cos: Any, 
     """
     head_dim = heads.shape[2]
     half = head_dim // 2
-    for token in range(len(heads)):
+    for token in prange(len(heads)):
         turn, shift = cos[token], signed_sin[token]
         numbers = np.empty(head_dim, np.float32)
         for head in range(count):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shards.compiled import LEAST_WIDTH, MOST_ROWS
+from shards.compiled import LEAST_WIDTH
 from shards.network.rope import Rotation
 
 
@@ -123,10 +123,9 @@ def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
 
 
 def is_compiled(rows: Tensor, weight: Tensor | None) -> bool:
-    """Whether `shards.compiled.rows` takes these `rows` and a norm's `weight`: few, wide and of its types."""
+    """Whether `shards.compiled.rows` takes these `rows` and a norm's `weight`: wide and of its types."""
     return (
-        len(rows) <= MOST_ROWS
-        and rows[0].numel() >= LEAST_WIDTH
+        rows[0].numel() >= LEAST_WIDTH
         and rows.is_cpu
         and rows.is_contiguous()
         and rows.dtype in (torch.bfloat16, torch.float32)
