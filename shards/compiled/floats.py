@@ -54,6 +54,16 @@ def as_float(_context: Any, _bits: Any) -> Any:
 
 
 @intrinsic
+def as_bits(_context: Any, _number: Any) -> Any:
+    """The uint32 with the bits of a float32."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
 def widened(_context: Any, number: Any) -> Any:
     """The float32 of a bfloat16, or of a float32 itself."""
 

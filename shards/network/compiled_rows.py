@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from shards.compiled.attention import attend_rows
@@ -12,7 +13,15 @@ from shards.compiled.floats import bits
 from shards.exec.batch import Row
 from shards.kv.cache import KvCache
 
-_NO_SINKS = np.empty((0, 0), np.float32)
+NO_SINKS = np.empty((0, 0), np.float32)
+
+
+def block_table(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """The blocks of each of `rows`, with 0 behind them, as int64 [rows, blocks]."""
+    table = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int64)
+    for row, own in zip(rows, table, strict=True):
+        own[: len(row.blocks)] = row.blocks
+    return table
 
 
 class CompiledRows:
@@ -23,9 +32,7 @@ class CompiledRows:
         self._tokens = np.array([row.start for row in rows], np.int64)
         self._first_seen = np.array(first_seen, np.int64)
         self._contexts = np.array([row.context_tokens for row in rows], np.int64)
-        self._blocks = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int64)
-        for row, own in zip(rows, self._blocks, strict=True):
-            own[: len(row.blocks)] = row.blocks
+        self._blocks = block_table(rows)
 
     def __repr__(self) -> str:
         return f"CompiledRows({len(self._tokens)} rows)"
@@ -43,6 +50,6 @@ class CompiledRows:
             self._first_seen,
             self._contexts,
             self._scale,
-            _NO_SINKS if sunk is None else bits(sunk.squeeze(-1)),
+            NO_SINKS if sunk is None else bits(sunk.squeeze(-1)),
             bits(out),
         )

@@ -67,7 +67,7 @@ def a_step(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 40, 64, 290, 2000])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 3, 64), (5, 1, 8)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 3, 64), (5, 1, 8), (6, 2, 128)])
 def test_fast_and_reference_agree(
     heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
 ) -> None:
@@ -81,8 +81,9 @@ def test_fast_and_reference_agree(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 40, 290])
-def test_sinks_and_another_scale_take_their_share(window: int | None, dtype: torch.dtype) -> None:
-    config = a_config(window=window)
+@pytest.mark.parametrize("head_dim", [20, 128])
+def test_sinks_and_another_scale_take_their_share(head_dim: int, window: int | None, dtype: torch.dtype) -> None:
+    config = a_config(head_dim=head_dim, window=window)
     batch, cache, queries, keys_values = a_step(config, dtype, ROWS, layer=1)
     sinks = torch.randn(config.heads, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = attention_reference(queries, batch, cache=cache, layer=1, window=window, scale=0.4, sinks=sinks)
@@ -102,10 +103,11 @@ def test_a_row_alone_gets_the_very_bits_it_gets_among_others() -> None:
         assert torch.equal(mixed, together[tokens])
 
 
-def test_keys_outside_the_window_are_not_read() -> None:
-    config = a_config(window=100)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 20), (torch.bfloat16, 128)])
+def test_keys_outside_the_window_are_not_read(dtype: torch.dtype, head_dim: int) -> None:
+    config = a_config(head_dim=head_dim, window=100)
     rows = ((1, 500), (400, 300))
-    batch, cache, queries, keys_values = a_step(config, torch.float32, rows, layer=0)
+    batch, cache, queries, keys_values = a_step(config, dtype, rows, layer=0)
     first_seen = (500 + 1 - 100, 300 - 99)
     for row, first in zip(batch.rows, first_seen, strict=True):
         for position in range(first):
