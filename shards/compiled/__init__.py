@@ -1,4 +1,4 @@
-"""Loops that numba compiles for the CPU: steps of few rows, where torch's operators cost more than the work.
+"""Loops that numba compiles for the CPU, where torch's operators cost more than the work.
 
 Imported only by networks that are large enough (`LEAST_WIDTH`) or in few bits, because numba takes half a second to
 load and, once per machine, some seconds to compile. Compiled code is kept in numba's cache.

@@ -26,7 +26,7 @@ _NOTHING_SEEN = np.float32(-1e30)
 
 @njit
 def _stripes(tokens: Any, group: Any) -> Any:
-    """The number of stripes of a chunk, whose queries are `group` for each of its `tokens`."""
+    """The number of stripes of a chunk with so many `tokens`, each with `group` queries."""
     return (tokens * group + _STRIPE - 1) // _STRIPE
 
 
