@@ -77,7 +77,7 @@ class Host:
         steps._decoding = Graphs(lambda bucket: logits[:bucket], None)
         steps._compute = lambda fields, *_, **__: logits[: len(fields["target"])]
         steps._plan_decodes = lambda *_: None
-        steps._draws.run = lambda computed, _: DrawnRows(drawn[:, : len(computed)], logprobs[: len(computed)])
+        steps._draws.run = lambda computed, _, **__: DrawnRows(drawn[:, : len(computed)], logprobs[: len(computed)])
         rng = random.Random(rows)
         for key in range(rows):
             chosen = {"temperature": 0.7, "top_p": 0.9, "seed": key} if is_sampled else {"temperature": 0.0}

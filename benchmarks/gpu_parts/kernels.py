@@ -12,6 +12,7 @@ from benchmarks.gpu_parts.models import Sizes
 from benchmarks.gpu_parts.report import Report
 from shards.gpu.dense import dense_attention
 from shards.kernels.copy_blocks import copy_blocks, copy_blocks_reference
+from shards.kernels.draw import Draw
 from shards.kernels.gate import gate, gate_reference
 from shards.kernels.gather_pages import gather_pages, gather_pages_reference
 from shards.kernels.gather_prefill import gather_prefill
@@ -20,7 +21,7 @@ from shards.kernels.launch import gpu_of
 from shards.kernels.norm import rms_norm, rms_norm_reference
 from shards.kernels.paged_decode import DecodePlan, paged_decode, paged_decode_reference, plan_decode, splits_of
 from shards.kernels.paged_prefill import Tile, paged_prefill, paged_prefill_reference, plan_prefill
-from shards.kernels.sampling import Draw, sample, sample_reference
+from shards.kernels.sampling import sample, sample_reference
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 

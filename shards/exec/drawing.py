@@ -55,6 +55,11 @@ class Drawing(NamedTuple):
     is_masked: bool = False
     adjustment: Adjustment | None = None
 
+    @property
+    def truncates(self) -> bool:
+        """Whether the likeliest tokens alone may be drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 class Sample(NamedTuple):
     """One drawn token, with logprobs if they were asked for."""

@@ -21,7 +21,8 @@ from shards.kernels.adjust import (
     MOST_COUNTED,
     Adjustments,
 )
-from shards.kernels.sampling import Draw, DrawnRows, sample
+from shards.kernels.draw import Draw
+from shards.kernels.sampling import DrawnRows, sample
 
 _MASK_BITS = 32
 
@@ -98,8 +99,11 @@ class Draws:
             row[len(mask) :] = 0
         self._outbound.send(host, self._masks.view(-1)[: len(host)])
 
-    def run(self, logits: Tensor, fields: Mapping[str, Tensor]) -> DrawnRows:
-        """Draw a token for each row of `logits` [rows, vocabulary] by the `drawing_fields` of a step."""
+    def run(self, logits: Tensor, fields: Mapping[str, Tensor], *, truncated: bool) -> DrawnRows:
+        """Draw a token for each row of `logits` [rows, vocabulary] by the `drawing_fields` of a step.
+
+        Unless it is `truncated`, no row may have top-k, top-p or min-p.
+        """
         draw = Draw(
             temperature=fields["temperature"],
             top_k=fields["top_k"],
@@ -109,6 +113,7 @@ class Draws:
             position=fields["drawn_at"],
             top_logprobs=fields["top_logprobs"],
             adjustments=Adjustments(fields["adjusted"], fields["penalties"], self._entries, self._biases, self._masks),
+            truncated=truncated,
         )
         return sample(logits, draw, pool=self._pool, target=fields["target"])
 

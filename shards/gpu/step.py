@@ -142,7 +142,9 @@ class Steps:
         self._decoding_adapted = Graphs(partial(self._compute_decode, adapts=True), capture)
         self._mixed = Graphs(self._compute_padded, capture)
         self._sizes: tuple[Size, ...] = ()
-        self._drawing = Graphs(self._draw_rows, capture)
+        self._drawing = Graphs(partial(self._draw_rows, truncated=False), capture)
+        # apart, so that steps without top-k, top-p and min-p have no launch for them
+        self._drawing_truncated = Graphs(partial(self._draw_rows, truncated=True), capture)
         self._draws = Draws(self._pool, config.vocab_size)
         self._held: tuple[Ticket, _Computed] | None = None
 
@@ -158,7 +160,8 @@ class Steps:
     def uncaptured_steps(self) -> int:
         """Steps that were computed without a graph since a capture failed."""
         computing = (self._decoding, self._decoding_adapted, self._mixed)
-        return max(sum(graphs.uncaptured_steps for graphs in computing), self._drawing.uncaptured_steps)
+        drawing = (self._drawing, self._drawing_truncated)
+        return max(sum(graphs.uncaptured_steps for graphs in parts) for parts in (computing, drawing))
 
     def reserve(self, rows: int) -> None:
         """Allocate the slots and masks of `rows` sequences; before the first step."""
@@ -213,7 +216,7 @@ class Steps:
         fill_drawings(layout.arrays(host.numpy()), drawings, [self.unread] * len(drawings))
         fields = layout.tensors(self._outbound.send(host))
         self._draws.send_masks(masks)
-        drawn = self._draws.run(logits, fields)
+        drawn = self._draws.run(logits, fields, truncated=_truncates(drawings))
         return samples_of(DrawnRows(drawn.tokens.cpu(), drawn.logprobs.cpu()), drawings)
 
     def warm_up(self, rows: Iterable[int], *, adapts: bool = False) -> None:
@@ -225,7 +228,7 @@ class Steps:
         span = Span(self.unread, [0], 0, [self.cache.blocks], GREEDY)
         buckets = {bucket for count in rows if (bucket := bucket_for(count, self._buckets)) is not None}
         for bucket in sorted(buckets, reverse=True):
-            self._draw(self._run(step_of_spans([span] * bucket), adapts=adapts))
+            self._draw_both(self._run(step_of_spans([span] * bucket), adapts=adapts))
 
     def warm_up_adapted(self, rows: Iterable[int]) -> None:
         """Compile and capture decoding steps of rows with adapters, and compile a step of many tokens with some."""
@@ -234,7 +237,7 @@ class Steps:
         # equal rows, so that all write the same numbers to the padding block
         first = Span(self.unread, [0] * tokens, 0, [self.cache.blocks], GREEDY)
         spans = [first, *[replace(first, drawing=None)] * (MOST_FEW // tokens)]
-        self._draw(self._run(step_of_spans(spans), adapts=True))
+        self._draw_both(self._run(step_of_spans(spans), adapts=True))
 
     def warm_up_mixed(self, rows: int) -> None:
         """Capture steps with chunks of all sizes for up to `rows` sequences, largest first. No other size has a graph,
@@ -244,7 +247,7 @@ class Steps:
         # in the padding block, so no cached block changes, and behind the place where padding writes
         step = step_of_spans([Span(self.unread, [0], 1, [self.cache.blocks], GREEDY)])
         for size in reversed(self._sizes):
-            self._draw(self._run_padded(step, 1, (), size))
+            self._draw_both(self._run_padded(step, 1, (), size))
 
     def check(self) -> None:
         """Assert that no buffer in use can be overwritten."""
@@ -259,7 +262,7 @@ class Steps:
         # once at the start of a prompt, once behind an old context: all of it in the padding block
         for computed in (0, min(tokens, most - tokens)):
             blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
-            self._draw(self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)])))
+            self._draw_both(self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)])))
 
     def warm_up_largest(self, *, tokens: int, rows: int) -> None:
         """Compute a step of `tokens` tokens and `rows` drawn ones that takes as much memory as any of this size.
@@ -275,7 +278,7 @@ class Steps:
             chunk = min(most, left - behind)
             spans.append(Span(self.unread, [0] * chunk, most - chunk if chunk > 1 else 0, blocks, GREEDY))
             left -= chunk
-        self._draw(self._run(step_of_spans(spans), adapts=self._decoder.slots is not None))
+        self._draw_both(self._run(step_of_spans(spans), adapts=self._decoder.slots is not None))
 
     @torch.inference_mode()
     def _run(self, step: Step, *, adapts: bool = False) -> _Computed:
@@ -296,12 +299,18 @@ class Steps:
         return self._run_mixed(step, adapts=adapts)
 
     @torch.inference_mode()
-    def _draw(self, computed: _Computed) -> DrawnRows:
-        """Draw a token for each row of a step."""
+    def _draw(self, computed: _Computed, *, truncated: bool | None = None) -> DrawnRows:
+        """Draw a token for each row of a step, `truncated` if one of its drawings is, or as asked."""
+        truncated = _truncates(computed.drawings) if truncated is None else truncated
         if computed.bucket is None:
-            return self._draws.run(computed.logits, computed.fields)
-        drawn = self._drawing.run(computed.bucket)
+            return self._draws.run(computed.logits, computed.fields, truncated=truncated)
+        drawn = (self._drawing_truncated if truncated else self._drawing).run(computed.bucket)
         return DrawnRows(computed.of_step(drawn.tokens, 1), computed.of_step(drawn.logprobs))
+
+    def _draw_both(self, computed: _Computed) -> None:
+        """Draw in both ways that a step can draw."""
+        for truncated in (True, False):
+            self._draw(computed, truncated=truncated)
 
     def _run_decode(self, step: Step, bucket: int, *, adapts: bool) -> _Computed:
         rows = len(step.rows)
@@ -332,10 +341,12 @@ class Steps:
         return fields
 
     @torch.inference_mode()
-    def _draw_rows(self, bucket: int) -> DrawnRows:
+    def _draw_rows(self, bucket: int, *, truncated: bool) -> DrawnRows:
         # they come first in the layout of every step
         layout = Layout.of(drawing_fields(bucket))
-        return self._draws.run(self._static.logits[:bucket], layout.tensors(self._static.input(layout.words)))
+        return self._draws.run(
+            self._static.logits[:bucket], layout.tensors(self._static.input(layout.words)), truncated=truncated
+        )
 
     @torch.inference_mode()
     def _compute_decode(self, bucket: int, *, adapts: bool) -> Tensor:
@@ -496,3 +507,7 @@ class Steps:
         # behind the end of a sequence a table has any number
         known = blocks.flatten().clamp(0, self.cache.blocks)
         return fields["page_of"].index_select(0, known).view(blocks.shape)
+
+
+def _truncates(drawings: Sequence[Drawing]) -> bool:
+    return any(drawing.truncates for drawing in drawings)

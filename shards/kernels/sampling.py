@@ -1,6 +1,6 @@
 """Draws a token for each row of logits; a row's token depends on that row alone.
 
-Two steps: a threshold per row, from top-k, top-p and min-p, then the largest of logit / temperature + Gumbel noise
+Two steps: a threshold per row (`shards.kernels.threshold`), then the largest of logit / temperature + Gumbel noise
 above it, which is a draw from the softmax. The noise comes from Philox, keyed by (seed, position, token), so that
 neither neighbouring rows nor their order change a row's draw. Logits are changed as `shards.kernels.adjust` says while
 they are read; log-probabilities (`shards.kernels.logprobs`) are those of the logits as they came.
@@ -19,45 +19,14 @@ import torch
 import triton
 import triton.language as tl
 
-from shards.kernels.adjust import (
-    COUNT_SHIFT,
-    COUNTS,
-    MOST_COUNTED,
-    NOT_ADJUSTED,
-    ONE_MORE,
-    Adjustments,
-    adjust_reference,
-    adjusted,
-    is_adjusted,
-)
-from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
+from shards.kernels.adjust import COUNT_SHIFT, COUNTS, MOST_COUNTED, ONE_MORE, adjust_reference, adjusted
+from shards.kernels.draw import Draw
+from shards.kernels.launch import Gpu, Launch, gpu_of
 from shards.kernels.logprobs import LOGPROB_WORDS, store_logprobs, top_of_tiles
+from shards.kernels.threshold import threshold, threshold_reference
 
 # Philox gives 4 numbers per call: a tile of tokens has 4 quarters, one for each.
 QUARTER = 1024
-
-BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-"""The bits of float32, from the top and an even number, by which numbers of a type differ."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Parameters of the draw of each row, [rows] each: temperature, top_p and min_p float32; top_k and top_logprobs
-    int32; seed and position int64.
-
-    temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and top_logprobs -1 are off. `truncated`: any row has one of the
-    first three on.
-    """
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    position: torch.Tensor
-    top_logprobs: torch.Tensor
-    adjustments: Adjustments | None = None
-    truncated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +38,6 @@ class DrawnRows:
 
     tokens: torch.Tensor
     logprobs: torch.Tensor
-
-
-def threshold_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """The least logit [rows] float32 that each row may draw. The reference for `threshold`.
-
-    Shapes: logits [rows, vocabulary], float32, float16 or bfloat16. Of the tokens sorted by probability at the row's
-    temperature: the first top_k; of those, the fewest that have top_p of their mass; and none less likely than min_p
-    times the first. All ties are kept, and at least one token. -inf if nothing is on or the row is greedy.
-    """
-    out = torch.full(logits.shape[:1], -math.inf, dtype=torch.float32, device=logits.device)
-    changed = adjust_reference(logits, draw.adjustments)
-    for row, (wide, temperature) in enumerate(zip(changed, draw.temperature.tolist(), strict=True)):
-        top_k, top_p, min_p = (x[row].item() for x in (draw.top_k, draw.top_p, draw.min_p))
-        if temperature == 0:
-            continue
-        ordered = wide.sort(descending=True).values
-        if 0 < top_k < len(ordered):
-            ordered = ordered[ordered >= ordered[int(top_k) - 1]]
-            out[row] = ordered[-1]
-        if top_p < 1:
-            mass = torch.softmax(ordered.double() / temperature, dim=0).cumsum(dim=0)
-            out[row] = ordered[min(int((mass < top_p).sum()), len(ordered) - 1)]
-        if min_p > 0:
-            out[row] = torch.maximum(out[row], ordered[0] + temperature * math.log(min(min_p, 1.0)))
-    return out
 
 
 def sample_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -136,145 +80,6 @@ def _exponential_reference(uniform: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _in_order(wide):
-    """float32 as uint32 of the same order; -0 becomes 0."""
-    bits = (wide + 0.0).to(tl.uint32, bitcast=True)
-    return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
-
-
-@triton.jit
-def _of_order(key):
-    """The float32 from which `_in_order` made `key`."""
-    bits = key ^ tl.where(key >= 0x80000000, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _logits(row, at_row, token, vocabulary, rows, penalties, entries, biases, masks, entries_row, masks_row):
-    """The logits of tokens `token` of a row, changed, in float32; -inf behind the last."""
-    inside = token < vocabulary
-    wide = tl.load(row + token, mask=inside, other=float("-inf")).to(tl.float32)
-    return adjusted(wide, token, inside, at_row, rows, penalties, entries, biases, masks, entries_row, masks_row)
-
-
-@triton.jit
-def _counts(
-    row, at_row, vocabulary, key, digit,
-    rows, penalties, entries, biases, masks, entries_row, masks_row,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """The numbers of a row's logits that are not below `key` plus 1, 2 and 3 times `digit` in order."""
-    ones, twos, threes = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
-    for start in range(0, vocabulary, TILE):
-        token = start + tl.arange(0, TILE)
-        wide = _logits(row, at_row, token, vocabulary, rows, penalties, entries, biases, masks, entries_row, masks_row)
-        # 0 is below all keys that are asked for
-        order = tl.where(token < vocabulary, _in_order(wide), 0)
-        ones += (order >= key + digit).to(tl.int32)
-        twos += (order >= key + 2 * digit).to(tl.int32)
-        threes += (order >= key + 3 * digit).to(tl.int32)
-    return tl.sum(ones, axis=0), tl.sum(twos, axis=0), tl.sum(threes, axis=0)
-
-
-@triton.jit
-def _masses(
-    row, at_row, vocabulary, key, digit, highest, scale,
-    rows, penalties, entries, biases, masks, entries_row, masks_row,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """The sums of exp2((logit - highest) * scale) over the logits that `_counts` counts."""
-    ones, twos, threes = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
-    for start in range(0, vocabulary, TILE):
-        token = start + tl.arange(0, TILE)
-        wide = _logits(row, at_row, token, vocabulary, rows, penalties, entries, biases, masks, entries_row, masks_row)
-        order = _in_order(wide)
-        mass = tl.exp2((wide - highest) * scale)
-        ones += tl.where(order >= key + digit, mass, 0.0)
-        twos += tl.where(order >= key + 2 * digit, mass, 0.0)
-        threes += tl.where(order >= key + 3 * digit, mass, 0.0)
-    return tl.sum(ones, axis=0), tl.sum(twos, axis=0), tl.sum(threes, axis=0)
-
-
-@triton.jit
-def _with_low_bits(key, low):
-    """The key of a logit, from its first bits, if the rest of float32, `low`, is 0: negative numbers are inverted."""
-    return tl.where(key >= 0x80000000, key, key | low)
-
-
-@triton.jit
-def _threshold(
-    logits, temperature, top_k, top_p, min_p, out, logits_row, vocabulary,
-    rows, penalties, entries, biases, masks, entries_row, masks_row,
-    TILE: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    # int64 before multiplying: 20,000 rows of 128,256 pass 2**31
-    at_row = tl.program_id(0).to(tl.int64)
-    row = logits + at_row * logits_row
-    heat = tl.load(temperature + at_row)
-    k = tl.load(top_k + at_row)
-    p = tl.load(top_p + at_row)
-    relative = tl.load(min_p + at_row)
-    by_k = (heat > 0) & (k > 0) & (k < vocabulary)
-    by_p = (heat > 0) & (p < 1.0)
-    by_relative = (heat > 0) & (relative > 0)
-    least = float("-inf")
-    if by_k | by_p | by_relative:
-        passes = tl.full([], BITS // 2, tl.int32)
-        low = tl.full([], (1 << (32 - BITS)) - 1, tl.uint32)
-        if rows is not None:
-            # changed logits have all bits of float32
-            is_changed = is_adjusted(rows, at_row)
-            passes = tl.where(is_changed, 16, passes)
-            low = tl.where(is_changed, 0, low).to(tl.uint32)
-        highs = tl.full([TILE], float("-inf"), tl.float32)
-        for start in range(0, vocabulary, TILE):
-            token = start + tl.arange(0, TILE)
-            wide = _logits(
-                row, at_row, token, vocabulary, rows, penalties, entries, biases, masks, entries_row, masks_row
-            )
-            highs = tl.maximum(highs, wide)
-        highest = tl.max(highs, axis=0)
-        scale = 1.4426950408889634 / heat
-        # two bits at a time from the top, the largest key that still keeps enough: exact, and without sorting
-        key = tl.full([], 0, tl.uint32)
-        if by_k:
-            digit = tl.full([], 0x40000000, tl.uint32)
-            for _ in range(passes):
-                one, two, three = _counts(
-                    row, at_row, vocabulary, key, digit,
-                    rows, penalties, entries, biases, masks, entries_row, masks_row,
-                    TILE,
-                )  # fmt: skip
-                key += digit * ((one >= k).to(tl.uint32) + (two >= k).to(tl.uint32) + (three >= k).to(tl.uint32))
-                digit = digit >> 2
-            key = _with_low_bits(key, low)
-        if by_p:
-            enough = p * _masses(
-                row, at_row, vocabulary, key, key * 0, highest, scale,
-                rows, penalties, entries, biases, masks, entries_row, masks_row,
-                TILE,
-            )[0]  # fmt: skip
-            key = tl.full([], 0, tl.uint32)
-            digit = tl.full([], 0x40000000, tl.uint32)
-            for _ in range(passes):
-                one, two, three = _masses(
-                    row, at_row, vocabulary, key, digit, highest, scale,
-                    rows, penalties, entries, biases, masks, entries_row, masks_row,
-                    TILE,
-                )  # fmt: skip
-                found = (one >= enough).to(tl.uint32) + (two >= enough).to(tl.uint32) + (three >= enough).to(tl.uint32)
-                key += digit * found
-                digit = digit >> 2
-            # nothing is enough for a top_p of 0, and one token is kept
-            key = tl.minimum(_with_low_bits(key, low), _in_order(highest))
-        if by_k | by_p:
-            least = _of_order(key)
-        if by_relative:
-            least = tl.maximum(least, highest + heat * tl.log(tl.minimum(relative, 1.0)))
-    tl.store(out + at_row, least)
-
-
-@triton.jit
 def _gumbel(bits):
     uniform = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     # the likeliest draws are near 0, where float32 is finest
@@ -289,7 +94,7 @@ def _best_of_tiles(
     rows, penalties, entries, biases, masks, entries_row, masks_row,
     QUARTER: tl.constexpr,
 ):  # fmt: skip
-    # int64 before multiplying: see _threshold
+    # int64 before multiplying: 20,000 rows of 128,256 pass 2**31
     at_row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     heat = tl.load(temperature + at_row)
@@ -311,10 +116,11 @@ def _best_of_tiles(
         wide = adjusted(wide, token, inside, at_row, rows, penalties, entries, biases, masks, entries_row, masks_row)
         broken |= (inside & ~(is_finite & (wide < float("inf")))).to(tl.int32)
         noisy = wide
-        if heat > 0:
-            noisy = wide / heat + _gumbel(words[quarter])
         if least is not None:
-            noisy = tl.where(wide < tl.load(least + at_row), float("-inf"), noisy)
+            noisy = tl.where(wide < tl.load(least + at_row), float("-inf"), wide)
+        # noise takes most of the time, and few quarters have a token that top-k or top-p left
+        if (heat > 0) & (tl.max(noisy, axis=0) > float("-inf")):
+            noisy = noisy / heat + _gumbel(words[quarter])
         better = noisy > highest
         where = tl.where(better, token, where)
         highest = tl.where(better, noisy, highest)
@@ -360,21 +166,6 @@ def _best_of_rows(
     store_logprobs(logits + row * logits_row + token, top, highs, totals, keys, logprobs, row, tiles, TILE)
 
 
-def threshold(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> torch.Tensor:
-    """The result of `threshold_reference`, with masses summed in float32. Raises ValueError for other shapes."""
-    gpu = gpu or gpu_of(logits.device)
-    _require_rows(logits, draw)
-    rows, vocabulary = logits.shape
-    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    # one program reads its row up to 34 times, and 18 in bfloat16, from the cache: exponentials are what takes the time
-    tile = min(4096, max(128, triton.next_power_of_2(vocabulary)))
-    parameters = (draw.temperature, draw.top_k, draw.top_p, draw.min_p)
-    arguments = (logits, *parameters, out, logits.stride(0), vocabulary, *_adjusting(draw))
-    constants = {"TILE": tile, "BITS": BITS[logits.dtype]}
-    gpu.start(Launch(_threshold, (rows,), arguments, constants, warps=16, stages=1))
-    return out
-
-
 def sample(
     logits: torch.Tensor,
     draw: Draw,
@@ -389,7 +180,7 @@ def sample(
     and counted in the row's slot. Raises ValueError for other shapes.
     """
     gpu = gpu or gpu_of(logits.device)
-    _require_rows(logits, draw)
+    draw.require(logits)
     rows, vocabulary = logits.shape
     least = threshold(logits, draw, gpu=gpu) if draw.truncated else None
     tiles = triton.cdiv(vocabulary, 4 * QUARTER)
@@ -399,11 +190,11 @@ def sample(
     logprobs = torch.empty(rows, LOGPROB_WORDS, dtype=torch.int32, device=logits.device)
     arguments = (
         *(logits, least, draw.temperature, draw.seed, draw.position, best, best_token),
-        *(logits.stride(0), vocabulary, *_adjusting(draw)),
+        *(logits.stride(0), vocabulary, *draw.adjusting),
     )
     gpu.start(Launch(_best_of_tiles, (rows, tiles), arguments, {"QUARTER": QUARTER}))
     of_tiles = top_of_tiles(logits, draw.top_logprobs, gpu=gpu)
-    counted = _adjusting(draw)
+    counted = draw.adjusting
     merged = (
         *(best, best_token, logits, tokens, pool, target, draw.top_logprobs, *of_tiles, logprobs),
         *(counted[0], counted[2], counted[5], logits.stride(0), vocabulary, tiles, 0 if pool is None else len(pool)),
@@ -411,17 +202,3 @@ def sample(
     constants = {"TILE": max(16, triton.next_power_of_2(tiles))}
     gpu.start(Launch(_best_of_rows, (rows,), merged, constants, warps=1))
     return DrawnRows(tokens, logprobs)
-
-
-def _adjusting(draw: Draw) -> tuple[torch.Tensor | int | None, ...]:
-    return NOT_ADJUSTED if draw.adjustments is None else draw.adjustments.arguments
-
-
-def _require_rows(logits: torch.Tensor, draw: Draw) -> None:
-    require(
-        logits.dim() == 2 and logits.stride(1) == 1, f"logits are {list(logits.shape)}, not rows [rows, vocabulary]"
-    )
-    for field in ("temperature", "top_k", "top_p", "min_p", "seed", "position", "top_logprobs"):
-        require_shape(field, getattr(draw, field), (logits.shape[0],))
-    if draw.adjustments is not None:
-        draw.adjustments.require(*logits.shape)

@@ -104,6 +104,22 @@ FAULTS = (
         r"writes \d+ element\(s\) past the end|both touch",
     ),
     Fault(
+        "race: two tiles of a row note their sums at one place",
+        "shards/kernels/threshold.py",
+        "tl.store(out + tile * _PIVOTS + tl.arange(0, _PIVOTS), total)",
+        "tl.store(out + tile // 2 * _PIVOTS + tl.arange(0, _PIVOTS), total)",
+        f"{KERNELS}/test_threshold.py::test_any_combination_leaves_what_the_reference_leaves",
+        r"program instances .* both touch|assert \[",
+    ),
+    Fault(
+        "out of bounds: more logits are gathered than there is room for",
+        "shards/kernels/threshold.py",
+        "mask=is_inside & (place < room))",
+        "mask=is_inside)",
+        f"{KERNELS}/test_threshold.py::test_rows_with_more_near_the_threshold_than_is_gathered_are_read_whole",
+        r"writes \d+ element\(s\) past the end|both touch",
+    ),
+    Fault(
         "out of bounds: a slot is as long as the tokens before it",
         "shards/kernels/adjust.py",
         "tl.load(entries + slot * entries_row + token, mask=inside, other=0)",

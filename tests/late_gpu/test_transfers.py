@@ -281,14 +281,16 @@ def test_all_graphs_are_captured_before_the_first_request(network: GpuNetwork) -
     assert gpu is not None
     before = len(gpu.recordings)
     network.prepare(3)
-    # 1, 2 and 4 decoding rows and their draws, and 64 tokens with chunks
-    assert len(gpu.recordings) - before == 7
+    # 1, 2 and 4 decoding rows and their draws, with top-p and without, and 64 tokens with chunks
+    assert len(gpu.recordings) - before == 10
     tokens_of(network, 2, (1, 2))
+    for drawing in (Drawing(temperature=1.0), Drawing(temperature=1.0, top_p=0.9)):
+        network.steps.collect(network.steps.submit(step_of_spans([Span(0, [7], 4, [1, 2], drawing)])))
     # one chunk fits into no graph
     for at, chunk in ((0, 30), (30, 70), (100, 2)):
         network.steps.collect(network.steps.submit(a_mixed_step(at, chunk)))
     network.forward(a_batch((some_tokens(3), 0, (6,))))
-    assert len(gpu.recordings) - before == 7
+    assert len(gpu.recordings) - before == 10
 
 
 def test_graphs_of_all_sizes_take_the_memory_of_the_largest() -> None:
@@ -302,8 +304,8 @@ def test_graphs_of_all_sizes_take_the_memory_of_the_largest() -> None:
     network.steps.warm_up_mixed(2)
     assert len(network.steps._mixed.captured) == 2
     gc.collect()
-    # what stays are the draws of two rows
-    assert gpu.allocated - before <= 2 * 4 * (2 + LOGPROB_WORDS)
+    # what stays are the draws of two rows, with top-p and without
+    assert gpu.allocated - before <= 2 * 2 * 4 * (2 + LOGPROB_WORDS)
     assert gpu.most_allocated - before <= working_bytes(CONFIG, batch_tokens=128, rows=2, dtype=torch.float32)
 
 

@@ -26,6 +26,7 @@ from triton.compiler import ASTSource, CompiledKernel
 
 from shards.kernels.adjust import MOST_BIASES, Adjustments
 from shards.kernels.copy_blocks import copy_blocks
+from shards.kernels.draw import Draw
 from shards.kernels.experts import multiply_by_expert
 from shards.kernels.gate import gate
 from shards.kernels.gather_pages import gather_pages
@@ -36,7 +37,7 @@ from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, SharedSplits, most_readers, paged_decode, plan_decode
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill, tiles_at_once
 from shards.kernels.quantised import multiply_quantised
-from shards.kernels.sampling import Draw, sample
+from shards.kernels.sampling import sample
 from shards.kernels.targets import CHIPS, Chip
 from shards.quant.matrix import QuantisedMatrix
 
@@ -273,7 +274,8 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
             same = {"_plan": is_planned_alike, "_merge_splits": of_heads, "_merge_parts": of_heads}
             if not (variant and same.get(kernel, False)):
                 in_parts = " in parts" if launch.constants.get("CUT") else ""
-                launches[f"{kernel}{in_parts} {variant}".strip()] = launch
+                stage = f" {launch.constants['STAGE']}" if "STAGE" in launch.constants else ""
+                launches[f"{kernel}{in_parts}{stage} {variant}".strip()] = launch
     return launches
 
 

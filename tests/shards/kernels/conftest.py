@@ -7,9 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from shards.kernels.draw import Draw
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEVER_INTERPRETED = {"test_interpreted.py", "test_ahead_of_time.py", "test_launch.py", "test_compiled_once.py"}
@@ -90,5 +94,35 @@ def a_cache(device: torch.device) -> Callable[..., Cache]:
         kv.view(torch.uint8)[hole] = 0x7F if kv.itemsize == 1 else 0xFF
         counts = torch.tensor(contexts, dtype=torch.int32, device=device)
         return Cache(kv.to(device)[:, 1], scales, tables.to(device), counts)
+
+    return build
+
+
+DRAWS = {
+    "temperature": (1.0, torch.float32),
+    "top_k": (0, torch.int32),
+    "top_p": (1.0, torch.float32),
+    "min_p": (0.0, torch.float32),
+    "seed": (0, torch.int64),
+    "position": (0, torch.int64),
+    "top_logprobs": (-1, torch.int32),
+}
+"""The parameters of a draw by which nothing is cut off, and their types."""
+
+
+@pytest.fixture
+def a_draw(device: torch.device) -> Callable[..., Draw]:
+    """A draw from so many rows. What is not given is off."""
+
+    def build(rows: int, *, truncated: bool = True, **given: list[Any]) -> Draw:
+        from shards.kernels.draw import Draw
+
+        return Draw(
+            **{
+                name: torch.tensor(given.get(name, [off] * rows), dtype=dtype, device=device)
+                for name, (off, dtype) in DRAWS.items()
+            },
+            truncated=truncated,
+        )
 
     return build

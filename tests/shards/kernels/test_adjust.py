@@ -17,8 +17,9 @@ from shards.gpu.fill import fill_drawings
 from shards.gpu.layout import Layout, drawing_fields
 from shards.gpu.transfers import samples_of
 from shards.kernels.adjust import MOST_BIASES, Adjustments, adjust_reference
+from shards.kernels.draw import Draw
 from shards.kernels.logprobs import MOST_TOP
-from shards.kernels.sampling import Draw, DrawnRows, sample_reference
+from shards.kernels.sampling import DrawnRows, sample_reference
 from shards.nouns import SamplingParams
 from shards.sched import limits
 
@@ -111,7 +112,7 @@ def test_greedy_rows_draw_the_tokens_and_logprobs_of_the_host_step_after_step(de
         # the slots are begun anew once in between, as those of a sequence that had to give way to others
         drawings = side.drawings(samplers, begins=step in (0, 4), known=drawn)
         fields = side.fields(samplers, drawings)
-        found = side.draws.run(logits.to(device), fields)
+        found = side.draws.run(logits.to(device), fields, truncated=True)
         samples = samples_of(DrawnRows(found.tokens.cpu(), found.logprobs.cpu()), drawings)
         for row, (ours, theirs) in enumerate(zip(samples, expected, strict=True)):
             assert ours is not None
@@ -153,7 +154,7 @@ def test_any_combination_draws_what_the_reference_draws_and_changes_logits_as_th
         adjustments=adjustments,
     )
     expected = sample_reference(logits.to(device), draw)
-    found = side.draws.run(logits.to(device), fields)
+    found = side.draws.run(logits.to(device), fields, truncated=True)
     assert found.tokens[1].all()
     assert torch.equal(found.tokens[0].long(), expected)
 
@@ -167,9 +168,9 @@ def test_rows_without_a_token_to_draw_are_not_sound_and_their_neighbours_are(dev
     side = Side.of(device, 3)
     fields = side.fields(samplers, side.drawings(samplers, begins=True, known=[[]] * 3))
     logits = torch.full((3, VOCABULARY), 4.0, device=device)
-    assert side.draws.run(logits, fields).tokens[1].tolist() == [0, 1, 0]
+    assert side.draws.run(logits, fields, truncated=True).tokens[1].tolist() == [0, 1, 0]
     logits[1, 150] = -torch.inf
-    assert side.draws.run(logits, fields).tokens[1].tolist() == [0, 0, 0]
+    assert side.draws.run(logits, fields, truncated=True).tokens[1].tolist() == [0, 0, 0]
 
 
 def test_a_step_with_more_than_was_reserved_is_refused(device: torch.device) -> None:
