@@ -13,6 +13,7 @@ In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
     python benchmarks/gpu.py --only kernels,checks --model Qwen3-0.6B,Llama-3.1-8B --json 1.json    # is it right?
     python benchmarks/gpu.py --only decode,prefill,times,tune --model Llama-3.1-8B --json 2.json    # is it fast?
     python benchmarks/gpu.py --only shared --model Llama-3.1-8B --json shared.json           # prefixes, in a minute
+    python benchmarks/gpu.py --only sampler --model Llama-3.1-8B --json sampler.json         # draws, in a minute
     python benchmarks/gpu.py --only e2e,long --model Llama-3.1-8B,Qwen3-0.6B --json 3.json          # in the engine?
     python benchmarks/gpu.py --json 3.json --resume                             # the rest of a run that ended
 
@@ -40,7 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PARTS = ("kernels", "checks", "decode", "shared", "prefill", "times", "tune", "e2e", "long")
+PARTS = ("kernels", "checks", "decode", "shared", "sampler", "prefill", "times", "tune", "e2e", "long")
 BY_MODEL = (
     ("checks", "graphs and running ahead", ("checks", "check_steps")),
     ("checks", "the engine's loop", ("checks", "check_engine")),
@@ -48,6 +49,7 @@ BY_MODEL = (
     ("decode", "decode steps", ("speed", "decode_model")),
     ("shared", "shared prefix, steps", ("shared", "shared_steps")),
     ("shared", "shared prefix, attention", ("shared", "shared_attention")),
+    ("sampler", "sampler", ("sampler", "thresholds_and_draws")),
     ("prefill", "prefill attention", ("speed", "prefill_attention")),
     ("prefill", "short chunks", ("speed", "short_chunks")),
     ("prefill", "prompts", ("speed", "prefill_model")),

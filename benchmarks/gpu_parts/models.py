@@ -60,8 +60,8 @@ TOY = replace(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of all parts. `shared`: rows, tokens that all of them have, tokens of each. `mixes` by name: requests,
-    (prompt, output) tokens or a range of both, concurrency.
+    """The sizes of all parts. `shared`: rows, tokens that all of them have, tokens of each. `sampled`: rows of a draw.
+    `mixes` by name: requests, (prompt, output) tokens or a range of both, concurrency.
     """
 
     heads: tuple[tuple[int, int, int], ...]
@@ -70,6 +70,7 @@ class Sizes:
     decode: tuple[tuple[int, int], ...]
     tuned: tuple[tuple[int, int], ...]
     shared: tuple[int, int, int]
+    sampled: tuple[int, ...]
     chunk_tokens: int
     prefill_contexts: tuple[int, ...]
     short_chunks: tuple[int, ...]
@@ -98,6 +99,7 @@ REAL = Sizes(
     decode=((1, 1024), (1, 32768), (1, 131072), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (256, 1024)),
     tuned=((1, 32768), (64, 8192)),
     shared=(64, 8192, 1024),
+    sampled=(1, 8, 64, 256),
     chunk_tokens=8192,
     prefill_contexts=(8192, 32768, 131072),
     short_chunks=(64, 512),
@@ -120,6 +122,7 @@ DRY = Sizes(
     decode=((2, 65),),
     tuned=((1, 65),),
     shared=(3, 512, 9),
+    sampled=(2,),
     chunk_tokens=4,
     prefill_contexts=(9,),
     short_chunks=(2,),

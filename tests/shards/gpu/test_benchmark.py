@@ -33,7 +33,7 @@ def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
     parts = {figure["part"] for figure in report["figures"]}
-    assert parts == {"decode", "shared", "prefill", "times", "tune", "e2e", "long"}
+    assert parts == {"decode", "shared", "sampler", "prefill", "times", "tune", "e2e", "long"}
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
     assert report["errors"] == []
@@ -41,7 +41,7 @@ def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     names = [figure["name"] for figure in report["figures"]]
     for measured in (
         *("engine,", "chats beside", "cold", "warm", "restored from host", "1 ahead", "torch's SDPA"),
-        *("run_ahead off", "run_ahead on"),
+        *("run_ahead off", "run_ahead on", "threshold, toy", "draw, toy"),
     ):
         assert any(measured in name for name in names), measured
     checks = [check["name"] for check in report["checks"]]
@@ -61,7 +61,7 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_a_part_that_is_unknown_is_named() -> None:
     done = run("--only", "decode,speed")
     assert done.returncode == 2
-    assert "speed is none of kernels, checks, decode, shared, prefill, times, tune, e2e" in done.stderr
+    assert "speed is none of kernels, checks, decode, shared, sampler, prefill, times, tune, e2e" in done.stderr
 
 
 def a_report(file: Path, **changes: object) -> Report:
