@@ -45,14 +45,15 @@ class HttpClient:
         self.limits = limits or ClientLimits()
         if self.limits.decoded_bytes is not None:
             self._fixed += b"Accept-Encoding: gzip, deflate\r\n"
-        self._idle: list[ServerConnection] = []
+        self.idle: list[ServerConnection] = []
+        """Those without a request, the newest last."""
         self._open: set[ServerConnection] = set()
         self._connecting = 0
         self._is_closed = False
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<HttpClient of {self._host}:{self._port}: {len(self._open)} connections, {len(self._idle)} idle>"
+        return f"<HttpClient of {self._host}:{self._port}: {len(self._open)} connections, {len(self.idle)} idle>"
 
     async def request(
         self,
@@ -80,15 +81,20 @@ class HttpClient:
         lines = headers if isinstance(headers, bytes) else header_lines(headers.items())
         head = b"".join((_first_line(method, self._path + target), self._fixed, lines, framing, b"\r\n"))
         silence_s = self.limits.silence_s if silence_s is None else silence_s
-        connection = self._idle.pop() if self._idle else await self._connect(connect_s)
-        try:
-            answer = await connection.ask(method, head, body, silence_s)
-        except Disconnected:
-            is_replayable = body is None or isinstance(body, bytes)
-            if not (connection.was_used and connection.is_unanswered and is_replayable):
-                raise
+        connection = self.idle.pop() if self.idle else await self._connect(connect_s)
+        while True:
+            asked = connection.ask(method, head, body, silence_s)
+            try:
+                if body is not None and not isinstance(body, bytes):
+                    await connection.send_pieces(body, asked)
+                answer = await asked
+                break
+            except BaseException as error:
+                connection.leave(asked)
+                is_replayable = isinstance(error, Disconnected) and (body is None or isinstance(body, bytes))
+                if not (is_replayable and connection.was_used and connection.is_unanswered):
+                    raise
             connection = await self._connect(connect_s)
-            answer = await connection.ask(method, head, body, silence_s)
         if self.limits.decoded_bytes is not None:
             try:
                 answer.decode(self.limits.decoded_bytes)
@@ -133,18 +139,11 @@ class HttpClient:
         """A connection was made."""
         self._open.add(connection)
 
-    def take_back(self, connection: ServerConnection) -> bool:
-        """A connection is free; is it kept?"""
-        if self._is_closed or len(self._idle) >= self.limits.most_idle:
-            return False
-        self._idle.append(connection)
-        return True
-
     def discard(self, connection: ServerConnection) -> None:
         """A connection was lost."""
         self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
         self._changed.set()
 
 
@@ -283,36 +282,36 @@ class ServerConnection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<ServerConnection {'lost' if self._is_lost else 'idle' if self._answer is None else 'in use'}>"
 
-    async def ask(self, method: str, head: bytes, body: Body, silence_s: float) -> Answer:
-        """The answer to a request, as soon as its head came. Raises AnswerError; that, and a cancellation, close the
-        connection, unless all of the answer has come.
+    def ask(self, method: str, head: bytes, body: Body, silence_s: float) -> asyncio.Future[Answer]:
+        """Send a request; its answer, once the head came, or an AnswerError. A body in pieces is to be sent next.
+
+        A caller that waits no more has to `leave`.
         """
         self.is_unanswered = True
+        asked: asyncio.Future[Answer] = self._loop.create_future()
         if self._is_lost or self._transport.is_closing():
-            raise Disconnected("the server closed the connection")
+            asked.set_exception(Disconnected("the server closed the connection"))
+            return asked
+        self._asked, self._answer = asked, Answer(self)
         self._silence_s, self._wants_head_only = silence_s, method == "HEAD"
         self._is_in_head, self._head, self._head_bytes, self._unseen_bytes = True, b"", 0, 0
         self._parser = HttpResponseParser(self)
-        answer = self._answer = Answer(self)
-        asked: asyncio.Future[Answer] = self._loop.create_future()
-        self._asked = asked
-        try:
-            self._deadline.within(silence_s)
-            if body is None or (isinstance(body, bytes) and len(body) <= _COPIED_BYTES):
-                self._transport.write(head + body if body else head)
-            elif isinstance(body, bytes):
-                self._transport.write(head)
+        self._deadline.within(silence_s)
+        if isinstance(body, bytes) and len(body) <= _COPIED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            if isinstance(body, bytes):
                 self._transport.write(body)
-            else:
-                await self._send_pieces(head, body, asked)
-            return await asked
-        except BaseException:
-            if asked.done() and not asked.cancelled():
-                # it may have come, or failed, in the moment of a cancellation
-                asked.exception()
-            if self._answer is answer:
-                self.abort()
-            raise
+        return asked
+
+    def leave(self, asked: asyncio.Future[Answer]) -> None:
+        """The caller that `asked` waits no more: the connection is closed, unless all of the answer has come."""
+        if asked.done() and not asked.cancelled():
+            # it may have come, or failed, in the moment of a cancellation
+            asked.exception()
+        if self._asked is asked:
+            self.abort()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -384,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
         failure.__cause__ = exc
         self._fail(failure)
         # they refer back to this connection, which would wait for the garbage collector
-        self._parser = self._answer = None
+        self._parser = self._answer = self._asked = None
 
     def pause_writing(self) -> None:
         """The server reads slower than the request is sent."""
@@ -424,9 +423,8 @@ class ServerConnection(asyncio.Protocol):
         if coding is None and (length := fields.get("content-length")) is not None:
             answer.content_length = int(length)
         self._ends_with_connection = coding is None and answer.content_length is None
-        asked, self._asked = self._asked, None
-        if asked is not None and not asked.done():
-            asked.set_result(answer)
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(answer)
         if self._writable is not None:
             self.resume_writing()
         if self._wants_head_only:
@@ -448,10 +446,9 @@ class ServerConnection(asyncio.Protocol):
 
     # the present request
 
-    async def _send_pieces(self, head: bytes, pieces: AsyncIterable[bytes], asked: asyncio.Future[Answer]) -> None:
+    async def send_pieces(self, pieces: AsyncIterable[bytes], asked: asyncio.Future[Answer]) -> None:
         """Send a body as it comes, unless the server answers before its end: then it wants no more of it."""
         self._is_all_sent = False
-        self._transport.write(head)
         async for piece in pieces:
             if asked.done() or self._transport.is_closing():
                 return
@@ -486,18 +483,18 @@ class ServerConnection(asyncio.Protocol):
         answer, self._keeps_alive = self._answer, False
         if answer is not None:
             answer.fail(error)
-        asked, self._asked = self._asked, None
-        if asked is not None and not asked.done():
-            asked.set_exception(error)
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_exception(error)
         if not self._is_lost and (answer is None or not answer.is_ended):
             self.abort()
 
     def _release(self) -> None:
         """The answer is whole: let the connection be used again, if it can be."""
-        self._answer = None
+        self._answer = self._asked = None
         self.was_used = True
-        is_usable = self._keeps_alive and self._is_all_sent and not self._transport.is_closing()
-        if is_usable and self._pool.take_back(self):
+        is_usable, idle = self._keeps_alive and self._is_all_sent and not self._transport.is_closing(), self._pool.idle
+        if is_usable and len(idle) < self.limits.most_idle:
+            idle.append(self)
             if self._is_paused:
                 self.resume_reading()
             self._deadline.within(self.limits.idle_s)

@@ -206,34 +206,37 @@ class Requests:
                 left = incoming.content_length - incoming.received
                 incoming.put(data[:left])
                 data = data[left:]
-                if incoming.is_ended:
-                    self.leave(incoming)
-                continue
-            if incoming is None and not self.is_in_head:
-                # empty lines may go before a request (RFC 9112, section 2.2)
-                begins = data.lstrip(b"\r\n")
-                self._framing_bytes += len(data) - len(begins)
-                if not begins:
-                    break
-                if len(self.waiting) >= self._limits.waiting:
-                    self.refuse(BadRequest(f"more than {self._limits.waiting} requests were sent ahead"))
-                    break
-                data, self.is_in_head, self._given, self._framing_bytes = begins, True, b"", 0
-                self._parser = HttpRequestParser(self)
-            # a head ends with the first empty line, and a body in chunks with one of them
-            piece = data[: until_empty_line(self._given, data)]
-            self._given = (self._given if incoming is None else self._given[-3:]) + piece
-            self._framing_bytes += len(piece)
-            data = data[len(piece) :]
-            assert self._parser is not None
-            try:
-                self._parser.feed_data(piece)
-            except HttpParserUpgrade:
-                # the parser would have another protocol follow: here, the body of the request does
-                pass
-            except HttpParserError as error:
-                ours = error.__context__
-                self.refuse(ours if isinstance(ours, HttpError) else BadRequest(str(error)))
+            else:
+                if incoming is None and not self.is_in_head:
+                    # empty lines may go before a request (RFC 9112, section 2.2)
+                    begins = data.lstrip(b"\r\n")
+                    self._framing_bytes += len(data) - len(begins)
+                    if not begins:
+                        break
+                    if len(self.waiting) >= self._limits.waiting:
+                        self.refuse(BadRequest(f"more than {self._limits.waiting} requests were sent ahead"))
+                        break
+                    data, self.is_in_head, self._given, self._framing_bytes = begins, True, b"", 0
+                    self._parser = HttpRequestParser(self)
+                # a head ends with the first empty line, and a body in chunks with one of them
+                piece = data[: until_empty_line(self._given, data)]
+                self._given = (self._given if incoming is None else self._given[-3:]) + piece
+                self._framing_bytes += len(piece)
+                data = data[len(piece) :]
+                assert self._parser is not None
+                try:
+                    self._parser.feed_data(piece)
+                except HttpParserUpgrade:
+                    # the parser would have another protocol follow: here, the body of the request does
+                    pass
+                except HttpParserError as error:
+                    ours = error.__context__
+                    self.refuse(ours if isinstance(ours, HttpError) else BadRequest(str(error)))
+            if (incoming := self.incoming) is not None and incoming.is_ended:
+                # the next request may come, unless this one closes the connection
+                self.incoming, self._framing_bytes = None, 0
+                if not incoming.keeps_alive:
+                    self.stop()
         if self._framing_bytes > self._limits.head_bytes:
             self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes"))
 
@@ -297,7 +300,6 @@ class Requests:
             self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         elif not request.content_length:
             request.end()
-            self.leave(request)
         elif request.content_length > limits.body_bytes:
             raise BodyTooLarge(limits.body_bytes)
 
@@ -307,12 +309,6 @@ class Requests:
         if request.received + len(data) > self._limits.body_bytes:
             raise BodyTooLarge(self._limits.body_bytes)
         request.put(data)
-
-    def leave(self, request: Request) -> None:
-        """`request` is complete: the next may come, unless it closes the connection."""
-        self.incoming, self._framing_bytes = None, 0
-        if not request.keeps_alive:
-            self.stop()
 
 
 class _Chunks:
@@ -338,7 +334,6 @@ class _Chunks:
     def on_message_complete(self) -> None:
         """All of it came."""
         self._request.end()
-        self._requests.leave(self._request)
 
 
 Reply = Response | Stream

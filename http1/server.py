@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -45,53 +45,43 @@ def refusal(error: HttpError) -> Response:
     return Response(error.status, f"{error.reason}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})
 
 
-class WaitingClients:
-    """Connections without a running handler: new ones, those with an unfinished head, idle ones; oldest first.
-
-    Those of strangers, which are not known, are counted by address.
-    """
+class WaitingStrangers:
+    """Connections of unknown clients on which no handler runs, oldest first, and by address."""
 
     def __init__(self) -> None:
-        self._known: dict[ClientConnection, None] = {}
-        self._strangers: dict[ClientConnection, None] = {}
+        self._all: dict[ClientConnection, None] = {}
         self._by_address: dict[str, dict[ClientConnection, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<WaitingClients {len(self._strangers)} strangers, {len(self._known)} known>"
+        return f"<WaitingStrangers {len(self)} at {len(self._by_address)} addresses>"
 
     def __len__(self) -> int:
-        return len(self._known) + len(self._strangers)
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._all)
 
     def add(self, connection: ClientConnection) -> None:
         """The server waits for this client from now on."""
-        if connection.is_known:
-            self._known[connection] = None
-        else:
-            self._strangers[connection] = None
-            self._by_address.setdefault(connection.address, {})[connection] = None
+        self._all[connection] = None
+        self._by_address.setdefault(connection.address, {})[connection] = None
 
     def discard(self, connection: ClientConnection) -> None:
         """The client has begun a request, or has gone."""
-        if connection in self._strangers:
-            del self._strangers[connection]
+        if connection in self._all:
+            del self._all[connection]
             own = self._by_address[connection.address]
             del own[connection]
             if not own:
                 del self._by_address[connection.address]
-        else:
-            self._known.pop(connection, None)
 
-    def strangers_at(self, address: str) -> int:
-        """How many strangers wait at `address`."""
+    def count_at(self, address: str) -> int:
+        """How many of them wait at `address`."""
         return len(self._by_address.get(address, ()))
 
     def oldest_at(self, address: str) -> ClientConnection:
-        """The stranger that has waited longest at `address`. Raises KeyError if there is none."""
+        """The one that has waited longest at `address`. Raises KeyError if there is none."""
         return next(iter(self._by_address[address]))
-
-    def oldest(self) -> ClientConnection | None:
-        """The connection that is missed least: the oldest stranger, else the oldest known one."""
-        return next(iter(self._strangers or self._known), None)
 
 
 class HttpServer:
@@ -117,8 +107,9 @@ class HttpServer:
         self._dated_at, self._date = -1, b""
         self._connections: set[ClientConnection] = set()
         self._greetings: dict[ClientConnection, Greeting] = {}
-        self._waiting = WaitingClients()
-        self.serve: Callable[[ClientConnection], None] = self._waiting.discard
+        self._strangers = WaitingStrangers()
+        # connections of known clients without a running handler, oldest first
+        self._known: dict[ClientConnection, None] = {}
         self._listeners: list[Acceptor] = []
         self._logged = Seldom(_LOG_EVERY_S, clock)
         self._second, self._closed_of = 0, Counter[str]()
@@ -135,7 +126,7 @@ class HttpServer:
     @property
     def waiting(self) -> int:
         """On how many connections no handler runs."""
-        return len(self._waiting)
+        return len(self._known) + len(self._strangers)
 
     def connection(self) -> ClientConnection:
         """The protocol of one connection, for a listener that accepts it in place of `listen`."""
@@ -184,16 +175,24 @@ class HttpServer:
 
     def wait(self, connection: ClientConnection) -> None:
         """No handler runs for this client. If too many strangers at its address wait, the oldest is closed."""
-        self._waiting.add(connection)
-        address, most = connection.address, self.limits.strangers
-        if connection.is_known or most is None or self._waiting.strangers_at(address) <= most:
+        if connection.is_known:
+            self._known[connection] = None
             return
-        if not self.limits.is_exempt(address):
-            self._shut(self._waiting.oldest_at(address), "connections_of_address")
+        self._strangers.add(connection)
+        address, most = connection.address, self.limits.strangers
+        if most is not None and self._strangers.count_at(address) > most and not self.limits.is_exempt(address):
+            self._shut(self._strangers.oldest_at(address), "connections_of_address")
+
+    def serve(self, connection: ClientConnection) -> None:
+        """A handler begins for this client, or it has gone."""
+        if connection.is_known:
+            self._known.pop(connection, None)
+        else:
+            self._strangers.discard(connection)
 
     def discard(self, connection: ClientConnection) -> None:
         """A client has gone, and its handler has ended."""
-        self._waiting.discard(connection)
+        self.serve(connection)
         self._connections.discard(connection)
         self._changed.set()
 
@@ -225,14 +224,14 @@ class HttpServer:
         return self.limits.strangers is not None and self._closed_of[address] >= max(_FLOOD, self.limits.strangers)
 
     def _make_room(self, limit: str) -> bool:
-        """Close the connection that is missed least; whether there was one."""
-        oldest = self._waiting.oldest()
+        """Close the connection that is missed least, the oldest stranger before all others; whether there was one."""
+        oldest = next(iter(self._strangers or self._known), None)
         if oldest is not None:
             self._shut(oldest, limit)
         return oldest is not None
 
     def _shut(self, connection: ClientConnection, limit: str) -> None:
-        self._waiting.discard(connection)
+        self.serve(connection)
         if limit == "connections_of_address":
             self._closed_of[connection.address] += 1
         connection.abort()

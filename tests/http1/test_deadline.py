@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from http1.client import Answer, HttpClient, ServerConnection
+from http1.client import HttpClient, ServerConnection
 from http1.deadline import Deadline
 from http1.errors import AnswerTimeout
 from http1.limits import ClientLimits, ServerLimits
@@ -219,7 +219,7 @@ def test_an_answer_may_drip_but_not_stop_and_its_reader_may_take_its_time() -> N
         loop = asyncio.get_running_loop()
         connection = ServerConnection(HttpClient("http://a", ClientLimits()), loop)
         server = Wire(connection)
-        asking: asyncio.Task[Answer] = asyncio.create_task(connection.ask("GET", b"", None, 10.0))
+        asking = connection.ask("GET", b"", None, 10.0)
         await asyncio.sleep(9)
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
         answer = await asking
@@ -243,7 +243,7 @@ def test_a_server_that_sends_half_a_head_is_given_up() -> None:
     async def run() -> None:
         connection = ServerConnection(HttpClient("http://a"), asyncio.get_running_loop())
         server = Wire(connection)
-        asking = asyncio.create_task(connection.ask("GET", b"", None, 10.0))
+        asking = connection.ask("GET", b"", None, 10.0)
         await asyncio.sleep(9)
         connection.data_received(b"HTTP/1.1 200 OK\r\n")
         with pytest.raises(AnswerTimeout):
@@ -260,15 +260,15 @@ def test_a_connection_is_kept_for_a_while_after_its_answer() -> None:
         connection = ServerConnection(client, asyncio.get_running_loop())
         server = Wire(connection)
         for began_at in (0, 12):
-            asking = asyncio.create_task(connection.ask("GET", b"", None, 600.0))
+            asking = connection.ask("GET", b"", None, 600.0)
             await asyncio.sleep(2)
             connection.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
             await asking
             assert repr(client).endswith("1 connections, 1 idle>")
-            client._idle.clear()
+            client.idle.clear()
             await asyncio.sleep(10)
             assert server.closed_at is None, began_at
-        client.take_back(connection)
+        client.idle.append(connection)
         await asyncio.sleep(10)
         assert server.closed_at == 14 + 15
         assert repr(client).endswith("0 connections, 0 idle>")
