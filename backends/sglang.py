@@ -165,7 +165,7 @@ class SGLang(OpenAICompatible):
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         priority = request.rank if self._options.low_priority_first else -request.rank
-        rank = self.rank if self._is_ranked else None
+        rank = self.rank if self._rank_headers else None
         return {
             "extra_key": request.domain if self._options.cache_salt else None,
             "cache_salt": None,

@@ -81,6 +81,8 @@ class HttpBackend(ABC):
         self._loads: tuple[Load, ...] = (Load(),)
         self._completed = (_NO_REPORT, _NO_REPORT)
         self._others: list[Self] = []
+        # names the rank to the server; empty if there is only one
+        self._rank_headers: Mapping[str, str] = {}
         self._roots: Mapping[str, str] = {}
         self._needs_prefill = False
         self._known: tuple[object, ...] | None = None
@@ -108,7 +110,7 @@ class HttpBackend(ABC):
     def is_like(self, other: HttpBackend) -> bool:
         """Does it get the same requests as `other`, so that a proxy may use either?"""
         is_like = type(self) is type(other) and self._options == other._options
-        return is_like and self._rank_headers() == other._rank_headers()
+        return is_like and self._rank_headers == other._rank_headers
 
     def ranks(self) -> Sequence[Self]:
         """The other ranks of the server with rank 0: as many as reported their load."""
@@ -120,21 +122,13 @@ class HttpBackend(ABC):
         name = rank_name(self.name, rank)
         other = type(self)(name, self.url, pool=self.pool, options=self._options, clock=self._clock)
         other.rank, other.client, other._first = rank, self.client, self
+        other._rank_headers = {RANK_HEADER: str(rank)}
         return other
-
-    def _rank_headers(self) -> Mapping[str, str]:
-        """The header that names the rank to the server; empty if there is only one."""
-        return {RANK_HEADER: str(self.rank)} if self._is_ranked else {}
 
     @property
     def _server(self) -> Self:
         """Rank 0, which learns for all."""
         return self._first or self
-
-    @property
-    def _is_ranked(self) -> bool:
-        """Whether its server has several ranks, so that each request names one of them."""
-        return len((self._first or self)._loads) > 1
 
     @property
     def open_requests(self) -> int:
@@ -234,6 +228,7 @@ class HttpBackend(ABC):
                 self._loads = (Load(),) * ranks
         except BackendFailed:
             return
+        self._rank_headers = {RANK_HEADER: str(self.rank)} if len(self._loads) > 1 else {}
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The object in the reply to a small post to `path`. Raises BackendFailed, and the error of a refusal."""
@@ -256,7 +251,7 @@ class HttpBackend(ABC):
     def forward(self, request: Request, path: str) -> Forward:  # noqa: ARG002 - kinds that have own fields look at it
         """The changes that a proxy must make to the client's own body for `path`."""
         fields = {"model": self._backends_name(request)}
-        headers = {**self.client.headers, **self._rank_headers()}
+        headers = {**self.client.headers, **self._rank_headers}
         return Forward(headers, fields, error_of, self._options.idle_s)
 
     def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
@@ -266,7 +261,7 @@ class HttpBackend(ABC):
         """
         if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
             return self._generate_large(request, prompt)
-        headers = {**prompt.headers, **self._rank_headers()}
+        headers = {**prompt.headers, **self._rank_headers}
         return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
 
     def relay(self, request: Request, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
@@ -279,12 +274,12 @@ class HttpBackend(ABC):
             return give_all(self.generate(request, prompt), to)
         if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
             return self._relay_large(request, prompt, to)
-        headers = {**prompt.headers, **self._rank_headers()}
+        headers = {**prompt.headers, **self._rank_headers}
         return self.client.relay(self.exchange(request, prompt), headers, request.deadline_s, to)
 
     async def _relay_large(self, request: Request, prompt: Prompt, to: Taker) -> None:
         exchange = await self._large_exchange(request, prompt)
-        headers = {**prompt.headers, **self._rank_headers()}
+        headers = {**prompt.headers, **self._rank_headers}
         await self.client.relay(exchange, headers, request.deadline_s, to)
 
     async def _large_exchange(self, request: Request, prompt: Prompt) -> Exchange:
@@ -297,7 +292,7 @@ class HttpBackend(ABC):
 
     async def _generate_large(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         exchange = await self._large_exchange(request, prompt)
-        headers = {**prompt.headers, **self._rank_headers()}
+        headers = {**prompt.headers, **self._rank_headers}
         async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
             async for delta in deltas:
                 yield delta

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -60,7 +60,7 @@ class Post(NamedTuple):
 
 
 class Answer(Protocol):
-    """Reads one reply: fed with the bytes of its body, gives Deltas. Pure but for its own memory."""
+    """Reads one reply as it comes: fed with the bytes of its body, gives Deltas. Pure but for its own memory."""
 
     @property
     def is_over(self) -> bool:
@@ -76,6 +76,16 @@ class Answer(Protocol):
         ...
 
 
+class WholeBody(msgspec.Struct):
+    """Reads one reply in one piece, of at most `limit_bytes`, once all of it came. Pure."""
+
+    limit_bytes: ClassVar[int] = 64 << 20
+
+    def read(self, whole: bytes) -> list[Delta]:
+        """The answer and its usage. Raises BackendFailed at nonsense, and the error in the body."""
+        raise NotImplementedError
+
+
 ErrorOf = Callable[[str, int, bytes, Mapping[str, str]], ExpectedError]
 """(backend, status, body, headers) -> the error of a reply other than 200."""
 
@@ -88,7 +98,7 @@ class Exchange(NamedTuple):
     """
 
     post: Post
-    answer: Answer
+    answer: Answer | WholeBody
     error_of: ErrorOf = error_of
     abort: Post | None = None
     quiet_s: float = 0.0
@@ -133,7 +143,6 @@ class HttpClient:
         key_headers: Callable[[str], Mapping[str, str]] = bearer,
     ) -> None:
         self.name, self.url = name, url
-        self.open_requests = 0
         self.making = asyncio.Semaphore(1)
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
@@ -141,11 +150,16 @@ class HttpClient:
         self._post_lines: bytes | None = None
         self._http: Http1Client | None = None
         self._is_closed = False
-        self._replies: set[Reply] = set()
+        self._calls: set[_Call] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<HttpClient of {self.name} at {self.url}: {self.open_requests} requests>"
+
+    @property
+    def open_requests(self) -> int:
+        """Exchanges that are under way."""
+        return len(self._calls)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -162,8 +176,9 @@ class HttpClient:
         # from here on no abort begins: a closed connection has the same effect
         self._is_closed = True
         http, self._http = self._http, None
-        for reply in tuple(self._replies):
-            reply.close()
+        for call in tuple(self._calls):
+            if call.reply is not None:
+                call.reply.close()
         await asyncio.gather(*self._aborts)
         if http is not None:
             await http.close()
@@ -184,60 +199,104 @@ class HttpClient:
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
         the error that `exchange` defines.
         """
-        call = _Call(self, exchange)
+        answer = exchange.answer
+        call = _Call(exchange)
+        self._calls.add(call)
         try:
-            reply = await call.reply(headers, deadline_s)
+            reply = call.reply = await self._posted(call, headers, deadline_s)
+            if reply.status != 200 or "content-encoding" in reply.headers.lowered:
+                await self._look_at(call, reply)
             yield ACCEPTED
-            while data := await reply.read():
-                for delta in exchange.answer.feed(data):
+            if isinstance(answer, WholeBody):
+                for delta in answer.read(await self._whole(reply, answer.limit_bytes)):
                     yield delta
-                if exchange.answer.is_over:
+                return
+            while data := await reply.read():
+                for delta in answer.feed(data):
+                    yield delta
+                if answer.is_over:
                     break
-            for delta in exchange.answer.end():
+            for delta in answer.end():
                 yield delta
             if not reply.is_ended:
                 await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
-            raise call.failure(error) from error
+            raise self._failure(error) from error
         finally:
-            call.end()
+            self._end(call)
 
     async def relay(self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, to: Taker) -> None:
-        """The same, but `to` gets each Delta in the moment that it comes, without a switch of tasks.
+        """The same, but `to` gets each Delta in the moment that it comes, without a switch of tasks. An answer that
+        came whole is not ACCEPTED before.
 
         Cancelling this closes the connection. Raises as `stream` does, and what `to` raises.
         """
         answer = exchange.answer
-        deltas: Iterator[Delta] = iter(())
-
-        def take(data: bytes) -> bool:
-            nonlocal deltas
-            deltas = answer.feed(data)
-            for delta in deltas:
-                if not to.take(delta):
-                    return False
-            return not answer.is_over
-
-        call = _Call(self, exchange)
+        call = _Call(exchange)
+        self._calls.add(call)
         try:
-            reply = await call.reply(headers, deadline_s)
-            if not to.take(ACCEPTED):
+            reply = call.reply = await self._posted(call, headers, deadline_s)
+            is_plain = reply.status == 200 and "content-encoding" not in reply.headers.lowered
+            if not is_plain:
+                await self._look_at(call, reply)
+            # of most, the body came with the head
+            whole = reply.arrived(answer.limit_bytes) if is_plain and isinstance(answer, WholeBody) else None
+            if whole is None and not to.take(ACCEPTED):
                 await to.ready()
-            pour, is_end = reply.pour_decoded if "content-encoding" in reply.headers.lowered else reply.pour, False
-            while not is_end and not answer.is_over:
-                is_end = await pour(take)
-                if not is_end:
-                    await to.ready()
-                    await give(deltas, to)
-            for delta in answer.end():
+            if not isinstance(answer, WholeBody):
+                await _pour(reply, answer, to)
+                return
+            for delta in answer.read(await self._whole(reply, answer.limit_bytes) if whole is None else whole):
                 if not to.take(delta):
                     await to.ready()
-            if not is_end and not reply.is_ended:
-                await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
-            raise call.failure(error) from error
+            raise self._failure(error) from error
         finally:
-            call.end()
+            self._end(call)
+
+    def _posted(self, call: _Call, headers: Mapping[str, str], deadline_s: float | None) -> Coroutine[Any, Any, Reply]:
+        """The reply to the post of `call`, at its body."""
+        http, post = self._http or self._connections(), call.exchange.post
+        lines = self._post_lines if self._post_lines and not headers else self._lines(headers)
+        silence_s = self._options.idle_s + call.exchange.quiet_s
+        posted = http.request("POST", post.path, lines, post.content, silence_s=silence_s)
+        return posted if deadline_s is None else _in_time(call, posted, deadline_s)
+
+    async def _look_at(self, call: _Call, reply: Reply) -> None:
+        """Raise the error of a `reply` that is no 200; one that was compressed unasked is decoded from now on."""
+        if "content-encoding" in reply.headers.lowered:
+            reply.decode(MOST_DECODED_BYTES)
+        if reply.status != 200:
+            body = await _read_at_most(reply, MOST_ERROR_BYTES)
+            raise call.exchange.error_of(self.name, reply.status, body, reply.headers)
+
+    async def _whole(self, reply: Reply, limit_bytes: int) -> bytes:
+        """All of the body. Raises BackendFailed if it is longer."""
+        whole = await _read_at_most(reply, limit_bytes + 1)
+        if len(whole) > limit_bytes:
+            raise BackendFailed(f"{self.name} answered more than {limit_bytes} bytes")
+        return whole
+
+    def _failure(self, error: BaseException) -> ExpectedError:
+        """What an exchange fails with, because of `error`."""
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(f"{self.name} could not finish before the deadline")
+        return self._unreachable(error)
+
+    def _end(self, call: _Call) -> None:
+        """The answer is whole, or is left: then the connection is closed, or the server sent an abort."""
+        self._calls.discard(call)
+        exchange, reply = call.exchange, call.reply
+        if call.timer is not None:
+            call.timer.cancel()
+        if reply is not None and not reply.is_ended:
+            reply.close()
+        if exchange.abort is None:
+            return
+        answer = exchange.answer
+        is_over = reply is not None and reply.is_ended if isinstance(answer, WholeBody) else answer.is_over
+        if not is_over:
+            self._send_abort(exchange.abort)
 
     async def _ask(self, http: Http1Client, method: str, path: str, content: bytes | None = None) -> Page:
         headers = self._headers({"content-type": "application/json"} if content is not None else {})
@@ -303,61 +362,13 @@ class HttpClient:
         return kind(f"{self.name} cannot be reached: {reason}", hint=f"is {self.url} up?")
 
 
-class _Call:
-    """One exchange of `client`, from its post to the end of its answer. `end` it in any case."""
+class _Call(msgspec.Struct, eq=False):
+    """One exchange that is under way."""
 
-    __slots__ = ("_client", "_exchange", "_reply", "_timer")
-
-    def __init__(self, client: HttpClient, exchange: Exchange) -> None:
-        self._client, self._exchange = client, exchange
-        self._reply: Reply | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        client.open_requests += 1
-
-    def __repr__(self) -> str:
-        return f"<_Call of {self._client!r}: {self._reply!r}>"
-
-    async def reply(self, headers: Mapping[str, str], deadline_s: float | None) -> Reply:
-        """The 200 of the server, at its body. Raises the error that the exchange defines for any other reply."""
-        client, exchange, post = self._client, self._exchange, self._exchange.post
-        http, silence_s = client._http or client._connections(), client._options.idle_s + exchange.quiet_s
-        lines = client._post_lines if client._post_lines and not headers else client._lines(headers)
-        asking = http.request("POST", post.path, lines, post.content, silence_s=silence_s)
-        if deadline_s is None:
-            reply = self._reply = await asking
-        else:
-            loop = asyncio.get_running_loop()
-            due_at = loop.time() + deadline_s
-            async with asyncio.timeout_at(due_at):
-                reply = self._reply = await asking
-            self._timer = loop.call_at(due_at, reply.stop, TimeoutError("the deadline passed"))
-        client._replies.add(reply)
-        if "content-encoding" in reply.headers.lowered:
-            # compressed unasked
-            reply.decode(MOST_DECODED_BYTES)
-        if reply.status != 200:
-            body = await _read_at_most(reply, MOST_ERROR_BYTES)
-            raise exchange.error_of(client.name, reply.status, body, reply.headers)
-        return reply
-
-    def failure(self, error: BaseException) -> ExpectedError:
-        """What the call fails with, because of `error`."""
-        if isinstance(error, TimeoutError):
-            return DeadlineExceeded(f"{self._client.name} could not finish before the deadline")
-        return self._client._unreachable(error)
-
-    def end(self) -> None:
-        """The answer is whole, or is left: then the connection is closed, or the server sent an abort."""
-        client, exchange = self._client, self._exchange
-        client.open_requests -= 1
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._reply is not None:
-            client._replies.discard(self._reply)
-            if not self._reply.is_ended:
-                self._reply.close()
-        if exchange.abort is not None and not exchange.answer.is_over:
-            client._send_abort(exchange.abort)
+    exchange: Exchange
+    reply: Reply | None = None
+    timer: asyncio.TimerHandle | None = None
+    """That of its deadline."""
 
 
 def decoded(page: Page, name: str, what: str) -> Any:
@@ -376,6 +387,41 @@ async def _read_at_most(reply: Reply, limit_bytes: int) -> bytes:
     while len(body) < limit_bytes and (data := await reply.read()):
         body += data
     return bytes(body[:limit_bytes])
+
+
+async def _in_time(call: _Call, posted: Coroutine[Any, Any, Reply], deadline_s: float) -> Reply:
+    """The reply that is `posted`. Raises TimeoutError after `deadline_s`, and then has readers of its body raise it."""
+    loop = asyncio.get_running_loop()
+    due_at = loop.time() + deadline_s
+    async with asyncio.timeout_at(due_at):
+        reply = await posted
+    call.timer = loop.call_at(due_at, reply.stop, TimeoutError("the deadline passed"))
+    return reply
+
+
+async def _pour(reply: Reply, answer: Answer, to: Taker) -> None:
+    """Give `to` what `answer` makes of the body, in the moment that it comes."""
+    deltas: Iterator[Delta] = iter(())
+
+    def take(data: bytes) -> bool:
+        nonlocal deltas
+        deltas = answer.feed(data)
+        for delta in deltas:
+            if not to.take(delta):
+                return False
+        return not answer.is_over
+
+    pour, is_end = reply.pour_decoded if "content-encoding" in reply.headers.lowered else reply.pour, False
+    while not is_end and not answer.is_over:
+        is_end = await pour(take)
+        if not is_end:
+            await to.ready()
+            await give(deltas, to)
+    for delta in answer.end():
+        if not to.take(delta):
+            await to.ready()
+    if not is_end and not reply.is_ended:
+        await _read_to_end(reply)
 
 
 async def _read_to_end(reply: Reply) -> None:

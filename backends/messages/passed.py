@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from backends.http.client import WholeBody
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense
-from backends.http.passed import PassedBlocks, WholeBody
+from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
 from backends.messages.answer import AnthropicAnswer, error_in_stream, finish_of
 from policies.nouns import Delta
@@ -56,21 +57,20 @@ class PassedMessage(PassedBlocks):
 
 
 class PassedWholeMessage(WholeBody):
-    """Fed with a message in one piece, gives it back at its end."""
+    """Gives a message in one piece back."""
 
-    def __init__(self, backend: str, *, shown_model: str | None = None, limit_bytes: int = 64 << 20) -> None:
-        super().__init__(backend, limit_bytes=limit_bytes)
-        self._shown_model = shown_model
+    backend: str
+    shown_model: str | None = None
 
-    def _read(self, whole: bytes) -> list[Delta]:
+    def read(self, whole: bytes) -> list[Delta]:
         """The message, with its usage."""
         try:
             message = msgspec.json.decode(whole)
             if message["type"] == "error":
-                raise error_in_stream(self._backend, message)
-            usage = AnthropicAnswer(self._backend).add_usage(message["usage"])
+                raise error_in_stream(self.backend, message)
+            usage = AnthropicAnswer(self.backend).add_usage(message["usage"])
             finish = finish_of(message["stop_reason"])
         except MISSHAPEN as error:
-            raise nonsense(self._backend, whole) from error
-        body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
+            raise nonsense(self.backend, whole) from error
+        body = whole if self.shown_model is None else with_members(whole, {"model": self.shown_model})
         return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]

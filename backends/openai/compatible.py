@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from backends.base import Prefilled
 from backends.http.backend import Forward, HttpBackend
-from backends.http.client import Answer, Exchange, HttpOptions, decoded
+from backends.http.client import Answer, Exchange, HttpOptions, WholeBody, decoded
 from backends.http.errors import error_of
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
@@ -20,7 +20,7 @@ from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
 from backends.openai.prefill import PrefillAnswer, prefill_post
-from backends.openai.prompt import native_post, post_of, router_members
+from backends.openai.prompt import native_post, post_of, with_usage
 from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Native, Prompt, Request
@@ -85,9 +85,7 @@ class OpenAICompatible(HttpBackend):
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
         if prompt.path in POOLED and prompt.body is not None:
             post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
-            return Exchange(
-                post, PooledAnswer(self.name, prompt.path, prompt_tokens=request.prompt_tokens), self._error_of
-            )
+            return Exchange(post, PooledAnswer(self.name, prompt.path, request.prompt_tokens), self._error_of)
         if (native := self._passed_on(prompt, own)) is not None:
             return self._native_exchange(request, native, own)
         beginning = prompt.beginning
@@ -108,19 +106,21 @@ class OpenAICompatible(HttpBackend):
 
     def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
         """The client's own request; its answer goes back as it comes."""
-        body, path, model = native.body, native.path, self._backends_name(request)
+        body, path = native.body, native.path
+        members: dict[str, Any] = {"model": self._options.models.get(request.model, request.model)}
         is_streamed = bool(body.get("stream"))
-        text_body = body if path in _TEXT_PATHS else None
-        members = router_members(text_body, model=model, is_streamed=is_streamed, own=own)
+        if is_streamed and path in _TEXT_PATHS:
+            members |= with_usage(body)
+        members |= own
         post = native_post(native, members, is_streamed=is_streamed)
-        shown_model = body["model"] if own.get("model", model) != body["model"] else None
-        answer: Answer
+        shown_model = None if members["model"] == body["model"] else body["model"]
+        answer: Answer | WholeBody
         if path == MESSAGES_PATH:
             answer = (PassedMessage if is_streamed else PassedWholeMessage)(self.name, shown_model=shown_model)
         elif path == RESPONSES_PATH:
             answer = (PassedResponse if is_streamed else PassedWholeResponse)(self.name, shown_model=shown_model)
         else:
-            ear = Ear(self.name, request, shown_model=shown_model)
+            ear = Ear(self.name, request.prompt_tokens, request.sampling.choices, shown_model)
             shows_usage = bool((body.get("stream_options") or {}).get("include_usage"))
             answer = PassedStream(ear, shows_usage=shows_usage) if is_streamed else PassedWhole(ear)
         quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
@@ -158,7 +158,7 @@ class OpenAICompatible(HttpBackend):
         """
         fields = {**self._own_fields(request), "model": self._backends_name(request), **fields}
         exchange = Exchange(prefill_post(request, prompt, fields), answer, self._error_of)
-        headers = {**prompt.headers, **self._rank_headers()}
+        headers = {**prompt.headers, **self._rank_headers}
         # not asked as a small question: closing the iterator closes the connection, which aborts it there
         async with aclosing(self.client.stream(exchange, headers, request.deadline_s)) as deltas:
             async for _ in deltas:

@@ -7,26 +7,25 @@ Pure but for their own memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from backends.http.client import WholeBody
 from backends.http.errors import error_in_stream
 from backends.http.json_members import ABSENT, with_members, with_more_members
 from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for
-from backends.http.passed import PassedBlocks, WholeBody
+from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
 from backends.openai.answer import BROKEN, DONE
 from backends.openai.chunks import FINISHES, usage_of
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Delta, Request, Usage
+from policies.nouns import Delta, Usage
 
 _OF_THE_LAST = ("system_fingerprint", "timings")
 """What vLLM and llama.cpp write in the last chunk: that of usage if usage was asked for, else the end of a choice."""
-
-ErrorInStream = Callable[[str, Any], ExpectedError]
 
 
 class _Choice(msgspec.Struct):
@@ -59,38 +58,28 @@ class Chunk(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(Chunk)
 
 
-class Ear:
-    """Reads the accounting data of one answer of `backend`: pieces, ends, usage, errors.
+class Ear(msgspec.Struct):
+    """Reads the accounting data of one answer of `backend`, with so many `choices`: pieces, ends, usage, errors.
 
-    Where the server tells no usage, tokens are estimated as `OpenAIAnswer` does. `shown_model` is the name under which
-    the client knows the model, where it is another than the server's.
+    Where the server tells no usage (`told`), tokens are estimated as `OpenAIAnswer` does. `shown_model` is the name
+    under which the client knows the model, where it is another than the server's.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        request: Request,
-        *,
-        shown_model: str | None = None,
-        error_of: ErrorInStream = error_in_stream,
-    ) -> None:
-        self.backend, self._error_of = backend, error_of
-        self._shown_model, self.renames = shown_model, shown_model is not None
-        self._prompt_tokens, self._pieces = request.prompt_tokens, 0
-        self._usage: Usage | None = None
-        self.choices = request.sampling.choices
-
-    def __repr__(self) -> str:
-        return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
+    backend: str
+    prompt_tokens: int
+    choices: int = 1
+    shown_model: str | None = None
+    pieces: int = 0
+    told: Usage | None = None
 
     def hear(self, data: bytes) -> Chunk:
         """The chunk in `data`. Raises BackendFailed at nonsense and broken answers, and the error of an error event."""
         try:
             chunk = _CHUNK.decode(data)
             if chunk.error or chunk.object == "error":
-                raise self._error_of(self.backend, chunk.error or msgspec.json.decode(data))
+                raise error_in_stream(self.backend, chunk.error or msgspec.json.decode(data))
             if chunk.usage:
-                self._usage = usage_of(chunk.usage)
+                self.told = usage_of(chunk.usage)
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
         chunk.pieces, chunk.text, chunk.ends = 0, "", []
@@ -112,16 +101,16 @@ class Ear:
             if added != "":
                 chunk.pieces += 1
                 chunk.text = None if added is None or chunk.text is None else chunk.text + added
-        self._pieces += chunk.pieces
+        self.pieces += chunk.pieces
         return chunk
 
     def usage(self) -> Usage:
         """The server's report, or the counted pieces."""
-        return self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True)
+        return self.told or Usage(self.prompt_tokens, self.pieces, is_guess=True)
 
     def shown(self, chunk: Chunk) -> dict[str, Any]:
         """The members of `chunk` that the client is to see otherwise."""
-        return {} if self._shown_model is None or chunk.model is None else {"model": self._shown_model}
+        return {} if self.shown_model is None or chunk.model is None else {"model": self.shown_model}
 
 
 class PassedStream(PassedBlocks):
@@ -157,7 +146,7 @@ class PassedStream(PassedBlocks):
             # after its end an answer cannot be continued
             self._text = None if self._last is not None else self._text
             raise
-        changes, ends = self._ear.shown(chunk) if self._ear.renames else {}, chunk.ends
+        changes, ends = self._ear.shown(chunk) if self._ear.shown_model is not None else {}, chunk.ends
         if chunk.usage is not None and not self._shows_usage:
             changes["usage"] = ABSENT
             if not chunk.choices:
@@ -210,20 +199,19 @@ def _beside_usage(hidden: bytes, block: bytes) -> dict[str, msgspec.Raw]:
 
 
 class PassedWhole(WholeBody):
-    """Fed with an answer in one piece, gives it back at its end."""
+    """Gives an answer in one piece back."""
 
-    def __init__(self, ear: Ear, *, limit_bytes: int = 64 << 20) -> None:
-        super().__init__(ear.backend, limit_bytes=limit_bytes)
-        self._ear = ear
+    ear: Ear
 
-    def _read(self, whole: bytes) -> list[Delta]:
+    def read(self, whole: bytes) -> list[Delta]:
         """The answer, then its other ends; the last one with usage."""
-        chunk = self._ear.hear(whole)
+        ear = self.ear
+        chunk = ear.hear(whole)
         if not chunk.choices:
-            raise nonsense(self._backend, whole)
-        changes = self._ear.shown(chunk) if self._ear.renames else {}
+            raise nonsense(ear.backend, whole)
+        changes = ear.shown(chunk) if ear.shown_model is not None else {}
         body = with_members(whole, changes) if changes else whole
-        usage = self._ear.usage()
+        usage = ear.told or ear.usage()
         tokens = 0 if usage.is_guess else usage.completion_tokens
         ends: list[tuple[int, str | None]] = chunk.ends or [(0, None)]
         choice, finish = ends[0]

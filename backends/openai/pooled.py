@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import Post, encoded
+from backends.http.client import Post, WholeBody, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
-from backends.http.passed import WholeBody
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
 
@@ -33,25 +32,26 @@ def pooled_post(path: str, body: Mapping[str, Any], model: str, *, without: Coll
 
 
 class PooledAnswer(WholeBody):
-    """Fed with the body of a 200 of `path`: one JSON object, passed on as it is, then its usage.
+    """Reads the body of a 200 of `path`: one JSON object, passed on as it is, with its usage.
 
     Where the server tells no usage, the prompt's tokens are `prompt_tokens`.
     """
 
-    def __init__(self, backend: str, path: str, *, prompt_tokens: int, limit_bytes: int = 256 << 20) -> None:
-        super().__init__(backend, limit_bytes=limit_bytes)
-        self._list, self._prompt_tokens = POOLED[path], prompt_tokens
+    limit_bytes = 256 << 20
+    backend: str
+    path: str
+    prompt_tokens: int
 
-    def _read(self, whole: bytes) -> list[Delta]:
+    def read(self, whole: bytes) -> list[Delta]:
         """The reply and its usage."""
         try:
             # numbers stay text: a reply may have millions, and only their reader needs them
             reply = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
             usage = _usage(msgspec.json.decode(reply["usage"])) if "usage" in reply else None
-            msgspec.json.decode(reply[self._list], type=list[msgspec.Raw])
+            msgspec.json.decode(reply[POOLED[self.path]], type=list[msgspec.Raw])
         except MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense instead of `{self._list}`") from error
-        return [Delta(body=whole, usage=usage or Usage(self._prompt_tokens, is_guess=True))]
+            raise BackendFailed(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
+        return [Delta(body=whole, usage=usage or Usage(self.prompt_tokens, is_guess=True))]
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:

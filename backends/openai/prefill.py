@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from backends.base import Prefilled
-from backends.http.client import Post, encoded
+from backends.http.client import Post, WholeBody, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
-from backends.http.passed import WholeBody
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Prompt, Request
@@ -32,34 +31,34 @@ def prefill_post(request: Request, prompt: Prompt, fields: Mapping[str, Any]) ->
 
 
 class PrefillAnswer(WholeBody):
-    """Fed with the body of a 200; then `prefilled` is what it says. It gives no Deltas.
+    """Reads the body of a 200; then `prefilled` is what it says. It gives no Deltas.
 
     `transfer_of` finds in the answer what the other server needs; None: the server keeps no KV, and `hint` says why.
     """
 
-    def __init__(
-        self, backend: str, transfer_of: Callable[[Mapping[str, Any]], Mapping[str, Any] | None], *, hint: str
-    ) -> None:
-        super().__init__(backend, limit_bytes=_MOST_BYTES)
-        self._transfer_of, self._hint = transfer_of, hint
-        self._prefilled: Prefilled | None = None
+    limit_bytes = _MOST_BYTES
+    backend: str
+    transfer_of: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+    hint: str
+    found: Prefilled | None = None
 
     @property
     def prefilled(self) -> Prefilled:
         """Raises BackendFailed if the body ended before it was whole."""
-        if self._prefilled is None:
-            raise BackendFailed(f"{self._backend} answered nothing when asked for a prefill")
-        return self._prefilled
+        if self.found is None:
+            raise BackendFailed(f"{self.backend} answered nothing when asked for a prefill")
+        return self.found
 
-    def _read(self, whole: bytes) -> list[Delta]:
+    def read(self, whole: bytes) -> list[Delta]:
+        """None. Raises as for any other answer, and BackendFailed where the server keeps no KV."""
         try:
             answer = msgspec.json.decode(whole)
-            transfer, usage = self._transfer_of(answer), answer.get("usage") or {}
+            transfer, usage = self.transfer_of(answer), answer.get("usage") or {}
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             used = reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
         except MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense when asked for a prefill") from error
+            raise BackendFailed(f"{self.backend} answered nonsense when asked for a prefill") from error
         if not isinstance(transfer, dict):
-            raise BackendFailed(f"{self._backend} keeps no KV for others", hint=self._hint)
-        self._prefilled = Prefilled(transfer, used)
+            raise BackendFailed(f"{self.backend} keeps no KV for others", hint=self.hint)
+        self.found = Prefilled(transfer, used)
         return []

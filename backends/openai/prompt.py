@@ -34,37 +34,32 @@ def post_of(
         if not prompt.token_ids or not takes_token_ids:
             raise InvalidRequest("this backend takes text, and the request has token ids only")
         path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    members = router_members(body, model=model, is_streamed=is_streamed, own=own)
+    members: dict[str, Any] = {"model": model}
+    if is_streamed:
+        members |= with_usage(body)
+    members |= own
     if (native := prompt.native) is not None and native.body is body:
         return native_post(native, members, is_streamed=is_streamed)
-    sent = {name: value for name, value in {**body, **members}.items() if value is not ABSENT}
+    left_out = {name for name, value in own.items() if value is None}
+    sent = {name: value for name, value in {**body, **members}.items() if name not in left_out}
     return Post(path, encoded(sent), is_streamed)
 
 
-def router_members(
-    body: Mapping[str, Any] | None, *, model: str, is_streamed: bool, own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The members that the router says: the `model`, its `own` (None: ABSENT), and that a stream of the chat or text
-    `body` is to end with usage; streams of other endpoints, without a `body` here, always do.
-    """
-    members: dict[str, Any] = {"model": model}
-    if is_streamed and body is not None:
-        members["stream"] = True
-        members["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    for name, value in own.items():
-        members[name] = ABSENT if value is None else value
-    return members
+def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a chat or text `body` with which its answer is a stream that ends with usage."""
+    return {"stream": True, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
 
 
 def native_post(native: Native, members: Mapping[str, Any], *, is_streamed: bool) -> Post:
-    """The client's own bytes with only `members` changed; those that are ABSENT are removed."""
+    """The client's own bytes with only `members` changed; those that are None are removed."""
     raw, body = native.raw or encoded(native.body), native.body
     changes: dict[str, Any] = {}
     twice = maybe_twice(raw, members.keys() & body.keys())
     # the fewest changes so that every reader finds `members` there
     for name, value in members.items():
-        if name in twice or body.get(name, ABSENT) != value:
-            changes[name] = value  # noqa: PERF403 - a comprehension is a call more
+        changed = ABSENT if value is None else value
+        if name in twice or body.get(name, ABSENT) != changed:
+            changes[name] = changed
     if changes:
         raw = with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
     return Post(native.path, raw, is_streamed)

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from backends.http.client import WholeBody
 from backends.http.errors import error_in_stream
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
-from backends.http.passed import PassedBlocks, WholeBody
+from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
 from policies.nouns import Delta, Usage
 
@@ -58,22 +59,21 @@ class PassedResponse(PassedBlocks):
 
 
 class PassedWholeResponse(WholeBody):
-    """Fed with a response in one piece, gives it back at its end."""
+    """Gives a response in one piece back."""
 
-    def __init__(self, backend: str, *, shown_model: str | None = None, limit_bytes: int = 64 << 20) -> None:
-        super().__init__(backend, limit_bytes=limit_bytes)
-        self._shown_model = shown_model
+    backend: str
+    shown_model: str | None = None
 
-    def _read(self, whole: bytes) -> list[Delta]:
+    def read(self, whole: bytes) -> list[Delta]:
         """The response, with its usage."""
         try:
             response = msgspec.json.decode(whole)
             if response.get("status") == "failed" or response.get("error"):
-                raise error_in_stream(self._backend, response.get("error") or {})
+                raise error_in_stream(self.backend, response.get("error") or {})
             finish, usage = _finish(response), _usage(response["usage"])
         except MISSHAPEN as error:
-            raise nonsense(self._backend, whole) from error
-        body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
+            raise nonsense(self.backend, whole) from error
+        body = whole if self.shown_model is None else with_members(whole, {"model": self.shown_model})
         return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]
 
 

@@ -357,8 +357,7 @@ async def test_the_error_of_a_first_call_is_that_of_a_request() -> None:
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"kv_transfer_params": 3}', b'{"usage": 3}'])
 def test_nonsense_is_no_prefill(body: bytes) -> None:
     answer = PrefillAnswer("v", transfer_of, hint="")
-    answer.feed(body)
     with pytest.raises(BackendFailed):
-        answer.end()
+        answer.read(body)
     with pytest.raises(BackendFailed, match="answered nothing"):
         _ = answer.prefilled

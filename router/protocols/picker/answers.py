@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import Answer
+from backends.http.client import Answer, WholeBody
 from backends.http.errors import error_in_stream
 from backends.http.nonsense import nonsense
 from backends.http.sse import SseDecoder
@@ -29,13 +29,13 @@ _ENDS = {"response.completed": "stop", "response.incomplete": "length"}
 def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -> Answer:
     """The parser for a 200 of `backend` to a request to `path`, as server-sent events or whole."""
     if path in POOLED:
-        return PooledAnswer(backend, path, prompt_tokens=request.prompt_tokens)
+        return Collected(backend, PooledAnswer(backend, path, request.prompt_tokens))
     if path == MESSAGES_PATH and is_streamed:
         return AnthropicAnswer(backend)
     if path == RESPONSES_PATH and is_streamed:
         return ResponseEvents(backend)
     if path in (MESSAGES_PATH, RESPONSES_PATH):
-        return WholeAnswer(backend)
+        return Collected(backend, UsageAlone(backend))
     # the body may have several prompts, each with its choices
     return OpenAIAnswer(backend, request, is_streamed=is_streamed, most_choices=MOST_PROMPTS * MOST_CHOICES)
 
@@ -80,32 +80,43 @@ class ResponseEvents:
             yield Delta(text=event["delta"])
 
 
-class WholeAnswer:
-    """One JSON object of at most `limit_bytes` with usage, as answered by Responses and Anthropic's Messages."""
+class Collected:
+    """An answer in one piece that comes in several: `body` reads it at its end."""
 
-    def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
+    def __init__(self, backend: str, body: WholeBody) -> None:
         self.is_over = False
-        self._backend, self._limit_bytes = backend, limit_bytes
+        self._backend, self.body = backend, body
         self._whole = bytearray()
 
     def __repr__(self) -> str:
-        return f"<WholeAnswer of {self._backend}: {len(self._whole)} bytes>"
+        return f"<Collected of {self._backend}: {len(self._whole)} bytes>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """No Delta yet. Raises BackendFailed if the answer is too long."""
         self._whole += data
-        if len(self._whole) > self._limit_bytes:
-            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
+        if len(self._whole) > self.body.limit_bytes:
+            raise BackendFailed(f"{self._backend} answered more than {self.body.limit_bytes} bytes")
         return iter(())
 
     def end(self) -> Iterator[Delta]:
-        """Its usage. Raises BackendFailed for an invalid answer."""
-        try:
-            usage = _usage_of(msgspec.json.decode(self._whole)["usage"])
-        except _MISSHAPEN as error:
-            raise nonsense(self._backend, bytes(self._whole)) from error
+        """What `body` reads. Raises as that does."""
+        deltas = self.body.read(bytes(self._whole))
         self.is_over = True
-        yield Delta(finish_reason="stop", usage=usage)
+        return iter(deltas)
+
+
+class UsageAlone(WholeBody):
+    """The usage in one JSON object, as answered by Responses and Anthropic's Messages."""
+
+    backend: str
+
+    def read(self, whole: bytes) -> list[Delta]:
+        """The end, with usage. Raises BackendFailed for an invalid answer."""
+        try:
+            usage = _usage_of(msgspec.json.decode(whole)["usage"])
+        except _MISSHAPEN as error:
+            raise nonsense(self.backend, whole) from error
+        return [Delta(finish_reason="stop", usage=usage)]
 
 
 def _usage_of(usage: Mapping[str, Any]) -> Usage:

@@ -85,18 +85,13 @@ def test_nonsense_and_an_early_end_have_failed(bad: bytes) -> None:
 @pytest.mark.parametrize("bad", [b"", b"[]", b"{}", b'{"type": "message"}', b'{"type": "error", "error": {}}'])
 def test_what_is_no_message_has_failed(bad: bytes) -> None:
     with pytest.raises(BackendFailed):
-        heard(PassedWholeMessage("a"), [bad])
+        PassedWholeMessage("a").read(bad)
 
 
 def test_what_is_held_before_the_first_piece_has_a_bound() -> None:
     answer, ping = PassedMessage("a"), b'event: ping\ndata: {"type": "ping"}\n\n'
     count = MOST_HELD_BYTES // len(ping) + 1
     assert raw_of([delta for _ in range(count) for delta in answer.feed(ping)]) == ping * count
-
-
-def test_a_whole_message_has_a_bound() -> None:
-    with pytest.raises(BackendFailed, match="more than 3 bytes"):
-        heard(PassedWholeMessage("a", limit_bytes=3), [b"1234"])
 
 
 @pytest.mark.parametrize("name", ["m", "mine"])

@@ -15,6 +15,7 @@ from backends.http.client import (
     HttpOptions,
     Page,
     Post,
+    WholeBody,
     base_url,
     decoded,
     encoded,
@@ -41,6 +42,15 @@ class Letters:
         return iter(())
 
 
+class Letter(WholeBody):
+    """An answer in one piece, of a few bytes."""
+
+    limit_bytes = 100
+
+    def read(self, whole: bytes) -> list[Delta]:
+        return [Delta(text=whole[:1].decode()), Delta(text=whole[1:].decode())]
+
+
 class Echo(StandIn):
     """Answers what it is sent; a `?` hangs, a `!` is an error as long as it can be."""
 
@@ -49,6 +59,7 @@ class Echo(StandIn):
     def routes(self) -> Iterable[web.RouteDef]:
         return (
             web.post("/echo", self.echo),
+            web.post("/letter", self.letter),
             web.post("/abort", self.abort),
             web.get("/large", self.large),
             web.get("/slow", self.slow),
@@ -64,6 +75,13 @@ class Echo(StandIn):
             await self.write(reply, body)
             if b"?" in body:
                 await asyncio.Event().wait()
+        return reply
+
+    async def letter(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        reply = web.Response(body=body)
+        if b"zip" in body:
+            reply.enable_compression(web.ContentCoding.gzip)
         return reply
 
     async def abort(self, request: web.Request) -> web.Response:
@@ -128,6 +146,10 @@ def an_exchange(content: bytes, abort: Post | None = None) -> Exchange:
     return Exchange(Post("/echo", content), Letters(), abort=abort)
 
 
+async def everything(client: HttpClient, exchange: Exchange) -> list[Delta]:
+    return [delta async for delta in client.stream(exchange, {}, None)]
+
+
 async def answer_to(client: HttpClient, content: bytes, deadline_s: float | None = None) -> str:
     return "".join([delta.text async for delta in client.stream(an_exchange(content), {}, deadline_s)])
 
@@ -163,6 +185,42 @@ async def test_an_answer_is_relayed_as_it_comes_and_no_faster_than_it_is_taken(*
         taken = Taken(is_slow=is_slow)
         await client.relay(an_exchange(b"all of it."), {}, None, taken)
         assert "".join(delta.text for delta in taken.deltas) == "all of it."
+
+
+@pytest.mark.parametrize("path", ["/letter", "/echo"])
+@pytest.mark.parametrize("content", [b"all of it", b"zipped"])
+async def test_an_answer_in_one_piece_is_read_once_all_of_it_came(path: str, content: bytes) -> None:
+    async with a_client() as (client, _):
+        exchange = Exchange(Post(path, content), Letter())
+        for is_slow in (False, True):
+            taken = Taken(is_slow=is_slow)
+            await client.relay(exchange, {}, None, taken)
+            assert "".join(delta.text for delta in taken.deltas) == content.decode()
+        read = await everything(client, exchange)
+        assert read[0] is ACCEPTED
+        assert "".join(delta.text for delta in read) == content.decode()
+
+
+@pytest.mark.parametrize("path", ["/letter", "/echo"])
+async def test_an_answer_in_one_piece_has_a_bound(path: str) -> None:
+    async with a_client() as (client, _):
+        exchange = Exchange(Post(path, b"x" * 101), Letter())
+        with pytest.raises(BackendFailed, match="b answered more than 100 bytes"):
+            await client.relay(exchange, {}, None, Taken())
+        with pytest.raises(BackendFailed, match="b answered more than 100 bytes"):
+            await everything(client, exchange)
+        await client.relay(Exchange(Post(path, b"x" * 100), Letter()), {}, None, Taken())
+
+
+async def test_an_answer_in_one_piece_that_is_left_is_aborted_and_one_that_came_is_not() -> None:
+    async with a_client() as (client, server):
+        abort = Post("/abort", b"{}")
+        with pytest.raises(Gone):
+            await client.relay(Exchange(Post("/letter", b"all"), Letter(), abort=abort), {}, None, Leaving())
+        with pytest.raises(DeadlineExceeded):
+            await client.relay(Exchange(Post("/echo", b"more?"), Letter(), abort=abort), {}, 0.05, Taken())
+        await eventually(lambda: server.aborted == 1)
+        await eventually(lambda: server.open_requests == 0)
 
 
 async def test_a_relay_fails_as_a_stream_does_and_with_what_its_taker_raises() -> None:

@@ -19,15 +19,12 @@ BODY: dict[str, Any] = {"model": "ours", "input": ["a", "bc"], "encoding_format"
 REPLY = b'{"object":"list","data":[{"index":0,"embedding":[0.10,-1e-3]}],"usage":{"prompt_tokens":3},"x":1}'
 
 
-def read(data: bytes, size: int = 1 << 20, path: str = EMBEDDINGS_PATH, **options: Any) -> list[Delta]:
-    answer = PooledAnswer("b", path, prompt_tokens=5, **options)
-    deltas = [delta for at in range(0, len(data), size) for delta in answer.feed(data[at : at + size])]
-    return deltas + list(answer.end())
+def read(data: bytes, path: str = EMBEDDINGS_PATH) -> list[Delta]:
+    return PooledAnswer("b", path, prompt_tokens=5).read(data)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_the_reply_is_one_delta_with_every_byte_and_usage(size: int) -> None:
-    assert read(REPLY, size) == [Delta(body=REPLY, usage=Usage(3))]
+def test_the_reply_is_one_delta_with_every_byte_and_usage() -> None:
+    assert read(REPLY) == [Delta(body=REPLY, usage=Usage(3))]
 
 
 def test_without_reported_usage_the_prompts_length_counts() -> None:
@@ -46,11 +43,6 @@ def test_scores_are_one_delta_too_and_may_report_only_a_total(path: str, name: s
     assert read(reply, path=path) == [Delta(body=reply, usage=Usage(9))]
     with pytest.raises(BackendFailed, match=f"instead of `{name}`"):
         read(b'{"other": []}', path=path)
-
-
-def test_a_reply_has_a_bound() -> None:
-    with pytest.raises(BackendFailed, match="more than 4 bytes"):
-        read(REPLY, limit_bytes=4)
 
 
 async def test_the_body_goes_through_whole_under_the_servers_name_of_the_model() -> None:

@@ -23,7 +23,7 @@ PIECE = event("response.output_text.delta", delta="Hi", item_id="msg")
 END = event("response.completed", response=RESPONSE)
 
 
-def heard(answer: PassedResponse | PassedWholeResponse, pieces: list[bytes]) -> list[Delta]:
+def heard(answer: PassedResponse, pieces: list[bytes]) -> list[Delta]:
     deltas = [delta for piece in pieces for delta in answer.feed(piece)]
     return [*deltas, *answer.end()]
 
@@ -60,9 +60,9 @@ def test_the_model_has_the_name_that_the_client_knows_in_every_event_that_names_
 )
 def test_a_whole_response_goes_through_whole(status: str, output: list[Any], finish: str) -> None:
     body = json.dumps({**RESPONSE, "status": status, "output": output}).encode()
-    (answer,) = heard(PassedWholeResponse("up"), [body[:9], body[9:]])
+    (answer,) = PassedWholeResponse("up").read(body)
     assert answer == Delta(body=body, finish_reason=finish, usage=Usage(7, 2, 4), is_whole=True, tokens=2)
-    renamed = heard(PassedWholeResponse("up", shown_model="mine"), [body])[0].body
+    renamed = PassedWholeResponse("up", shown_model="mine").read(body)[0].body
     assert renamed == body.replace(b'"model": "m"', b'"model": "mine"')
 
 
@@ -100,10 +100,10 @@ def test_a_stream_that_ends_too_early_has_failed() -> None:
 )
 def test_what_is_no_response_is_nonsense(body: bytes) -> None:
     with pytest.raises(BackendFailed, match="nonsense"):
-        heard(PassedWholeResponse("up"), [body])
+        PassedWholeResponse("up").read(body)
 
 
 def test_a_whole_response_that_failed_has_failed() -> None:
     body = json.dumps({**RESPONSE, "status": "failed", "error": {"message": "gone"}}).encode()
     with pytest.raises(BackendFailed, match="gone"):
-        heard(PassedWholeResponse("up"), [body])
+        PassedWholeResponse("up").read(body)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from backends.messages.answer import AnthropicAnswer
 from backends.openai.answer import OpenAIAnswer
-from backends.openai.pooled import PooledAnswer
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
-from router.protocols.picker.answers import ResponseEvents, WholeAnswer, reader_of
+from router.protocols.picker.answers import Collected, ResponseEvents, UsageAlone, reader_of
 
 REQUEST = Request("r", "acme", "m", "acme", prompt_tokens=5, max_new_tokens=9, service_class="chat")
 USAGE = {"input_tokens": 36, "input_tokens_details": {"cached_tokens": 30}, "output_tokens": 7, "total_tokens": 43}
@@ -77,7 +76,7 @@ def test_responses_without_an_end_are_failures() -> None:
     ],
 )
 def test_a_whole_answer_has_usage_as_in_responses_or_messages(usage: dict[str, Any], read: Usage) -> None:
-    answer = WholeAnswer("b0")
+    answer = Collected("b0", UsageAlone("b0"))
     raw = json.dumps({"usage": usage}).encode()
     assert not [*answer.feed(raw[:9]), *answer.feed(raw[9:])]
     assert [delta.usage for delta in answer.end()] == [read]
@@ -86,15 +85,16 @@ def test_a_whole_answer_has_usage_as_in_responses_or_messages(usage: dict[str, A
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"usage": 3}', b"\xff"])
 def test_a_whole_answer_that_is_none_is_a_failure(raw: bytes) -> None:
-    answer = WholeAnswer("b0")
-    list(answer.feed(raw))
     with pytest.raises(BackendFailed, match="answered nonsense"):
-        list(answer.end())
+        UsageAlone("b0").read(raw)
 
 
 def test_a_whole_answer_is_bounded() -> None:
+    class Short(UsageAlone):
+        limit_bytes = 4
+
     with pytest.raises(BackendFailed, match="more than 4 bytes"):
-        WholeAnswer("b0", limit_bytes=4).feed(b"12345")
+        Collected("b0", Short("b0")).feed(b"12345")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,18 @@ def test_a_whole_answer_is_bounded() -> None:
     [
         ("/v1/chat/completions", True, OpenAIAnswer),
         ("/v1/completions", False, OpenAIAnswer),
-        ("/v1/embeddings", False, PooledAnswer),
+        ("/v1/embeddings", False, Collected),
         ("/v1/messages", True, AnthropicAnswer),
-        ("/v1/messages", False, WholeAnswer),
+        ("/v1/messages", False, Collected),
         ("/v1/responses", True, ResponseEvents),
-        ("/v1/responses", False, WholeAnswer),
+        ("/v1/responses", False, Collected),
     ],
 )
 def test_each_endpoint_has_its_reader(path: str, is_streamed: bool, kind: type) -> None:
     assert isinstance(reader_of(path, "b0", REQUEST, is_streamed=is_streamed), kind)
+
+
+def test_an_embedding_is_read_as_a_backend_reads_it() -> None:
+    reader = reader_of("/v1/embeddings", "b0", REQUEST, is_streamed=False)
+    raw = b'{"data":[],"usage":{"prompt_tokens":3}}'
+    assert [*reader.feed(raw), *reader.end()] == [Delta(body=raw, usage=Usage(3))]
