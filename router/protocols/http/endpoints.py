@@ -7,6 +7,7 @@ import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -256,25 +257,27 @@ class HttpEndpoints:
 class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
+    _head: Head | None = None
+    _ask: Ask | None = None
+    _events: EventStream | None = None
+    _placement: Placement | None = None
+    _limits: Mapping[str, str] = MappingProxyType({})
+    _response: Stream | None = None
+    _progress_at = 0.0
+    _ending: bytes | None = None
+    _raw = b""
+
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         headers = http.headers.lowered
         self.id, self.key = gateway.new_id(), key_in(headers)
         self.trace = w3c_headers(headers) if "traceparent" in headers or "tracestate" in headers else {}
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._created_s = int(gateway.unix_time())
-        self._head: Head | None = None
-        self._ask: Ask | None = None
-        self._events: EventStream | None = None
+        # of every answer, errors too; Anthropic's clients read the second
+        self._headers = {"X-Request-Id": self.id, "Request-Id": self.id}
         self._answers: list[Answer] = []
         self._usages: dict[int, Usage] = {}
-        self._placement: Placement | None = None
-        self._explanation: Explanation | None = None
-        self._limits: dict[str, str] = {}
-        self._response: Stream | None = None
         self._seen: set[int] = set()
-        self._progress_at = 0.0
-        self._ending: bytes | None = None
-        self._raw = b""
 
     def __repr__(self) -> str:
         return f"<HttpCaller {self.id} {'streaming' if self._response else 'silent'}, {len(self._seen)} prompts seen>"
@@ -310,12 +313,12 @@ class HttpCaller:
         return replace(ask, natives=(replace(ask.natives[0], raw=raw),)) if is_whole else ask
 
     def limited(self, standing: Standing) -> None:
-        """Keep what is left of the limits for the headers."""
+        """Tell what is left of the limits in the headers."""
         self._limits = rate_limit_headers(standing)
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - headers are about one prompt
-        """Keep the explanation of the choice for the headers."""
-        self._explanation = explanation
+        """Tell why it goes there in the headers."""
+        self._headers["X-Pointsman-Decision"] = as_header(explanation)
 
     def place(self, index: int, placement: Placement) -> None:
         """Keep the placement for the headers."""
@@ -372,7 +375,7 @@ class HttpCaller:
     async def fail(self, error: ExpectedError) -> Reply:
         """Report `error` to the client: by the status if none was sent yet, else in the last event of the stream."""
         if self._response is None or self._events is None:
-            return failure_response(self._dialect.failure(error), error, headers=self._headers())
+            return failure_response(self._dialect.failure(error), error, headers={**self._headers, **self._limits})
         return await self._end(self._events.fail(error))
 
     def _rendered(self, index: int, delta: Delta) -> bytes:
@@ -420,7 +423,7 @@ class HttpCaller:
 
     def _lines(self, first: bytes) -> bytes:
         """The header lines of a successful answer: `first`, and its backend, class and tenant."""
-        where, rest = self._placement, header_lines(self._headers().items())
+        where, rest = self._placement, header_lines({**self._headers, **self._limits}.items())
         if where is None:
             return first + rest
         request = where.request
@@ -428,14 +431,6 @@ class HttpCaller:
         if request.documents:
             lines += header_lines([(DOCUMENTS_HEADER, documents_header(request.documents))])
         return lines
-
-    def _headers(self) -> dict[str, str]:
-        """Headers of every answer, errors too."""
-        # Anthropic's clients read the second
-        headers = {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
-        if self._explanation is not None:
-            headers["X-Pointsman-Decision"] = as_header(self._explanation)
-        return headers
 
 
 @lru_cache(maxsize=1024)

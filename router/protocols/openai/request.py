@@ -35,6 +35,14 @@ _AS_GIVEN = MappingProxyType(
 )
 """Name of a field in the body -> name of the equal field of Sampling."""
 
+_OF_SAMPLING = FORMAT_FIELDS | {
+    *(*_AS_GIVEN, "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs"),
+}
+"""Fields in the body that Sampling depends on."""
+
+_USUAL = Sampling()
+_NO_NEEDS = frozenset[Capability]()
+
 _HINTS = {
     "model": "GET /v1/models lists the models",
     "messages": "`messages` is a list of objects such as {'role': 'user', 'content': 'Hello'}",
@@ -94,7 +102,8 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     chat = chat_in(fields, body)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
-    sampling = _sampling(fields, body, logprobs)
+    is_usual = _OF_SAMPLING.isdisjoint(body)
+    sampling = _USUAL if is_usual else _sampling(fields, body, logprobs)
     return Ask(
         model=fields.model,
         inputs=(chat,),
@@ -103,7 +112,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         path=CHAT_PATH,
         sampling=sampling,
         max_new_tokens=None if limit is None else _checked_limit(limit, fields),
-        needs=_needs(sampling, has_media=chat.media > 0),
+        needs=_NO_NEEDS if is_usual and not chat.media else _needs(sampling, has_media=chat.media > 0),
         media_urls=_urls_in(body) if chat.media else (),
         documents=documents,
         **_common(fields, headers or {}),
@@ -124,7 +133,12 @@ def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     continues = bool(fields.continue_final_message)
     messages, parts_of, media, images = [], {}, 0, 0
     for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True)):
-        parts = _parts(message, raw, at)
+        if isinstance(message.content, str):
+            parts: Sequence[Mapping[str, Any]] = [{"type": "text", "text": message.content}]
+        else:
+            parts = _parts(message, raw, at)
+        if message.role == "system":
+            parts = without_billing(parts)
         messages.append(message_of(raw, parts))
         if len(parts) != 1 or len(parts[0]) > _ALONE:
             parts_of[at] = parts
@@ -310,19 +324,15 @@ def _forced(fields: ChatBody) -> frozenset[str]:
 
 
 def _parts(message: Message, raw: Mapping[str, Any], at: int) -> list[Mapping[str, Any]]:
-    """The content of `raw` as parts of text; media become marks, equal for equal bytes."""
+    """The content of `raw`, a list, as parts of text; media become marks, equal for equal bytes."""
     where = f"messages[{at}]"
     if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
         hint = "give it a text"
         raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
     if message.content is None:
         return []
-    if isinstance(message.content, str):
-        parts: list[Mapping[str, Any]] = [{"type": "text", "text": message.content}]
-    else:
-        pairs = enumerate(zip(message.content, raw["content"], strict=True))
-        parts = [read for n, (part, own) in pairs if (read := _part(part, own, f"{where}.content[{n}]")) is not None]
-    return without_billing(parts) if message.role == "system" else parts
+    pairs = enumerate(zip(message.content, raw["content"], strict=True))
+    return [read for n, (part, own) in pairs if (read := _part(part, own, f"{where}.content[{n}]")) is not None]
 
 
 def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
