@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -103,8 +103,7 @@ class HttpServer:
     ) -> None:
         self.handler, self.refuse, self.limits = handler, refuse, limits or ServerLimits()
         self.is_draining, self.accepted = False, 0
-        self._clock, self._on_limit = clock, on_limit
-        self._dated_at, self._date = -1, b""
+        self.clock, self._on_limit = clock, on_limit
         self._connections: set[ClientConnection] = set()
         self._greetings: dict[ClientConnection, Greeting] = {}
         self._strangers = WaitingStrangers()
@@ -218,7 +217,7 @@ class HttpServer:
 
     def _is_flood(self, address: str) -> bool:
         """Whether so many connections of `address` were closed in this second that a new one is not worth a look."""
-        if (second := int(self._clock())) != self._second:
+        if (second := int(self.clock())) != self._second:
             self._second = second
             self._closed_of.clear()
         return self.limits.strangers is not None and self._closed_of[address] >= max(_FLOOD, self.limits.strangers)
@@ -242,12 +241,6 @@ class HttpServer:
         if (count := self._logged.count(limit)) is not None:
             log.warning(_SENTENCES[limit], count, address)
 
-    def date(self) -> bytes:
-        """The header line that dates an answer."""
-        if (now := int(self._clock())) != self._dated_at:
-            self._dated_at, self._date = now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode()
-        return self._date
-
 
 def group_of(peer: object) -> str:
     """The address in a client's socket name, as its connections are counted: an IPv6 network of 64 bits is one."""
@@ -258,6 +251,12 @@ def group_of(peer: object) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    """The header line that dates an answer."""
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -515,7 +514,7 @@ class ClientConnection(Abortable):
 
     def _head(self, request: Request | None, status: int, headers: Lines, length: int | None) -> bytes:
         """The head of an answer: chunked if its `length` is not known. It decides whether the connection stays."""
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._owner.date()]
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, _date_line(int(self._owner.clock()))]
         lines.append(headers if isinstance(headers, bytes) else header_lines(headers.items()))
         stays = False
         if request is not None:
