@@ -53,6 +53,7 @@ class LineCall:
         self._has_begun = False
         self._ask: Ask | None = None
         self._answers: list[Answer] = []
+        self._body = b""
         self._usages: dict[int, Usage] = {}
 
     def __repr__(self) -> str:
@@ -95,7 +96,7 @@ class LineCall:
         """Begin the answer to prompt `index` anew: perhaps another backend was tried before."""
         choices = placement.request.sampling.choices
         self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
-        self._has_begun = False
+        self._body, self._has_begun = b"", False
         self._on_placed(placement.backend)
 
     def write(self, index: int, delta: Delta) -> None:
@@ -108,7 +109,10 @@ class LineCall:
             self._on_begun()
         if delta.usage is not None:
             self._usages[index] = delta.usage
-        self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
+        if delta.body is not None and self._dialect.passes_on and len(self._ask.inputs) == 1:
+            self._body = delta.body
+        else:
+            self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002 - the client gets whole answers
         """Never: another backend may always try."""
@@ -120,7 +124,7 @@ class LineCall:
         usages = [*self._usages.values()]
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         head = Head(self._dialect.prefix + self.id, self._created_s, self._ask.model)
-        return LineReply(200, self._dialect.whole(head, self._ask, self._answers, usage), usage)
+        return LineReply(200, self._body or self._dialect.whole(head, self._ask, self._answers, usage), usage)
 
     def failure(self, error: ExpectedError) -> LineReply:
         """`error` as an answer."""

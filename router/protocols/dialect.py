@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
@@ -26,14 +25,13 @@ class Head(msgspec.Struct, frozen=True):
     model: str
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """One choice of a whole answer, while its Deltas arrive."""
 
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    message: dict[str, Any] = field(default_factory=dict)
+    texts: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    message: dict[str, Any] = {}
     finish_reason: str | None = None
     stop: str | None = None
     body: bytes = b""
@@ -114,9 +112,12 @@ class Stream(Protocol):
 
 
 class Dialect(Protocol):
-    """One endpoint, the same for all calls. `prefix` begins the ids of its answers."""
+    """One endpoint, the same for all calls. `prefix` begins the ids of its answers. `passes_on`: the body of a backend
+    that speaks it is the answer to a call of one prompt, as it is.
+    """
 
     prefix: str
+    passes_on: bool
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. `headers` have lower-case names. Raises InvalidRequest."""
@@ -127,7 +128,7 @@ class Dialect(Protocol):
         ...
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """The JSON body of the answer to `ask`, if that is not streamed."""
+        """The JSON body of the answer to `ask`, if that is not streamed and no body was passed on."""
         ...
 
     def failure(self, error: ExpectedError) -> Failure:

@@ -37,6 +37,7 @@ class MessagesDialect:
     """`/v1/messages`."""
 
     prefix = "msg_"
+    passes_on = True
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
@@ -47,10 +48,8 @@ class MessagesDialect:
         return MessageStream(head)
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - one answer
-        """One message; the backend's own bytes if it speaks the dialect."""
+        """One message."""
         (answer,) = answers
-        if answer.body:
-            return answer.body
         finish = "content_filter" if refusal_in(answer.message) else answer.finish_reason
         ending = _ending(finish, answer.stop, has_calls=bool(answer.message.get("tool_calls")))
         return _encode(_message(head) | {"content": list(_blocks(answer)), **ending, "usage": _usage(usage)})

@@ -265,7 +265,7 @@ class HttpCaller:
     _response: Stream | None = None
     _progress_at = 0.0
     _ending: bytes | None = None
-    _raw = b""
+    _raw = _body = b""
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         headers = http.headers.lowered
@@ -331,7 +331,7 @@ class HttpCaller:
             self._events.begin(placement.request.prompt_tokens)
         elif self._placement is not None:
             # perhaps another backend was tried before
-            choices = placement.request.sampling.choices
+            choices, self._body = placement.request.sampling.choices, b""
             self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
         self._placement = placement
 
@@ -343,7 +343,10 @@ class HttpCaller:
         if delta.usage is not None:
             self._usages[index] = delta.usage
         if self._events is None:
-            self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
+            if delta.body is not None and self._dialect.passes_on and len(self._ask.inputs) == 1:
+                self._body = delta.body
+            else:
+                self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
             return None
         if delta.raw is None or len(self._ask.inputs) > 1:
             event = self._rendered(index, delta)
@@ -368,7 +371,7 @@ class HttpCaller:
         usages = [*self._usages.values()]
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         if self._events is None:
-            body = self._dialect.whole(self._head, self._ask, self._answers, usage)
+            body = self._body or self._dialect.whole(self._head, self._ask, self._answers, usage)
             return Response(200, body, self._lines(_JSON_LINES))
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 

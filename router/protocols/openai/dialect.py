@@ -21,6 +21,8 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
 class OpenAIDialect:
     """One endpoint: `parse` makes an Ask of a body, `shape` gives the shapes of the answers."""
 
+    passes_on = True
+
     def __init__(self, shape: Shape, parse: Parse) -> None:
         self.prefix, self._shape, self.parse = shape.prefix, shape, parse
 
@@ -29,10 +31,8 @@ class OpenAIDialect:
         return Chunks(self._shape, head, include_usage=ask.include_usage)
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One object with all choices; the backend's own bytes if it speaks the dialect."""
+        """One object with all choices."""
         for answer in answers:
-            if answer.body and len(ask.inputs) == 1:
-                return answer.body
             if answer.body:
                 return merged_body(self._shape, head, answers, usage, ask.sampling.choices)
         return whole_body(self._shape, head, answers, usage)

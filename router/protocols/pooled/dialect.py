@@ -17,7 +17,9 @@ MOST_TEXTS = 2048
 
 
 class PooledDialect:
-    """One endpoint: `read` makes an Ask of a body; the answer is the backend's own."""
+    """One endpoint: `read` makes an Ask of a body; the answer is the backend's, by the client's name of the model."""
+
+    passes_on = False
 
     def __init__(self, prefix: str, read: Callable[[Mapping[str, Any], Mapping[str, str]], Ask]) -> None:
         self.prefix, self._read = prefix, read

@@ -46,6 +46,7 @@ class ResponsesDialect:
     """`/v1/responses`."""
 
     prefix = "resp_"
+    passes_on = True
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
@@ -56,10 +57,8 @@ class ResponsesDialect:
         return ResponseStream(head, ask.natives[0].body)
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One response, as in the last event of its stream; the backend's own bytes if it speaks the dialect."""
+        """One response, as in the last event of its stream."""
         (answer,) = answers
-        if answer.body:
-            return answer.body
         stream = ResponseStream(head, ask.natives[0].body)
         thought = thought_in(answer.message)
         if thought:
