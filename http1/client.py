@@ -311,6 +311,7 @@ class ServerConnection(asyncio.Protocol):
             # it may have come, or failed, in the moment of a cancellation
             asked.exception()
         if self._asked is asked:
+            self._asked = None
             self.abort()
 
     def abort(self) -> None:

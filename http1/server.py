@@ -106,9 +106,9 @@ class HttpServer:
         self.clock, self._on_limit = clock, on_limit
         self._connections: set[ClientConnection] = set()
         self._greetings: dict[ClientConnection, Greeting] = {}
-        self._strangers = WaitingStrangers()
-        # connections of known clients without a running handler, oldest first
-        self._known: dict[ClientConnection, None] = {}
+        self.unserved: dict[ClientConnection, None] = {}
+        """Connections on which no handler runs, the one that waits longest first; changed by the connections too."""
+        self.strangers = WaitingStrangers()
         self._listeners: list[Acceptor] = []
         self._logged = Seldom(_LOG_EVERY_S, clock)
         self._second, self._closed_of = 0, Counter[str]()
@@ -125,7 +125,7 @@ class HttpServer:
     @property
     def waiting(self) -> int:
         """On how many connections no handler runs."""
-        return len(self._known) + len(self._strangers)
+        return len(self.unserved)
 
     def connection(self) -> ClientConnection:
         """The protocol of one connection, for a listener that accepts it in place of `listen`."""
@@ -173,26 +173,17 @@ class HttpServer:
         return has_room and not self.is_draining
 
     def wait(self, connection: ClientConnection) -> None:
-        """No handler runs for this client. If too many strangers at its address wait, the oldest is closed."""
-        if connection.is_known:
-            self._known[connection] = None
-            return
-        self._strangers.add(connection)
+        """No handler runs for this stranger. If too many strangers at its address wait, the oldest is closed."""
+        self.unserved[connection] = None
+        self.strangers.add(connection)
         address, most = connection.address, self.limits.strangers
-        if most is not None and self._strangers.count_at(address) > most and not self.limits.is_exempt(address):
-            self._shut(self._strangers.oldest_at(address), "connections_of_address")
-
-    def serve(self, connection: ClientConnection) -> None:
-        """A handler begins for this client, or it has gone."""
-        if connection.is_known:
-            self._known.pop(connection, None)
-        else:
-            self._strangers.discard(connection)
+        if most is not None and self.strangers.count_at(address) > most and not self.limits.is_exempt(address):
+            self._shut(self.strangers.oldest_at(address), "connections_of_address")
 
     def discard(self, connection: ClientConnection) -> None:
         """A client has gone, and its handler has ended."""
-        self.serve(connection)
         self._connections.discard(connection)
+        self._forget(connection)
         self._changed.set()
 
     def _greet(self, connected: socket.socket) -> None:
@@ -224,13 +215,17 @@ class HttpServer:
 
     def _make_room(self, limit: str) -> bool:
         """Close the connection that is missed least, the oldest stranger before all others; whether there was one."""
-        oldest = next(iter(self._strangers or self._known), None)
+        oldest = next(iter(self.strangers or self.unserved), None)
         if oldest is not None:
             self._shut(oldest, limit)
         return oldest is not None
 
+    def _forget(self, connection: ClientConnection) -> None:
+        self.unserved.pop(connection, None)
+        self.strangers.discard(connection)
+
     def _shut(self, connection: ClientConnection, limit: str) -> None:
-        self.serve(connection)
+        self._forget(connection)
         if limit == "connections_of_address":
             self._closed_of[connection.address] += 1
         connection.abort()
@@ -398,7 +393,9 @@ class ClientConnection(Abortable):
                 self._close(lingers=True)
                 return
             self._current = next_one
-            self._owner.serve(self)
+            self._owner.unserved.pop(self, None)
+            if not self.is_known:
+                self._owner.strangers.discard(self)
             self._task = self._loop.create_task(self._serve(next_one))
         requests, incoming = self._requests, self._requests.incoming
         pauses = not requests.is_deaf and (bool(requests.waiting) or (incoming is not None and incoming.is_full))
@@ -461,7 +458,10 @@ class ClientConnection(Abortable):
             if self._is_lost:
                 self._owner.discard(self)
             elif is_whole:
-                self._owner.wait(self)
+                if self.is_known:
+                    self._owner.unserved[self] = None
+                else:
+                    self._owner.wait(self)
                 self._finish(request)
             else:
                 # a client must not take what it has for the whole

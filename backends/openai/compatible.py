@@ -83,29 +83,10 @@ class OpenAICompatible(HttpBackend):
         return there._replace(fields={**there.fields, **own}, error_of=self._error_of)
 
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
-        if prompt.path in POOLED and prompt.body is not None:
-            post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
-            return Exchange(post, PooledAnswer(self.name, prompt.path, request.prompt_tokens), self._error_of)
-        if (native := self._passed_on(prompt, own)) is not None:
-            return self._native_exchange(request, native, own)
-        beginning = prompt.beginning
-        if beginning is not None:
-            request, prompt = rest_of(request, prompt)
-        is_streamed = request.stream or bool((prompt.body or {}).get("stream")) or self._always_streams
-        post = post_of(
-            request,
-            prompt,
-            model=self._backends_name(request),
-            is_streamed=is_streamed,
-            takes_token_ids=self._options.takes_token_ids,
-            own=own,
-        )
-        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
-        quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
-        return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
-
-    def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
-        """The client's own request; its answer goes back as it comes."""
+        """The client's own request with the fields `own`; its answer goes back as it comes, if that may be."""
+        native = self._passed_on(prompt, own)
+        if native is None:
+            return self._rendered_exchange(request, prompt, own)
         body, path = native.body, native.path
         members: dict[str, Any] = {"model": self._options.models.get(request.model, request.model)}
         is_streamed = bool(body.get("stream"))
@@ -123,6 +104,27 @@ class OpenAICompatible(HttpBackend):
             ear = Ear(self.name, request.prompt_tokens, request.sampling.choices, shown_model)
             shows_usage = bool((body.get("stream_options") or {}).get("include_usage"))
             answer = PassedStream(ear, shows_usage=shows_usage) if is_streamed else PassedWhole(ear)
+        quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+        return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
+
+    def _rendered_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
+        """An exchange with an answer that the router reads, or renders for the client."""
+        if prompt.path in POOLED and prompt.body is not None:
+            post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
+            return Exchange(post, PooledAnswer(self.name, prompt.path, request.prompt_tokens), self._error_of)
+        beginning = prompt.beginning
+        if beginning is not None:
+            request, prompt = rest_of(request, prompt)
+        is_streamed = request.stream or bool((prompt.body or {}).get("stream")) or self._always_streams
+        post = post_of(
+            request,
+            prompt,
+            model=self._backends_name(request),
+            is_streamed=is_streamed,
+            takes_token_ids=self._options.takes_token_ids,
+            own=own,
+        )
+        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
         quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
         return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
 
