@@ -584,6 +584,19 @@ async def test_errors_that_are_not_looked_at_are_not_reported(caplog: pytest.Log
     assert not caplog.records
 
 
+async def test_a_body_that_fails_on_its_way_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise LookupError("no more")
+
+    async with a_peer(saying(b"")) as port, a_client(port) as client:
+        with pytest.raises(LookupError, match="no more"):
+            await client.request("POST", "/", {}, pieces())
+        await eventually(lambda: "0 connections" in repr(client))
+    gc.collect()
+    assert not caplog.records
+
+
 async def test_a_connection_that_ends_is_freed_at_once_and_leaves_nothing_to_the_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -201,6 +201,39 @@ async def test_an_answer_in_one_piece_is_read_once_all_of_it_came(path: str, con
         assert "".join(delta.text for delta in read) == content.decode()
 
 
+class Heard(Taken):
+    """Keeps ACCEPTED too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted = asyncio.Event()
+
+    def take(self, delta: Delta) -> bool:
+        if delta is ACCEPTED:
+            self.accepted.set()
+        return super().take(delta)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+async def test_an_answer_in_one_piece_is_announced_only_where_it_comes_after_its_head(*, is_apart: bool) -> None:
+    heard = Heard()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"hello")
+        head, body = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", b"all."
+        writer.write(head if is_apart else head + body)
+        if is_apart:
+            await heard.accepted.wait()
+            writer.write(body)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        client = HttpClient("b", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", HttpOptions())
+        await client.relay(Exchange(Post("/", b"hello"), Letter()), {}, None, heard)
+        assert (heard.accepted.is_set(), heard.deltas) == (is_apart, [Delta(text="a"), Delta(text="ll.")])
+        await client.close()
+
+
 @pytest.mark.parametrize("path", ["/letter", "/echo"])
 async def test_an_answer_in_one_piece_has_a_bound(path: str) -> None:
     async with a_client() as (client, _):
