@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -62,6 +61,10 @@ class Look(msgspec.Struct, frozen=True):
 USUAL = Look()
 
 
+_NO_TICKET = Ticket("", "", "", 0.0, 0.0)
+"""Before the first look."""
+
+
 class Decide(Protocol):
     """Decides for a request on what is known at that moment."""
 
@@ -70,8 +73,7 @@ class Decide(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
-class Bid:
+class Bid(msgspec.Struct, eq=False):
     """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
     how it may call `tools` and contain `thoughts`.
 
@@ -107,7 +109,7 @@ class Bid:
     images: int = 0
     due_at: float | None = None
     cost_s: float | None = None
-    ticket: Ticket = field(init=False, repr=False)
+    ticket: Ticket = _NO_TICKET
     avoiding: frozenset[str] = frozenset()
     tries: int = 0
     failed: frozenset[str] = frozenset()

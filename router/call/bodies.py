@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -188,12 +189,13 @@ class Bodies:
         self.turns.close()
 
 
-class Held:
+class Held(msgspec.Struct, eq=False):
     """The memory that one call of `tenant` holds, a context manager: it is given back at the end."""
 
-    def __init__(self, bodies: Bodies, tenant: str = "") -> None:
-        self._bodies, self.tenant = bodies, tenant
-        self._arriving = self._parsed = 0
+    bodies: Bodies
+    tenant: str = ""
+    _arriving: int = 0
+    _parsed: int = 0
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +208,7 @@ class Held:
         if self._arriving:
             self._leave_arriving()
         if self._parsed:
-            self._bodies.parsed.give_back(self.tenant, self._parsed)
+            self.bodies.parsed.give_back(self.tenant, self._parsed)
             self._parsed = 0
 
     def __repr__(self) -> str:
@@ -217,7 +219,7 @@ class Held:
 
         Raises Overloaded.
         """
-        memory = self._bodies.arriving
+        memory = self.bodies.arriving
         await memory.take(self.tenant, 2 * size)
         self._arriving += 2 * size
 
@@ -225,16 +227,16 @@ class Held:
         """Hold `size` bytes for `what`. Raises RequestTooLarge with `hint` if that is more than one request may take,
         Overloaded.
         """
-        most = self._bodies.most_of_one
+        most = self.bodies.most_of_one
         if self._parsed + size > most:
             message = f"{what} would take more than {most >> 20} MiB of memory, which one request may take"
             raise RequestTooLarge(message, hint=f"{hint}, or have the operator raise server.memory")
-        await self._bodies.parsed.take(self.tenant, size)
+        await self.bodies.parsed.take(self.tenant, size)
         self._parsed += size
 
     async def parse(self, body: bytes, read: Callable[[bytes], _Result], costs: Costs = JSON) -> _Result:
         """What `read` makes of `body`, once there is memory for it. Raises RequestTooLarge, Overloaded."""
-        bodies = self._bodies
+        bodies = self.bodies
         cost = costs.rough(body) if len(body) <= SMALL_BYTES else _INLINE_COST + 1
         if cost > _INLINE_COST:
             cost = await bodies.turns.run(self.tenant, costs.in_turns(body, bodies.most_of_one))
@@ -255,10 +257,10 @@ class Held:
         """
         if self._parsed + self._arriving <= _INLINE_COST:
             return at_once(work)
-        return await self._bodies.turns.run(self.tenant, work)
+        return await self.bodies.turns.run(self.tenant, work)
 
     def _leave_arriving(self) -> None:
-        self._bodies.arriving.give_back(self.tenant, self._arriving)
+        self.bodies.arriving.give_back(self.tenant, self._arriving)
         self._arriving = 0
 
 

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from types import TracebackType
 
+import msgspec
+
 from policies.errors import CutOff, Unavailable
 
 _RETRY_AFTER_S = 1.0
@@ -50,21 +52,20 @@ class Doors:
         assert self._empty.is_set() == (self.inside == 0), f"{self!r}: the event does not fit the count"
 
 
-class Stay:
+class Stay(msgspec.Struct, eq=False):
     """One call inside `doors`, as a context manager: entering it raises Unavailable once the doors are closed, leaving
     it CutOff if all were turned out. `end` cancels its task, as asyncio.timeout does it.
     """
 
-    __slots__ = ("_doors", "_is_ended", "_task", "_was_cancelling")
-
-    def __init__(self, doors: Doors) -> None:
-        self._doors, self._is_ended, self._was_cancelling = doors, False, 0
-        self._task: asyncio.Task[object] | None = None
+    doors: Doors
+    _is_ended: bool = False
+    _was_cancelling: int = 0
+    _task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> None:
         task = self._task = asyncio.current_task()
         assert task is not None, "a call runs in a task"
-        self._was_cancelling, doors = task.cancelling(), self._doors
+        self._was_cancelling, doors = task.cancelling(), self.doors
         if not doors.open:
             hint = "try again: another replica may take it"
             raise Unavailable("the router is shutting down", hint=hint, retry_after_s=_RETRY_AFTER_S)
@@ -75,7 +76,7 @@ class Stay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        doors = self._doors
+        doors = self.doors
         doors._inside.discard(self)
         if not doors._inside:
             doors._empty.set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from policies.prefix.match import Match
 from shards.kv.keys import BLOCK_TOKENS, block_keys
@@ -28,8 +29,7 @@ class ChunkKeys(NamedTuple):
     reused: float
 
 
-@dataclass(slots=True)
-class PromptKeys:
+class PromptKeys(msgspec.Struct):
     """The block keys of one prompt for `model`, as its backends call it.
 
     `is_exact`: they are keys of token ids, as those of events are; otherwise of text, and no event can match them.
@@ -48,8 +48,8 @@ class PromptKeys:
     shared_root: int = 0
     compares: bool = True
     key_tokens: float = BLOCK_TOKENS
-    reported: Mapping[str, Match] = field(default_factory=dict)
-    expected: dict[str, Expected] = field(default_factory=dict)
+    reported: Mapping[str, Match] = msgspec.field(default_factory=dict)
+    expected: dict[str, Expected] = msgspec.field(default_factory=dict)
     chunks: tuple[ChunkKeys, ...] = ()
     _shared: tuple[int, ...] | None = None
 

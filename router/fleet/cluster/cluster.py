@@ -273,8 +273,8 @@ class Cluster:
 
     def reports_cache(self, name: str) -> bool:
         """Does this backend itself tell what its cache holds?"""
-        description = self._members[name].backend.describe() if name in self._members else None
-        return description is not None and description.reports_cache
+        member = self._members.get(name)
+        return member is not None and member.reports_cache
 
     def backend_of(self, flight: Flight) -> Backend:
         """Where `flight`, which has begun, is; removed or not."""
@@ -323,9 +323,10 @@ class Cluster:
         it, where backends serve by rank. `model` tells which LoRA adapter has to be ready. `among` names the
         backends of a shortlist: all others are left out.
         """
-        held = held or {}
+        held, views = held or {}, []
         members = self._members.values() if among is None else [self._members[name] for name in among]
-        views = tuple([member.view(now, held, rank, prompt_tokens, model) for member in members])
+        for member in members:
+            views.append(member.view(now, held, rank, prompt_tokens, model))  # noqa: PERF401 - a comprehension is a call more
         if among is not None:
             # not every backend announces its reports, so all of the shortlist are noted
             for member in members:
@@ -333,7 +334,7 @@ class Cluster:
                     continue
                 # its view has just made it known
                 self._shortlist.note((member.standing or member.known()).view, member.server.weight)
-        return ClusterView(views, now, left_out=len(self._members) - len(views))
+        return ClusterView(tuple(views), now, left_out=len(self._members) - len(views))
 
     def shortlist(
         self, request: Request, held: Mapping[str, int], avoiding: Collection[str], *, with_full: bool = False
@@ -487,12 +488,17 @@ class Cluster:
         if self._members.get(name) is member:
             self._unnoted[name] = None
             # behind what it learns
+            member.untold += 1
             self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
         self.on_changed(name)
 
     def _tell_learnt(self, member: Member) -> None:
-        if self._members.get(member.backend.name) is member and member.tell_learnt(self._listeners):
+        """Tell what is known of the speed of `member`, once for all requests that have ended there meanwhile."""
+        member.untold -= 1
+        if member.untold or self._members.get(member.backend.name) is not member:
+            return
+        if member.tell_learnt(self._listeners):
             # what waits may find room
             self.changed(member.backend.name)
 

@@ -7,9 +7,11 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
+
+import msgspec
 
 from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
@@ -17,8 +19,7 @@ from policies.nouns import ACCEPTED, Delta, Fetch, Request, Usage
 from policies.rules import BACKGROUND_RANK
 
 
-@dataclass(eq=False, slots=True)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """One request at a backend, from when it is sent to its end.
 
     `ahead` is the prefill that was in front of it when it was sent, `crowd` the requests there, itself included, and
@@ -45,8 +46,8 @@ class Flight:
     own_crowd: int
     predicted_ttft_s: float
     is_first_try: bool
-    book: Flights = field(repr=False)
-    on_first: Callable[[Flight], None] = field(repr=False)
+    book: Flights
+    on_first: Callable[[Flight], None]
     is_silent: bool = False
     readiness: Readiness | None = None
     adapter_s: float = 0.0
@@ -65,22 +66,22 @@ class Flight:
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
-    give_up: Callable[[BaseException], None] | None = field(default=None, repr=False)
-    can_move: Callable[[], bool] = field(default=lambda: True, repr=False)
-    on_computed: Callable[[Flight], None] | None = field(default=None, repr=False)
+    give_up: Callable[[BaseException], None] | None = None
+    can_move: Callable[[], bool] = lambda: True
+    on_computed: Callable[[Flight], None] | None = None
     accepted_at: float | None = None
-    alive_at: float = field(init=False)
+    alive_at: float = 0.0
     fetches: bool = False
     """Does its backend fetch the KV of the prompt from another one that computed it for this request?"""
     lent: Fetch | None = None
     """What its backend fetches of the prompt from the cache of another one."""
     is_relayed: bool = True
     """Has the client taken the newest piece?"""
-    work: Work = field(init=False)
+    work: Work = Work()
     """The prefill that it brought, as far as is known."""
-    new_tokens: int = field(init=False)
+    new_tokens: int = 0
     """Tokens of the prompt that are new in its backend's cache, computed or fetched."""
-    weight: float = field(init=False)
+    weight: float = 1.0
     """That of its class."""
 
     def __post_init__(self) -> None:
@@ -88,7 +89,12 @@ class Flight:
         self.alive_at = self.sent_at
         self.work = Work(uncached, uncached * (max(0, request.prompt_tokens - uncached) + uncached / 2))
         self.new_tokens = uncached if self.lent is None else uncached + self.lent.tokens
-        self.weight = 1.0 if request.promised is None else request.promised.weight
+        if request.promised is not None:
+            self.weight = request.promised.weight
+
+    def __repr__(self) -> str:
+        state = "waits for its first token" if self.is_waiting else f"has {self.drawn_tokens} tokens"
+        return f"<Flight {self.request.id} at {self.backend}: {state}>"
 
     @property
     def fetch_s(self) -> float:
@@ -379,6 +385,8 @@ class Flights:
             if seconds > 0.0:
                 company = (self._decoding_s - decoding_s) / seconds, (self._context_s - context_s) / seconds
         del self.open[flight]
+        if self.silent and self.silent[0][2] is flight:
+            heapq.heappop(self.silent)
         # from zero again, so that rounding does not add up
         self._weights = self._weights - flight.weight if self.open else 0.0
         self.mean_weight = self._weights / len(self.open) if self.open else 1.0

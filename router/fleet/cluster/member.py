@@ -195,6 +195,8 @@ class Member:
     """What was last known of it whatever the request is."""
     was_used: bool = False
     """Has this router sent it any request?"""
+    untold: int = 0
+    """How many of its requests have ended whose part in its speed was not told yet."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
     later: Do = at_once
@@ -225,6 +227,12 @@ class Member:
     def adaptive_limit(self) -> int | None:
         """How many requests it takes at once, as far as its speed tells; None where it tells itself."""
         return self.limit.limit if (self.told or self.ask())[1].max_requests is None else None
+
+    @property
+    def reports_cache(self) -> bool:
+        """Does the backend itself tell what its cache holds?"""
+        description = (self.told or self.ask())[0]
+        return description is not None and description.reports_cache
 
     def may_serve(self, model: str) -> bool:
         """Is it well, not draining, and does it serve `model`?"""
@@ -450,7 +458,7 @@ class Member:
             has_moved = self.reported is not None and self.reported[1] != learnt[1]
             self.reported = learnt
             listener.learnt(self.backend.name, *learnt)
-        load = self.backend.load()
+        load = (self.told or self.ask())[1]
         if load.drafts:
             listener.drafted(self.backend.name, load.drafts)
         if load.disk_blocks:
@@ -488,11 +496,6 @@ class Member:
         return self.adapters.readiness(
             adapter, is_known=known, active=active, slots=load.adapter_slots, ready=load.ready_adapters
         )
-
-    @property
-    def _reports_cache(self) -> bool:
-        description = self.backend.describe()
-        return description is not None and description.reports_cache
 
     @property
     def _queue(self) -> Queue | None:
@@ -602,7 +605,7 @@ class Member:
             cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
             idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
             self.limit.observe(ttft_s / idle_s, flight.crowd, self._queue)
-        if self._reports_cache and not self._was_crowded(flight):
+        if self.reports_cache and not self._was_crowded(flight):
             self.model.observe_ttft(flight.work, flight.ahead, ttft_s)
 
     def _learn_wait(self, flight: Flight, now: float) -> None:
@@ -664,7 +667,7 @@ class Member:
         self._learn_decode(flight, company)
         if is_whole and flight.whole_tokens:
             self._learn_whole(flight, company, now)
-        elif is_whole and not self._reports_cache:
+        elif is_whole and not self.reports_cache:
             self._learn_late(flight)
 
     def _learn_decode(self, flight: Flight, company: tuple[float, float]) -> None:

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from policies.nouns import Decision, Outcome, Request, Usage
 from router.call.observer import Account
 from router.operate.dashboard.window import Sketch, Window
@@ -22,8 +24,7 @@ MOST_TOTALS = 4096
 """Most pairs of tenant and model with totals of their own, so that a flood of names cannot fill the memory."""
 
 
-@dataclass(eq=False, slots=True)
-class Row:
+class Row(msgspec.Struct, eq=False):
     """One decision and its outcome; `decision` is None for a call that ended before its decision.
 
     `number` never changes and `revision` grows with each change. `at` and `ended_at` are seconds of the router's clock.
