@@ -157,18 +157,18 @@ class Policy:
         self, request: Request, backends: Sequence[BackendView], avoiding: Collection[str]
     ) -> list[BackendView]:
         """Those of `backends` to which there is no objection, but for those that compute no prompts."""
-        pools, needs = request.pools, request.needs
-        free = [
-            backend
-            for backend in backends
-            if (pools is None or backend.pool in pools)
-            and backend.name not in avoiding
-            and backend.unfit is None
-            and backend.models
-            and (not needs or needs <= backend.capabilities)
-            and backend.may_take != 0
-            and not backend.needs_prefill
-        ]
+        pools, needs, free = request.pools, request.needs, []
+        for backend in backends:
+            if (
+                (pools is None or backend.pool in pools)
+                and backend.name not in avoiding
+                and backend.unfit is None
+                and backend.models
+                and (not needs or needs <= backend.capabilities)
+                and backend.may_take != 0
+                and not backend.needs_prefill
+            ):
+                free.append(backend)  # noqa: PERF401 - a comprehension is a call more
         for failing in self.failing:
             if found := failing(request, free):
                 names = {backend.name for backend in found}

@@ -97,7 +97,8 @@ class FairQueue:
 
         Raises ValueError if it waits already, was charged and not yet corrected, or costs no finite number of seconds.
         """
-        self._require_new(ticket)
+        if not 0 <= ticket.cost_s < inf or ticket.id in self._waiting or ticket.id in self._charged:
+            raise _not_new(ticket)
         self._queue(ticket.service_class).push(ticket, now)
         self._note(ticket)
 
@@ -163,7 +164,8 @@ class FairQueue:
 
         Raises ValueError as `push` does.
         """
-        self._require_new(ticket)
+        if not 0 <= ticket.cost_s < inf or ticket.id in self._waiting or ticket.id in self._charged:
+            raise _not_new(ticket)
         queue = self._queues.get(ticket.service_class)
         if queue is None:
             queue = self._queue(ticket.service_class)
@@ -226,12 +228,6 @@ class FairQueue:
         assert sum(backlog.tokens for backlog in of_tenant) == self._backlog.tokens, "tokens do not add up"
         assert all(backlog.requests for backlog in of_tenant), "a tenant is kept without waiting requests"
 
-    def _require_new(self, ticket: Ticket) -> None:
-        if not 0 <= ticket.cost_s < inf:
-            raise ValueError(f"a ticket must cost a finite number of seconds, not {ticket.cost_s}")
-        if ticket.id in self._waiting or ticket.id in self._charged:
-            raise ValueError(f"'{ticket.id}' waits already or was charged and not corrected yet")
-
     def _queue(self, name: str) -> TenantQueues:
         queue = self._queues.get(name)
         if queue is None:
@@ -258,3 +254,10 @@ class FairQueue:
         of_tenant.subtract(ticket)
         if not of_tenant.requests:
             del self._of_tenant[ticket.tenant]
+
+
+def _not_new(ticket: Ticket) -> ValueError:
+    """The error for a ticket that cannot be pushed or charged."""
+    if not 0 <= ticket.cost_s < inf:
+        return ValueError(f"a ticket must cost a finite number of seconds, not {ticket.cost_s}")
+    return ValueError(f"'{ticket.id}' waits already or was charged and not corrected yet")
