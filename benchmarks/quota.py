@@ -28,7 +28,7 @@ from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
-from tests.router.shared.store.parts import a_redis
+from tests.router.shared.store.parts import a_redis, reserved
 
 REPLICAS = 4
 WIDE = (Descriptor("bench", Limits(10**9, 10**9, None, 10**9)),)
@@ -42,6 +42,13 @@ async def times_us(count: int, once: Callable[[int], Awaitable[object]]) -> list
         await once(number)
         found.append((time.perf_counter() - began) * 1e6)
     return found
+
+
+async def settle(store: QuotaStore | RedisStore, reservation: Reservation) -> None:
+    if isinstance(store, RedisStore):
+        await store.settle_all([(reservation, USED)])
+    else:
+        store.settle(reservation, USED)
 
 
 def show(name: str, found: list[float], floor_us: float | None = None) -> float:
@@ -59,7 +66,7 @@ async def latencies(url: str, count: int) -> None:
     await guarded.start()
     away = GuardedStore(RedisStore("redis://127.0.0.1:1"), clock=time.time, options=GuardOptions(first_backoff_s=60))
     await away.start()
-    stores: dict[str, QuotaStore] = {
+    stores: dict[str, QuotaStore | RedisStore] = {
         "memory": MemoryStore(time.time),
         "redis": RedisStore(url, prefix="plain"),
         "guarded": guarded,
@@ -67,8 +74,8 @@ async def latencies(url: str, count: int) -> None:
     }
     for name, store in stores.items():
         asked = [Reservation(f"{name}-{n}", WIDE, Charge(1, 1000, 1000)) for n in range(count)]
-        show(f"{name}: reserve", await times_us(count, lambda n, s=store, a=asked: s.reserve(a[n])), floor_us)
-        show(f"{name}: settle", await times_us(count, lambda n, s=store, a=asked: s.settle(a[n], USED)), floor_us)
+        show(f"{name}: reserve", await times_us(count, lambda n, s=store, a=asked: reserved(s, a[n])), floor_us)
+        show(f"{name}: settle", await times_us(count, lambda n, s=store, a=asked: settle(s, a[n])), floor_us)
         await store.close()
 
 
@@ -87,7 +94,7 @@ async def spend(url: str, replica: int, limit: int, seconds: float) -> tuple[int
             answer = await store.reserve(Reservation(f"{replica}-{worker}-{number}", descriptors, Charge(1, 100)))
             local += answer.is_local
             if isinstance(answer, Reservation):
-                await store.settle(answer, Charge(1, 90))
+                store.settle(answer, Charge(1, 90))
                 tokens += 90
 
     until = time.monotonic() + seconds

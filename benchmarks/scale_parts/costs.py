@@ -158,7 +158,7 @@ async def _quotas(server: RedisServer) -> dict[str, float]:
     async def request(number: int) -> None:
         asked = await store.reserve(Reservation(str(number), wide, Charge(1, 1000)))
         assert isinstance(asked, Reservation)
-        await store.settle(asked, Charge(1, 900))
+        await store.settle_all([(asked, Charge(1, 900))])
 
     async def requests(first: int) -> None:
         for number in range(first, 3 * ROUNDS, CONNECTIONS):

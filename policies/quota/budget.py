@@ -490,12 +490,6 @@ def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, 
     return Refused(meter, charge, retry_after_s, standing, tuple(levels))
 
 
-def granted(asked: Reservation, metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int) -> Reservation:
-    """`asked` as granted, with the `levels` of its meters, `metered`, after it."""
-    standing = standing_of(metered, levels, now_ms=now_ms)
-    return Reservation(asked.id, asked.descriptors, asked.charge, standing, tuple(levels), asked.is_local)
-
-
 def share(descriptor: Descriptor, replicas: int) -> Descriptor:
     """The limits that one of `replicas` routers may use on its own: an equal part of each, at least 1."""
 

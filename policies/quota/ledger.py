@@ -19,7 +19,6 @@ from policies.quota.budget import (
     Reservation,
     Settlement,
     Standing,
-    granted,
     meters,
     refusal,
     standing_of,
@@ -95,7 +94,7 @@ class Ledger:
                     return refused
                 break
             levels = self._hold(asked.id, buckets, amounts, now_ms)
-        return granted(asked, metered, levels, now_ms=now_ms)
+        return replace(asked, standing=standing_of(metered, levels, now_ms=now_ms), levels=tuple(levels))
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,7 +16,7 @@ from policies.errors import NoCredential, Unassigned, Unauthenticated, Unavailab
 from policies.identity import grant_of
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
 from policies.nouns import Limits, Team, Tenant
-from policies.quota.budget import Descriptor, of_key
+from policies.quota.budget import Descriptor, descriptors, of_key
 from policies.sla.config import Config
 from router.identity.errors import KeysAway, UnknownKey
 from router.shared.keys.ring import KeyRing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from router.identity.tokens import Verified, Verifier
 
 
-class Identity(NamedTuple):
+class Identity(msgspec.Struct, frozen=True):
     """The tenant of a call, the `key` that it used if that has limits of its own, the id of that key, and its team.
 
     `user` is the end user that its token names. A token's tenant may have fewer classes and models than the file's.
@@ -38,6 +38,14 @@ class Identity(NamedTuple):
     key_id: str | None = None
     team: Team | None = None
     user: str | None = None
+    _bound: dict[str, tuple[Descriptor, ...]] = {}
+
+    def bound(self, model: str) -> tuple[Descriptor, ...]:
+        """The descriptors of its calls to `model` that have neither an end user nor tags; made once for each."""
+        found = self._bound.get(model)
+        if found is None:
+            found = self._bound[model] = descriptors(self.tenant, model, self.key, team=self.team)
+        return found
 
 
 class Identities:

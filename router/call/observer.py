@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+import msgspec
+
 from policies.errors import ExpectedError
 from policies.nouns import NO_TENANT, BackendView, Decision, Request, Usage
 from policies.shadow import Difference
@@ -23,35 +25,35 @@ class Spent(NamedTuple):
     cost: int
 
 
-class Account:
+class Account(msgspec.Struct, eq=False):
     """What is known of one call while it runs. `tenant` and the others are set as soon as they are known: `key` is the
     id of its API key, `team` its part of the tenant, `user` the end user that its client names, `tags` the tags that
     count, `spent` has an entry for each answered prompt.
 
-    `end` the call with its failure, None without one; a context manager that is left does so too. `trace` is None where
-    the call is not traced; `headers` are the trace context that goes on to backends.
+    `on_end` is called with it and the failure of the call, None without one, when the call is over; a context manager
+    that is left does so. `trace` is None where the call is not traced; `headers` are the trace context that goes on to
+    backends.
     """
 
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - it is the request's id
-        started_at: float,
-        headers: Mapping[str, str],
-        trace: CallTrace | None,
-        end: Callable[[Account, BaseException | None], None],
-    ) -> None:
-        self.id, self.started_at, self.headers, self.trace, self._end = id, started_at, headers, trace, end
-        self.tenant, self.service_class, self.model, self.path = NO_TENANT, "none", "", ""
-        self.key: str | None = None
-        self.team: str | None = None
-        self.user: str | None = None
-        self.tags: tuple[str, ...] = ()
-        self.rule: int | None = None
-        self.spent: tuple[Spent, ...] = ()
-        self.inputs: Sequence[Input] = ()
-        self.usage = Usage()
-        self.first_at: float | None = None
-        self.last_at: float | None = None
+    id: str
+    started_at: float
+    headers: Mapping[str, str]
+    trace: CallTrace | None
+    on_end: Callable[[Account, BaseException | None], None]
+    tenant: str = NO_TENANT
+    service_class: str = "none"
+    model: str = ""
+    path: str = ""
+    key: str | None = None
+    team: str | None = None
+    user: str | None = None
+    tags: tuple[str, ...] = ()
+    rule: int | None = None
+    spent: tuple[Spent, ...] = ()
+    inputs: Sequence[Input] = ()
+    usage: Usage = Usage()
+    first_at: float | None = None
+    last_at: float | None = None
 
     def __repr__(self) -> str:
         return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
@@ -62,11 +64,7 @@ class Account:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.end(error)
-
-    def end(self, failure: BaseException | None) -> None:
-        """The call is over."""
-        self._end(self, failure)
+        self.on_end(self, error)
 
     def heard(self, now: float) -> None:
         """A piece of the answer came at `now`."""

@@ -6,12 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
-from contextlib import (
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from itertools import count, repeat
 from typing import Any
@@ -36,6 +31,7 @@ from policies.errors import (
 )
 from policies.explain import explain, without_secrets
 from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Reuse, Usage
+from policies.on_miss import Step
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.quota.prices import PriceList
@@ -44,7 +40,7 @@ from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
-from router.call.admission import Permit, claim_at, claim_of
+from router.call.admission import Permit, asked_at, asked_of
 from router.call.bid import Bid, Look, Placed
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
@@ -68,7 +64,6 @@ from router.call.prepare import (
     find_model,
     learn,
     looked_up,
-    ready_model,
     require_allowed_urls,
     require_user,
     room,
@@ -130,13 +125,14 @@ async def serve(
             if ask.media_urls:
                 require_allowed_urls(ask, config)
             async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
-                model = ready_model(ask.model, tenant, gateway)
-                if model is None:
+                common = gateway.prepared.ready(ask.model, tenant, config)
+                if common is None:
                     model = await started_model(ask, tenant, gateway)
+                    common = gateway.prepared.of(model, tenant.domain, config)
+                model, prompts = common.model, []
                 account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
                 if ask.documents is not None:
                     ask = await with_documents(ask, model, tenant, gateway, held)
-                common, prompts = gateway.prepared.of(model, tenant.domain, config), []
                 inputs = estimated_at_once(ask, common, gateway) or await tokenize(ask, model, tenant, gateway)
                 for tokens, body in zip(inputs, ask.bodies, strict=True):
                     chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
@@ -149,8 +145,9 @@ async def serve(
                 prices = config.prices
                 if prices.later:
                     prices = prices.at(gateway.unix_time())
-                claim = claim_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
-                async with Permit(gateway.admission, claim, caller.limited) as permit:
+                asked = asked_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
+                admitted = gateway.admission.admit(asked, caller.limited)
+                with admitted if isinstance(admitted, Permit) else await admitted as permit:
                     call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
                     if len(prompts) == 1:
                         await call.answer(0, model, prompts[0])
@@ -167,7 +164,7 @@ async def serve(
         raise
     finally:
         held.give_back()
-        account.end(failure)
+        account.on_end(account, failure)
         # a failure that refers to this frame, and is referred to by it, would wait for the garbage collector
         failure = None
 
@@ -227,23 +224,16 @@ def digest(bid: Bid) -> bytes:
     return hashed.digest()
 
 
-class _Others:
-    """Permits of one prompt at models that it was degraded to, open until `stack` is left; None: none are asked for."""
+class _Others(ExitStack):
+    """The `permits` of one prompt at models that it was degraded to, which are settled when this is left."""
 
-    def __init__(self, stack: AsyncExitStack | None = None) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.permits: dict[str, Permit] = {}
-        self._stack = stack
 
-    def __repr__(self) -> str:
-        return f"<_Others {self.permits}>"
-
-    async def admit(self, model: str, permit: Permit) -> None:
-        """Open the `permit` for `model`. Raises QuotaExceeded."""
-        assert self._stack is not None, "only the steps of a class degrade"
-        self.permits[model] = await self._stack.enter_async_context(permit)
-
-
-_NO_OTHERS = _Others()
+    def keep(self, model: str, permit: Permit) -> None:
+        """Have the `permit` for `model` from now on."""
+        self.permits[model] = self.enter_context(permit)
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -262,56 +252,51 @@ class _Call(msgspec.Struct, frozen=True):
 
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
-        gateway = self.gateway
+        gateway, service_class = self.gateway, self.ruling.service_class
         trace = gateway.observer.prompt(self.account, config_version=self.config.version)
-        with trace or NO_SPAN:
+        steps = () if self.ask.yields else self.config.on_miss.get(service_class.name, ())
+        others = _Others() if steps else None
+        with trace or NO_SPAN, others or NO_SPAN:
             bid = self._bid(at, model, prompt, trace=trace)
             if bid.request.tenant in gateway.poison.by_tenant and self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
-            steps = () if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ())
-            if not steps:
-                await self._placed(at, bid, trace, gateway.placer, _NO_OTHERS)
-                return
-            async with AsyncExitStack() as stack:
-                others = _Others(stack)
-                placer = Placer(
-                    gateway.dispatcher,
-                    gateway.clock,
-                    steps=steps,
-                    degraded=lambda other, name: self._degraded(at, other, name, trace, others),
-                    on_step=partial(gateway.observer.missed, self.ruling.service_class.name),
-                    on_shed=lambda shed, found: self._record(
-                        at, shed.request, found.view, found.decision, is_late=True
-                    ),
-                )
-                await self._placed(at, bid, trace, placer, others)
+            placer = gateway.placer if others is None else self._placer(at, steps, trace, others)
+            with NO_SPAN if trace is None else trace.queue():
+                found = placer.place(bid)
+                placed = found if isinstance(found, Placed) else await found
+            rule = self.config.rules[self.ruling.rule - 1]
+            mirrored = None if rule.mirror is None else self._mirrored(placed)
+            race, is_hedged = None, service_class.hedge_quantile is not None
+            try:
+                while True:
+                    race = self._race(at, placed, trace) if is_hedged else None
+                    failure = await (self._failed(at, trace, placed, None) if race is None else race.run())
+                    if failure is None:
+                        return
+                    gateway.observer.event("retried")
+                    try:
+                        with NO_SPAN if trace is None else trace.queue():
+                            placed, race = await placer.elsewhere((placed if race is None else race.placed).bid), None
+                    except (NoBackend, Overloaded):
+                        # the last backend's error tells more than that no other is left
+                        raise failure from None
+            finally:
+                placed = placed if race is None else race.placed
+                self._settle(placed, others)
+                if mirrored is not None:
+                    gateway.mirrors.ended(mirrored, placed.flight, sys.exception())
 
-    async def _placed(self, at: int, bid: Bid, trace: PromptTrace | None, placer: Placer, others: _Others) -> None:
-        """Answer `bid` where the `placer` finds a backend, until one has answered it whole."""
-        with NO_SPAN if trace is None else trace.queue():
-            found = placer.place(bid)
-            placed = found if isinstance(found, Placed) else await found
-        rule = self.config.rules[self.ruling.rule - 1]
-        mirrored = None if rule.mirror is None else self._mirrored(placed)
-        race, is_hedged = None, self.ruling.service_class.hedge_quantile is not None
-        try:
-            while True:
-                race = self._race(at, placed, trace) if is_hedged else None
-                failure = await (self._failed(at, trace, placed, None) if race is None else race.run())
-                if failure is None:
-                    return
-                self.gateway.observer.event("retried")
-                try:
-                    with NO_SPAN if trace is None else trace.queue():
-                        placed, race = await placer.elsewhere((placed if race is None else race.placed).bid), None
-                except (NoBackend, Overloaded):
-                    # the last backend's error tells more than that no other is left
-                    raise failure from None
-        finally:
-            placed = placed if race is None else race.placed
-            self._settle(placed, others)
-            if mirrored is not None:
-                self.gateway.mirrors.ended(mirrored, placed.flight, sys.exception())
+    def _placer(self, at: int, steps: Sequence[Step], trace: PromptTrace | None, others: _Others) -> Placer:
+        """What finds a backend for prompt number `at` by the `steps` of its class."""
+        gateway = self.gateway
+        return Placer(
+            gateway.dispatcher,
+            gateway.clock,
+            steps=tuple(steps),
+            degraded=lambda other, name: self._degraded(at, other, name, trace, others),
+            on_step=partial(gateway.observer.missed, self.ruling.service_class.name),
+            on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
+        )
 
     def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race | None:
         """The backend of `placed` and a second one once that is late; None where it is to have no second."""
@@ -480,7 +465,7 @@ class _Call(msgspec.Struct, frozen=True):
         gateway.cluster.acquit(tenant, failures)
         return True
 
-    def _settle(self, placed: Placed, others: _Others) -> None:
+    def _settle(self, placed: Placed, others: _Others | None) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
 
         Backends that were tried before are not paid for: the caller has seen nothing of theirs.
@@ -502,7 +487,7 @@ class _Call(msgspec.Struct, frozen=True):
             prices = self.prices.of(model, pool)
             cost = self.permit.spend(usage, prices)
             flight.charged = usage, cost
-            if (beside := others.permits.get(model)) is not None:
+            if others is not None and (beside := others.permits.get(model)) is not None:
                 beside.spend(usage, prices)
             self.account.usage = self.permit.usage or Usage()
             self.account.spent += (Spent(model, pool, usage, cost),)
@@ -588,9 +573,10 @@ class _Call(msgspec.Struct, frozen=True):
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
-            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant, prices=highest, gateway=gateway)
-            if claim is not None:
-                await others.admit(model.name, Permit(gateway.admission, claim))
+            asked = asked_at(model.name, self.permit.asked, other, tenant=tenant, prices=highest, gateway=gateway)
+            if asked is not None:
+                admitted = gateway.admission.admit(asked)
+                others.keep(model.name, admitted if isinstance(admitted, Permit) else await admitted)
             return other
         except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
             return bid

@@ -48,16 +48,6 @@ _MOST_SHOWN = 4
 """Backends that a hint names."""
 
 
-def ready_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel | None:
-    """The model `name` where its backends are known and `tenant` may use it; None: `started_model` finds out."""
-    if name in gateway.config.aliases or (tenant.models and name not in tenant.models):
-        return None
-    model = gateway.cluster.model(name)
-    # a backend that the file describes may not have been reached yet, so that its context is unknown
-    is_ready = model is None or model.context_tokens is not None or not gateway.config.has_wake
-    return model if is_ready else None
-
-
 def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
     """The model that `tenant` means by `name`, which may be an alias. Raises UnknownModel, or NoBackend while its
     backends are away."""
@@ -393,17 +383,30 @@ class Prepared(NamedTuple):
     how: How
     is_estimated: bool
     """Neither the router nor its engines make tokens of text: lengths are estimated."""
+    is_ready: bool
+    """A call that names the model waits for no backend of it."""
 
 
 class PreparedModels:
     """Keeps what calls have in common, by model and cache domain."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self, cluster: Cluster, sources: Sources) -> None:
+        self._cluster, self._sources = cluster, sources
         self._kept: dict[tuple[str, str], Prepared] = {}
 
     def __repr__(self) -> str:
         return f"<PreparedModels {len(self._kept)}>"
+
+    def ready(self, name: str, tenant: Tenant, config: Config) -> Prepared | None:
+        """What calls of `tenant` to the model `name` have in common, where its backends are known and the tenant may
+        use it; None: `started_model` finds out."""
+        model = self._cluster.model(name)
+        if model is None or (tenant.models and name not in tenant.models):
+            return None
+        known = self._kept.get((name, tenant.domain))
+        if known is None or known.model is not model or known.config is not config:
+            known = self.of(model, tenant.domain, config)
+        return known if known.is_ready else None
 
     def of(self, model: ServedModel, domain: str, config: Config) -> Prepared:
         """What calls to `model` in `domain` have in common by `config`, the file in force; made again when the model's
@@ -423,7 +426,10 @@ class PreparedModels:
             self._kept.clear()
         is_estimated = not (model.readers or model.speaks_tokens or self._sources.may_have(model))
         shared_root = root_key(name, NO_DOMAIN)
-        found = self._kept[model.name, domain] = Prepared(model, config, name, shared_root, how, is_estimated)
+        # a backend that the file describes may not have been reached yet, so that its context is unknown
+        is_ready = model.name not in config.aliases and (model.context_tokens is not None or not config.has_wake)
+        found = Prepared(model, config, name, shared_root, how, is_estimated, is_ready)
+        self._kept[model.name, domain] = found
         return found
 
 

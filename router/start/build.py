@@ -144,7 +144,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
         waking=waking,
-        prepared=PreparedModels(sources),
+        prepared=PreparedModels(cluster, sources),
         identities=Identities(),
         lengths=AnswerLengths(),
         text_lengths=TextLengths(),

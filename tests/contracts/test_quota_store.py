@@ -20,7 +20,7 @@ from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
 from router.shared.store.spread import SpreadStore
 from tests.policies.builders import a_descriptor, a_reservation
-from tests.router.shared.store.parts import HandClock, RedisServer, a_redis
+from tests.router.shared.store.parts import HandClock, RedisServer, a_redis, reserved
 from tests.shards.attached import eventually
 
 TENANT = a_descriptor(requests_per_minute=60, tokens_per_minute=6000)
@@ -32,8 +32,13 @@ HALF_A_DAY_S = 43_200.0
 
 @dataclass
 class Stage:
-    store: QuotaStore
+    store: QuotaStore | RedisStore
     clock: HandClock = field(default_factory=HandClock)
+    guarded: tuple[GuardedStore, ...] = ()
+
+    async def is_settled(self) -> None:
+        """Return once Redis has every settlement, as far as it is there."""
+        await eventually(lambda: all(store.is_away or store.owed == 0 for store in self.guarded))
 
     async def left(self, descriptor: Descriptor = TENANT) -> tuple[int | None, ...]:
         standing = await self.standing(descriptor)
@@ -46,17 +51,22 @@ class Stage:
         return now_ms
 
     async def standing(self, *descriptors: Descriptor) -> Standing:
-        if isinstance(guarded := self.store, GuardedStore) and not guarded.is_away:
-            await eventually(lambda: guarded.owed == 0)
+        await self.is_settled()
         return await self.store.standing(descriptors or (TENANT,))
 
+    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+        if isinstance(self.store, RedisStore):
+            await self.store.settle_all([(reservation, charge)])
+        else:
+            self.store.settle(reservation, charge)
+
     async def reserved(self, reservation: Reservation) -> Reservation:
-        answer = await self.store.reserve(reservation)
+        answer = await reserved(self.store, reservation)
         assert isinstance(answer, Reservation)
         return answer
 
     async def refused(self, reservation: Reservation) -> Refused:
-        answer = await self.store.reserve(reservation)
+        answer = await reserved(self.store, reservation)
         assert isinstance(answer, Refused)
         return answer
 
@@ -81,7 +91,7 @@ async def guarded(server: RedisServer, url: str | None = None) -> AsyncIterator[
     shared = RedisStore(url or server.url, clock=clock)
     store = GuardedStore(shared, clock=clock, options=GuardOptions(deadline_s=2.0))
     await store.start()
-    yield Stage(store, clock)
+    yield Stage(store, clock, (store,))
     store.check()
 
 
@@ -92,9 +102,16 @@ def guarded_and_gone(server: RedisServer) -> AbstractAsyncContextManager[Stage]:
 @asynccontextmanager
 async def spread(server: RedisServer) -> AsyncIterator[Stage]:
     """Two databases of one server are as good as two servers."""
-    clock = HandClock()
-    urls = (server.url, f"{server.url}?db=1")
-    yield Stage(SpreadStore({url: RedisStore(url, clock=clock) for url in urls}), clock)
+    clock, options = HandClock(), GuardOptions(deadline_s=2.0)
+    stores = {
+        url: GuardedStore(RedisStore(url, clock=clock), clock=clock, options=options)
+        for url in (server.url, f"{server.url}?db=1")
+    }
+    store = SpreadStore(stores)
+    await store.start()
+    yield Stage(store, clock, tuple(stores.values()))
+    for guarded in stores.values():
+        guarded.check()
 
 
 class Opens(Protocol):
@@ -158,15 +175,15 @@ async def test_what_was_not_used_is_given_back_and_what_was_missing_is_taken(sta
     )
     await stage.reserved(first)
     await stage.reserved(second)
-    await stage.store.settle(first, Charge(requests=1, tokens=300))
-    await stage.store.settle(second, Charge(requests=1, tokens=200))
+    await stage.settle(first, Charge(requests=1, tokens=300))
+    await stage.settle(second, Charge(requests=1, tokens=200))
     assert await stage.left() == (58, 5500)
 
 
 async def test_settling_twice_counts_once(stage: Stage) -> None:
     reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
     for _ in range(3):
-        await stage.store.settle(reservation, Charge(requests=1, tokens=300))
+        await stage.settle(reservation, Charge(requests=1, tokens=300))
     assert await stage.left() == (59, 5700)
 
 
@@ -174,7 +191,7 @@ async def test_reserving_twice_with_one_id_counts_once(stage: Stage) -> None:
     for _ in range(3):
         reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
     assert await stage.left() == (59, 5000)
-    await stage.store.settle(reservation, Charge())
+    await stage.settle(reservation, Charge())
     assert await stage.left() == (60, 6000)
     await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
     assert await stage.left() == (60, 6000)
@@ -182,7 +199,7 @@ async def test_reserving_twice_with_one_id_counts_once(stage: Stage) -> None:
 
 async def test_a_cancelled_request_is_charged_what_it_used(stage: Stage) -> None:
     reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
-    await stage.store.settle(reservation, Charge(requests=1, tokens=17))
+    await stage.settle(reservation, Charge(requests=1, tokens=17))
     assert await stage.left() == (59, 5983)
 
 
@@ -212,7 +229,7 @@ async def test_budgets_of_a_period_last_until_its_end_in_every_store(period: Per
         begins = period.begins_ms(period.number(now_ms))
         assert await stage.left(budget) == (10,), "the last period is over"
         reservation = await stage.reserved(a_reservation(f"r{number}", budget, cost=10_000))
-        await stage.store.settle(reservation, Charge(cost=10_000))
+        await stage.settle(reservation, Charge(cost=10_000))
         refused = await stage.refused(a_reservation(f"s{number}", budget, cost=1))
         assert refused.retry_after_s == period.left_ms(now_ms) / 1000
         now_ms = stage.store_time(max(now_ms, begins + period.left_ms(begins) - 1))
@@ -234,10 +251,10 @@ async def test_a_fixed_budget_counts_what_begins_in_its_days_and_nothing_else(st
     assert await stage.left(budget) == ()
     stage.store_time((today + 1) * DAY_MS)
     assert await stage.left(budget) == (10,)
-    await stage.store.settle(early, Charge(cost=50_000))
+    await stage.settle(early, Charge(cost=50_000))
     assert await stage.left(budget) == (10,), "it began before"
     first = await stage.reserved(a_reservation("first", budget, cost=9_000))
-    await stage.store.settle(first, Charge(cost=7_000))
+    await stage.settle(first, Charge(cost=7_000))
     assert await stage.left(budget) == (3,)
     # a month later it has not refilled, and never will
     stage.store_time((today + 31) * DAY_MS - 1000)
@@ -247,7 +264,7 @@ async def test_a_fixed_budget_counts_what_begins_in_its_days_and_nothing_else(st
     stage.store_time((today + 31) * DAY_MS)
     await stage.reserved(a_reservation("after", budget, cost=50_000))
     assert await stage.left(budget) == ()
-    await stage.store.settle(late, Charge(cost=1_000))
+    await stage.settle(late, Charge(cost=1_000))
     # it was extended: what was used goes on, and what came after its end was not counted
     assert await stage.left(a_fixed(today + 1, today + 60)) == (2,)
     # its first day was put off: it begins anew
@@ -260,7 +277,7 @@ async def test_a_budget_without_an_end_never_refills(stage: Stage) -> None:
         await stage.reserved(a_reservation(f"r{year}", budget, cost=3_000))
         stage.clock.pass_s(YEAR_S)
         # so that no lease is open that lapses
-        await stage.store.settle(a_reservation(f"r{year}", budget, cost=3_000), Charge(cost=3_000))
+        await stage.settle(a_reservation(f"r{year}", budget, cost=3_000), Charge(cost=3_000))
     assert await stage.left(budget) == (1,)
     refused = await stage.refused(a_reservation("s", budget, cost=2_000))
     assert refused.retry_after_s is None
@@ -274,7 +291,7 @@ async def test_a_settlement_that_comes_late_counts_only_in_the_days_of_a_fixed_b
     today = round(stage.clock.now_s) * 1000 // DAY_MS
     future, now = a_fixed(today + 1, tenant="future"), a_fixed(today, tenant="now")
     for budget, left in ((future, 10), (now, 7)):
-        await stage.store.settle(a_reservation("lost", budget, cost=5_000), Charge(cost=3_000))
+        await stage.settle(a_reservation("lost", budget, cost=5_000), Charge(cost=3_000))
         await stage.left(budget)  # a guarded store has sent it now
         stage.store_time((today + 1) * DAY_MS)
         assert await stage.left(budget) == (left,)
@@ -289,7 +306,7 @@ async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_no_request_out(sta
     await stage.refused(a_reservation("r", TENANT, tokens=600))
     stage.clock.pass_s(6.0)
     await stage.reserved(a_reservation("s", TENANT, tokens=600))
-    await stage.store.settle(early, Charge(tokens=6000, cost=10_000))
+    await stage.settle(early, Charge(tokens=6000, cost=10_000))
     # a budget belongs to the day on which it is first asked for again
     assert await stage.left(BUDGET) == (0,)
     stage.clock.pass_s(HALF_A_DAY_S)
@@ -301,7 +318,7 @@ async def test_a_request_belongs_to_the_day_on_which_it_began(stage: Stage) -> N
     reservation = await stage.reserved(a_reservation("r", BUDGET, cost=9_000))
     stage.clock.pass_s(20)
     await stage.reserved(a_reservation("s", BUDGET, cost=1_000))
-    await stage.store.settle(reservation, Charge(cost=20_000))
+    await stage.settle(reservation, Charge(cost=20_000))
     assert await stage.left(BUDGET) == (9,)
 
 
@@ -347,9 +364,8 @@ async def test_levels_are_told_of_each_meter_and_of_unused_ones(stage: Stage) ->
             await stage.store.levels([BUDGET, month])
         return
     assert list(await stage.store.levels([BUDGET, month])) == [6_000, 0, 0]
-    await stage.store.settle(granted, Charge(cost=2_500))
-    if isinstance(guarded := stage.store, GuardedStore):
-        await eventually(lambda: guarded.owed == 0)
+    await stage.settle(granted, Charge(cost=2_500))
+    await stage.is_settled()
     assert list(await stage.store.levels([BUDGET])) == [2_500]
 
 
@@ -363,12 +379,12 @@ async def test_each_end_user_has_the_limits_alone(stage: Stage) -> None:
 async def test_without_limits_everything_is_let_in(stage: Stage) -> None:
     reservation = await stage.reserved(a_reservation("r", a_descriptor(), requests=1, tokens=10**9))
     assert reservation.standing == Standing()
-    await stage.store.settle(reservation, Charge(1, 1, 1))
+    await stage.settle(reservation, Charge(1, 1, 1))
 
 
 async def test_many_at_once_never_get_more_than_there_is(stage: Stage) -> None:
     asked = [a_reservation(str(number), TENANT, requests=1) for number in range(100)]
-    answers = await asyncio.gather(*(stage.store.reserve(reservation) for reservation in asked))
+    answers = await asyncio.gather(*(reserved(stage.store, reservation) for reservation in asked))
     assert sum(isinstance(answer, Reservation) for answer in answers) == 60
 
 

@@ -120,7 +120,7 @@ async def work(
         await asyncio.sleep(dice.choice([0, 0.001, 0.01]))
         # a request that was cancelled early costs nothing
         actual = 0 if dice.random() < 0.2 else dice.randint(1, cost)
-        await store.settle(answer, Charge(1, 0, actual))
+        store.settle(answer, Charge(1, 0, actual))
         books.settled(answer, actual, row)
         account = an_account(Spent(row.model, "own", Usage(1, 1), actual), user=row.user)
         account.tenant, account.team, account.tags = row.tenant, row.team, row.tags

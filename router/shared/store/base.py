@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
 
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 
@@ -34,12 +34,14 @@ class QuotaStore(Protocol):
     have happened or not, and repeating it with the same id is safe for `policies.quota.ledger.KEPT_S`.
     """
 
-    async def reserve(self, asked: Reservation) -> Reservation | Refused:
-        """Reserve `asked` from all its descriptors, or nothing. The result tells what is left."""
+    def reserve(self, asked: Reservation) -> Reservation | Refused | Coroutine[Any, Any, Reservation | Refused]:
+        """Reserve `asked` from all its descriptors, or nothing. The result tells what is left; where another program
+        counts, it comes from what is to be awaited.
+        """
         ...
 
-    async def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """Charge the actual use instead of the reservation. Takes the same descriptors as `reserve`."""
+    def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """Charge the actual use instead of the reservation, of the same descriptors. No call waits for it."""
         ...
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
@@ -63,8 +65,15 @@ class QuotaStore(Protocol):
         ...
 
 
-class SharedStore(QuotaStore, Protocol):
-    """A store that a router may lose for a while, and then admits requests by itself."""
+class SharedStore(Protocol):
+    """A store in another program. A router may lose it for a while, and then admits requests by itself.
+
+    Its methods do what those of QuotaStore do, once they are awaited.
+    """
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        """See QuotaStore."""
+        ...
 
     async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
         """Settle each of these, in order and in one round trip; where it fails, some of them."""
@@ -72,4 +81,20 @@ class SharedStore(QuotaStore, Protocol):
 
     async def grant(self, reservation: Reservation) -> None:
         """Take a reservation that the router has granted by itself, into debt if necessary."""
+        ...
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """See QuotaStore."""
+        ...
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        """See QuotaStore."""
+        ...
+
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        """See QuotaStore."""
+        ...
+
+    async def close(self) -> None:
+        """See QuotaStore."""
         ...

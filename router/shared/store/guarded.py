@@ -164,8 +164,8 @@ class GuardedStore:
         self._remember(asked, answer)
         return answer
 
-    async def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """See QuotaStore. Returns at once; the background task sends it now, or when the store is back."""
+    def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """See QuotaStore. The background task sends it now, or when the store is back."""
         if not meters(reservation.descriptors):
             return
         self._open.pop(reservation.id, None)

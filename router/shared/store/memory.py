@@ -17,17 +17,13 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"<MemoryStore {self._ledger!r}>"
 
-    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+    def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore."""
         return self._ledger.reserve(asked, now=self._clock())
 
-    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+    def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore."""
         self._ledger.settle(reservation, charge, now=self._clock())
-
-    async def grant(self, reservation: Reservation) -> None:
-        """See SharedStore."""
-        self._ledger.grant(reservation, now=self._clock())
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""

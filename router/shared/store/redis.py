@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis.asyncio
+from msgspec.structs import replace
 from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -18,7 +19,6 @@ from policies.quota.budget import (
     Refused,
     Reservation,
     Standing,
-    granted,
     meters,
     refusal,
     standing_of,
@@ -83,7 +83,7 @@ class RedisStore:
         fits, now_ms, levels = await self._taken(asked, is_granted=False)
         metered = meters(asked.descriptors)
         if fits:
-            return granted(asked, metered, levels, now_ms=now_ms)
+            return replace(asked, standing=standing_of(metered, levels, now_ms=now_ms), levels=tuple(levels))
         refused = refusal(metered, levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
@@ -108,10 +108,6 @@ class RedisStore:
             reply = await self._reserve(self._keys(asked.descriptors), arguments)
         fits, now_ms, *found = _integers(reply, 2 + len(metered))
         return fits, now_ms, found
-
-    async def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """See QuotaStore."""
-        await self.settle_all([(reservation, charge)])
 
     async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
         """See SharedStore."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 from router.shared.store.base import QuotaStore
@@ -28,14 +29,14 @@ class SpreadStore:
         """The name of the store with `ledger`: the largest hash of both (rendezvous hashing)."""
         return max(self._stores, key=lambda name: blake2b(f"{ledger}\n{name}".encode(), digest_size=8).digest())
 
-    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+    def reserve(self, asked: Reservation) -> Reservation | Refused | Coroutine[Any, Any, Reservation | Refused]:
         """See QuotaStore."""
-        return await self._of(asked.descriptors).reserve(asked) if asked.descriptors else asked
+        return self._of(asked.descriptors).reserve(asked) if asked.descriptors else asked
 
-    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+    def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore."""
         if reservation.descriptors:
-            await self._of(reservation.descriptors).settle(reservation, charge)
+            self._of(reservation.descriptors).settle(reservation, charge)
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""

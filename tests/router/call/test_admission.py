@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
 from policies.nouns import Limits, Outcome, Tenant, Usage
-from policies.quota.budget import Charge, Descriptor, Standing, descriptors
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.prices import Prices
-from router.call.admission import Admission, Claim, Permit
+from router.call.admission import Admission, Permit, Tell
 from router.shared.store.memory import MemoryStore
 from tests.router.parts import a_tenant
 
@@ -26,41 +26,44 @@ def an_admission() -> tuple[Admission, MemoryStore]:
     return Admission(store), store
 
 
-class Claims:
-    """Makes claims with ids of their own."""
+class Asks:
+    """Makes what calls ask for, with ids of their own."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
 
-    def __call__(self, tenant: Tenant, model: str = "tiny", tokens: int = 10) -> Claim:
+    def __call__(self, tenant: Tenant, model: str = "tiny", tokens: int = 10) -> Reservation:
         charge = Charge(1, tokens, tokens * 1000)
-        return Claim(f"c{next(self._ids)}", descriptors(tenant, model), charge)
+        return Reservation(f"c{next(self._ids)}", descriptors(tenant, model), charge)
 
 
-a_claim = Claims()
+what_is_asked = Asks()
+
+
+async def admitted(admission: Admission, asked: Reservation, tell: Tell = lambda _: None) -> Permit:
+    permit = admission.admit(asked, tell)
+    return permit if isinstance(permit, Permit) else await permit
 
 
 async def test_a_tenant_gets_as_many_permits_as_its_limit_says() -> None:
     (admission, _), tenant = an_admission(), a_tenant(concurrent=1)
-    async with Permit(admission, a_claim(tenant)):
+    with await admitted(admission, what_is_asked(tenant)):
         with pytest.raises(QuotaExceeded, match="tenant 'acme' has 1 requests running") as caught:
-            async with Permit(admission, a_claim(tenant)):
-                pass
+            await admitted(admission, what_is_asked(tenant))
         assert caught.value.retry_after_s
-        async with Permit(admission, a_claim(a_tenant("labs"))):
+        with await admitted(admission, what_is_asked(a_tenant("labs"))):
             admission.check()
-    async with Permit(admission, a_claim(tenant)):
+    with await admitted(admission, what_is_asked(tenant)):
         assert not admission.is_idle()
     assert admission.is_idle()
 
 
 async def test_a_model_may_have_a_limit_of_its_own() -> None:
     (admission, _), tenant = an_admission(), a_tenant(model_limits={"big": Limits(concurrent=1)})
-    async with Permit(admission, a_claim(tenant, "big")):
+    with await admitted(admission, what_is_asked(tenant, "big")):
         with pytest.raises(QuotaExceeded, match="at model 'big'"):
-            async with Permit(admission, a_claim(tenant, "big")):
-                pass
-        async with Permit(admission, a_claim(tenant, "small")):
+            await admitted(admission, what_is_asked(tenant, "big"))
+        with await admitted(admission, what_is_asked(tenant, "small")):
             admission.check()
 
 
@@ -77,9 +80,9 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     error: BaseException | None, outcome: Outcome
 ) -> None:
     (admission, store), tenant = an_admission(), a_tenant(limits=Limits(tokens_per_minute=1000))
-    permit = Permit(admission, a_claim(tenant, tokens=100))
+    permit = await admitted(admission, what_is_asked(tenant, tokens=100))
     try:
-        async with permit:
+        with permit:
             permit.spend(Usage(5, 1, 2), PRICES)
             permit.spend(Usage(5, 2, 0), PRICES)
             if error is not None:
@@ -90,7 +93,7 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     assert permit.usage == Usage(10, 3, 2)
     assert admission.settled == {outcome: 1}
     assert admission.is_idle()
-    left = (await store.standing(permit.claim.descriptors)).tokens
+    left = (await store.standing(permit.asked.descriptors)).tokens
     # of 10 prompt tokens 2 were cached, and 3 were drawn
     assert left is not None
     assert left.remaining == 1000 - 8 - 3
@@ -101,11 +104,10 @@ async def test_limits_are_reported_before_it_runs_and_when_it_is_refused() -> No
     (admission, _), tenant = an_admission(), a_tenant(limits=Limits(requests_per_minute=2))
     standings: list[Standing] = []
     for _ in range(2):
-        async with Permit(admission, a_claim(tenant), standings.append):
+        with await admitted(admission, what_is_asked(tenant), standings.append):
             pass
     with pytest.raises(QuotaExceeded, match="has reached its limit of 2 requests a minute") as caught:
-        async with Permit(admission, a_claim(tenant), standings.append):
-            pass
+        await admitted(admission, what_is_asked(tenant), standings.append)
     assert [standing.requests.remaining for standing in standings if standing.requests] == [1, 0, 0]
     assert caught.value.retry_after_s == 30.0
     assert admission.is_idle()
@@ -114,22 +116,48 @@ async def test_limits_are_reported_before_it_runs_and_when_it_is_refused() -> No
 
 async def test_a_tenant_without_limits_never_asks_the_store() -> None:
     class Away(MemoryStore):
-        async def reserve(self, asked: Any) -> Any:
+        def reserve(self, asked: Any) -> Any:
             raise AssertionError("no store may be asked")
 
     admission = Admission(Away(lambda: 0.0))
-    async with Permit(admission, a_claim(a_tenant())) as permit:
+    with await admitted(admission, what_is_asked(a_tenant())) as permit:
         permit.spend(Usage(1, 1, 0), PRICES)
     assert admission.is_idle()
 
 
+class Elsewhere(MemoryStore):
+    """Answers a moment later, as a store in another program does."""
+
+    def reserve(self, asked: Reservation) -> Any:
+        return self._later(asked)
+
+    async def _later(self, asked: Reservation) -> Reservation | Refused:
+        await asyncio.sleep(0)
+        return super().reserve(asked)
+
+
+async def test_a_call_that_is_cancelled_while_its_store_is_asked_leaves_no_permit() -> None:
+    admission = Admission(Elsewhere(lambda: 1000.0))
+    tenant = a_tenant(concurrent=1, limits=Limits(requests_per_minute=1))
+    asking = asyncio.create_task(admitted(admission, what_is_asked(tenant)))
+    await asyncio.sleep(0)
+    assert admission.running("acme") == 1, "others come in meanwhile"
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    admission.check()
+    assert admission.is_idle()
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, Elsewhere])
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_permit_is_ever_lost(seed: int) -> None:
-    rng, (admission, store) = random.Random(seed), an_admission()
+async def test_no_permit_is_ever_lost(seed: int, kind: type[MemoryStore]) -> None:
+    rng, store = random.Random(seed), kind(lambda: 1000.0)
+    admission = Admission(store)
     tenants = [a_tenant("a", concurrent=2), a_tenant("b", limits=Limits(requests_per_minute=8)), a_tenant("c")]
 
     async def request() -> None:
-        async with Permit(admission, a_claim(rng.choice(tenants))):
+        with await admitted(admission, what_is_asked(rng.choice(tenants))):
             admission.check()
             await asyncio.sleep(0)
             if rng.random() < 0.3:
@@ -147,19 +175,17 @@ async def test_a_key_may_have_limits_of_its_own_within_its_tenants() -> None:
     (admission, _), tenant = an_admission(), a_tenant(concurrent=2)
     keyed = Descriptor("acme", Limits(concurrent=1), key="0a1b2c3d4e5f")
 
-    def with_key() -> Claim:
-        claim = a_claim(tenant)
-        return replace(claim, descriptors=(*claim.descriptors, keyed))
+    def with_key() -> Reservation:
+        asked = what_is_asked(tenant)
+        return replace(asked, descriptors=(*asked.descriptors, keyed))
 
-    async with Permit(admission, with_key()):
+    with await admitted(admission, with_key()):
         with pytest.raises(QuotaExceeded, match="key 0a1b2c3d4e5f of tenant 'acme' has 1 requests running"):
-            async with Permit(admission, with_key()):
-                pass
+            await admitted(admission, with_key())
         assert admission.running("acme") == 1
-        async with Permit(admission, a_claim(tenant)):
+        with await admitted(admission, what_is_asked(tenant)):
             admission.check()
             with pytest.raises(QuotaExceeded, match=r"^tenant 'acme' has 2"):
-                async with Permit(admission, with_key()):
-                    pass
+                await admitted(admission, with_key())
     admission.check()
     assert admission.is_idle()

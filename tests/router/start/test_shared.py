@@ -14,7 +14,7 @@ from router.fleet.prompt_keys import PromptKeys
 from router.shared.replicas.feed_relay import RedisRelay
 from router.start.app import Router
 from router.start.shared import relay
-from tests.router.shared.store.parts import RedisServer, a_redis
+from tests.router.shared.store.parts import RedisServer, a_redis, reserved
 from tests.shards.attached import eventually
 
 FILE = """
@@ -70,8 +70,8 @@ async def test_cells_share_quotas_and_keys_but_no_news(server: RedisServer) -> N
         await two.gateway.keys.look()
         assert len(two.gateway.keys.of("acme")) == 1
         descriptors = (Descriptor("acme", Limits(requests_per_minute=60)),)
-        await one.gateway.admission.store.reserve(Reservation("r", descriptors, Charge(50)))
-        refused = await two.gateway.admission.store.reserve(Reservation("s", descriptors, Charge(50)))
+        await reserved(one.gateway.admission.store, Reservation("r", descriptors, Charge(50)))
+        refused = await reserved(two.gateway.admission.store, Reservation("s", descriptors, Charge(50)))
         assert isinstance(refused, Refused)
 
 
@@ -83,7 +83,7 @@ async def test_quotas_may_lie_in_other_servers(server: RedisServer) -> None:
         async with Router(parse(text), backends=lambda _: (FakeBackend("a", pool="own"),)) as router:
             for tenant in tenants:
                 descriptors = (Descriptor(tenant, Limits(requests_per_minute=60)),)
-                granted = await router.gateway.admission.store.reserve(Reservation(tenant, descriptors, Charge(1)))
+                granted = await reserved(router.gateway.admission.store, Reservation(tenant, descriptors, Charge(1)))
                 assert isinstance(granted, Reservation)
         with server.admin() as news, first.admin() as some, second.admin() as others:
             assert not news.keys("*tenant*")

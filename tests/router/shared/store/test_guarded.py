@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from policies.errors import Overloaded
-from policies.quota.budget import Charge, Refused, Reservation
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from policies.quota.ledger import Ledger
 from router.shared.store.base import Fault
 from router.shared.store.guarded import PATIENCE_S, GuardedStore, GuardOptions
-from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import LEASE_S, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock, Line, RedisServer, a_line, a_redis
@@ -137,7 +137,7 @@ async def test_no_request_fails_for_it_and_each_router_keeps_to_its_share(server
         assert isinstance(after, Reservation)
         assert not after.is_local
         for reservation in granted:
-            await replica.store.settle(reservation, Charge(tokens=50))
+            replica.store.settle(reservation, Charge(tokens=50))
         await replica.is_back()
         # what was let in meanwhile is charged to all; a server that died has forgotten what was before
         assert await replica.left() == 1000 - 200 - 1 - (what != "dead")
@@ -160,7 +160,7 @@ async def test_a_settlement_counts_once_even_if_its_answer_was_lost(server: Redi
         reservation = await replica.reserve("r", tokens=100)
         assert isinstance(reservation, Reservation)
         line.instead = b"+nonsense\r\n"
-        await replica.store.settle(reservation, Charge(tokens=30))
+        replica.store.settle(reservation, Charge(tokens=30))
         await eventually(lambda: replica.events["quota_store_nonsense"] >= 3)
         line.mend()
         await replica.is_back()
@@ -172,7 +172,7 @@ async def test_a_settlement_that_the_store_might_have_forgotten_is_not_sent_agai
         reservation = await replica.reserve("r", tokens=100)
         assert isinstance(reservation, Reservation)
         line.instead = b"+nonsense\r\n"
-        await replica.store.settle(reservation, Charge(tokens=30))
+        replica.store.settle(reservation, Charge(tokens=30))
         await eventually(lambda: replica.events["quota_store_nonsense"] > 0)
         line.mend()
         await replica.is_back()
@@ -184,7 +184,7 @@ async def test_what_is_owed_is_bounded_and_what_is_dropped_is_counted(server: Re
         for number in range(25):
             reservation = await replica.reserve(str(number))
             assert isinstance(reservation, Reservation)
-            await replica.store.settle(reservation, Charge(tokens=1))
+            replica.store.settle(reservation, Charge(tokens=1))
         replica.store.check()
         assert replica.store.owed == 10
         assert replica.events["quota_settlement_dropped"] == 15
@@ -308,7 +308,7 @@ async def test_requests_that_began_while_it_was_away_and_still_run_are_counted_w
         await replica.is_back()
         assert await replica.left() == 400
         assert isinstance(await replica.reserve("too much", tokens=401), Refused)
-        await replica.store.settle(running, Charge(tokens=100))
+        replica.store.settle(running, Charge(tokens=100))
         await replica.is_back()
         assert await replica.left() == 900
 
@@ -332,7 +332,7 @@ async def test_what_was_reserved_before_redis_forgot_everything_is_charged_all_t
         assert isinstance(reservation, Reservation)
         with server.admin() as admin:
             admin.flushall()
-        await replica.store.settle(reservation, Charge(tokens=300))
+        replica.store.settle(reservation, Charge(tokens=300))
         await replica.is_back()
         assert await replica.left() == 700
 
@@ -341,13 +341,13 @@ async def test_closing_sends_outstanding_settlements_if_redis_answers(server: Re
     async with a_replica(server.url) as replica:
         reservation = await replica.reserve("r", tokens=500)
         assert isinstance(reservation, Reservation)
-        await replica.store.settle(reservation, Charge(tokens=300))
+        replica.store.settle(reservation, Charge(tokens=300))
     async with a_replica(server.url) as replica:
         assert await replica.left() == 700
     async with a_replica(server.url + "-nowhere", first_backoff_s=60.0) as replica:
         reservation = await replica.reserve("r", tokens=500)
         assert isinstance(reservation, Reservation)
-        await replica.store.settle(reservation, Charge(tokens=300))
+        replica.store.settle(reservation, Charge(tokens=300))
     assert replica.store.owed == 1
 
 
@@ -355,16 +355,38 @@ async def test_without_limits_the_store_is_not_asked(server: RedisServer) -> Non
     async with a_replica(server.url + "-nowhere") as replica:
         free = a_reservation("r", a_descriptor(), tokens=10**9)
         assert await replica.store.reserve(free) == free
-        await replica.store.settle(free, Charge(tokens=10**9))
+        replica.store.settle(free, Charge(tokens=10**9))
         assert replica.store.owed == 0
 
 
-class Steady(MemoryStore):
-    """Answers each in time, and no more than so many a second."""
+class Steady:
+    """A shared store that answers each call in time, and no more than so many a second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._ledger = clock, Ledger()
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         await asyncio.sleep(0.08)
-        return await super().reserve(asked)
+        return self._ledger.reserve(asked, now=self._clock())
+
+    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
+        for reservation, charge in settled:
+            self._ledger.settle(reservation, charge, now=self._clock())
+
+    async def grant(self, reservation: Reservation) -> None:
+        self._ledger.grant(reservation, now=self._clock())
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        self._ledger.renew([reservation.id for reservation in reservations], now=self._clock())
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        return self._ledger.standing(descriptors, now=self._clock())
+
+    async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
+        return self._ledger.levels(descriptors, now=self._clock())
+
+    async def close(self) -> None:
+        pass
 
 
 def test_a_store_with_more_calls_than_answers_keeps_no_request_waiting_for_long() -> None:

@@ -12,7 +12,7 @@ async def test_nothing_lapses_in_memory_because_its_holder_ends_with_it() -> Non
     clock = HandClock()
     store = MemoryStore(clock)
     budget = a_descriptor(cost_per_day=10)
-    assert isinstance(await store.reserve(a_reservation("r", budget, cost=9_000)), Reservation)
+    assert isinstance(store.reserve(a_reservation("r", budget, cost=9_000)), Reservation)
     clock.pass_s(3600)
     assert (left := (await store.standing([budget])).cost) is not None
     assert left.remaining == 1
@@ -20,9 +20,9 @@ async def test_nothing_lapses_in_memory_because_its_holder_ends_with_it() -> Non
     store.check()
 
 
-async def test_a_store_with_an_unbalanced_ledger_is_found() -> None:
+def test_a_store_with_an_unbalanced_ledger_is_found() -> None:
     store = MemoryStore(HandClock())
-    await store.reserve(a_reservation("r", a_descriptor(tokens_per_minute=10), tokens=1))
+    store.reserve(a_reservation("r", a_descriptor(tokens_per_minute=10), tokens=1))
     store._ledger._open.clear()
     with pytest.raises(AssertionError):
         store.check()

@@ -77,7 +77,7 @@ async def test_redis_and_the_ledger_agree_operation_by_operation(server: RedisSe
                 case "settle" | "cancel" | "again" if before:
                     used = Charge(1, int(before.charge.tokens * rng.random() * 2), before.charge.cost // 2)
                     ledger.settle(before, used, now=now)
-                    await store.settle(before, used)
+                    await store.settle_all([(before, used)])
                 case "renew" if before:
                     ledger.renew([before.id], now=now)
                     await store.renew([before])
@@ -140,7 +140,7 @@ async def test_what_a_fixed_budget_has_counted_stays_until_it_is_over(server: Re
             async def kept_s(limited: Descriptor) -> int:
                 held = a_reservation(str(limited.limits), limited, requests=1, tokens=1, cost=1)
                 await store.reserve(held)
-                await store.settle(held, Charge(1))
+                await store.settle_all([(held, Charge(1))])
                 await store.renew([held])
                 return int(admin.ttl("pointsman:{a}:levels"))
 
@@ -160,7 +160,7 @@ async def test_end_users_without_use_are_forgotten(server: RedisServer) -> None:
             bound = descriptors(tenant, "m", user=f"user {number}")
             reservation = a_reservation(str(number), *bound, requests=1, cost=1)
             assert isinstance(await store.reserve(reservation), Reservation)
-            await store.settle(reservation, Charge(1, 0, 1))
+            await store.settle_all([(reservation, Charge(1, 0, 1))])
             clock.pass_s(1)
         with server.admin() as admin:
             # those of the last minute are in use; what is stale beside them is found by chance
@@ -177,7 +177,7 @@ async def test_what_is_over_is_forgotten(server: RedisServer) -> None:
             reservation = a_reservation(str(number), LIMITED[2], tokens=1)
             await store.reserve(reservation)
             if number % 2:
-                await store.settle(reservation, Charge(tokens=1))
+                await store.settle_all([(reservation, Charge(tokens=1))])
         clock.pass_s(max(KEPT_S, LEASE_S))
         for _ in range(4):  # 32 at a time
             await store.standing(LIMITED[2:])
@@ -217,7 +217,7 @@ async def test_a_server_that_is_not_there_is_gone(server: RedisServer) -> None:
     assert failed.value.fault is Fault.GONE
 
 
-@pytest.mark.parametrize("operation", ["reserve", "settle", "renew", "standing"])
+@pytest.mark.parametrize("operation", ["reserve", "settle_all", "renew", "standing"])
 async def test_a_line_that_is_cut_in_the_middle_fails_and_the_next_call_works(
     server: RedisServer, operation: str
 ) -> None:
@@ -225,7 +225,7 @@ async def test_a_line_that_is_cut_in_the_middle_fails_and_the_next_call_works(
     async with a_line(server) as line, a_store(line.url) as store:
         calls = {
             "reserve": lambda: store.reserve(reservation),
-            "settle": lambda: store.settle(reservation, Charge()),
+            "settle_all": lambda: store.settle_all([(reservation, Charge())]),
             "renew": lambda: store.renew([reservation]),
             "standing": lambda: store.standing(LIMITED[2:]),
         }
@@ -275,7 +275,7 @@ async def test_an_answer_that_cannot_be_is_not_believed(server: RedisServer, ans
         assert failed.value.fault is Fault.NONSENSE
         if answer == "another type":
             with pytest.raises(StoreFailed):
-                await store.settle(a_reservation("r", LIMITED[2], tokens=1), Charge())
+                await store.settle_all([(a_reservation("r", LIMITED[2], tokens=1), Charge())])
 
 
 async def test_foreign_values_under_our_keys_are_a_fault(server: RedisServer) -> None:

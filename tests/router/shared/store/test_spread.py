@@ -77,7 +77,7 @@ async def test_a_limit_holds_for_all_routers(servers: tuple[RedisServer, RedisSe
             assert isinstance(await one.reserve(of(tenant, requests=6)), Reservation)
             assert isinstance(await other.reserve(of(tenant, "s", requests=6)), Refused)
             # what was not used is given back
-            await one.settle(of(tenant, requests=6), Charge(1))
+            one.settle(of(tenant, requests=6), Charge(1))
     async with a_store(*servers) as third:
         for tenant in TENANTS[:10]:
             assert isinstance(await third.reserve(of(tenant, "t", requests=6)), Reservation)
@@ -98,8 +98,8 @@ async def test_a_server_that_fails_concerns_only_its_tenants(servers: tuple[Redi
         assert not shared.is_local
 
 
-async def test_a_request_without_limits_asks_no_store() -> None:
+def test_a_request_without_limits_asks_no_store() -> None:
     store = in_memory("a", "b")
     free = Reservation("r", (), Charge(1))
-    assert await store.reserve(free) is free
-    await store.settle(free, Charge(1))
+    assert store.reserve(free) is free
+    store.settle(free, Charge(1))
