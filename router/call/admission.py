@@ -95,11 +95,12 @@ class Admission:
                     retry_after_s=_RETRY_AFTER_S,
                 )
         # counted before the store is asked: others come in meanwhile
-        permit = Permit(self, asked)
+        permit, is_metered = Permit(self, asked), False
         self._open.add(permit)
         for descriptor in asked.descriptors:
             running[descriptor.id] = running.get(descriptor.id, 0) + 1
-        if not meters(asked.descriptors):
+            is_metered = is_metered or bool(descriptor.meters)
+        if not is_metered:
             return permit
         try:
             answer = self.store.reserve(asked)

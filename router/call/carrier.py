@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol
 
+import msgspec
+
 from backends.base import Backend, Taker, give_all
 from backends.http.backend import HttpBackend
 from policies.nouns import ACCEPTED, ClusterView, Delta, Prompt
@@ -16,7 +18,7 @@ from router.call.caller import Caller
 from router.call.hedging import Race
 from router.call.observer import Account
 from router.call.tracing import AttemptTrace
-from router.fleet.cluster.flights import Flight
+from router.fleet.cluster.flights import Flight, may_move
 from router.text.thoughts import reading_thoughts
 from router.text.tool_calls import reading_calls
 
@@ -68,27 +70,25 @@ class Ourselves:
         return give_all(backend.generate(request, prompt), to)
 
 
-class UntilGivenUp:
+class UntilGivenUp(msgspec.Struct, eq=False):
     """A context manager that raises what `flight` is given up with: its backend is late, ill or gone."""
 
-    __slots__ = ("_flight", "_given_up", "_task")
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
-        self._task: asyncio.Task[object] | None = None
-        self._given_up: BaseException | None = None
+    flight: Flight
+    _task: asyncio.Task[object] | None = None
+    _given_up: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._flight!r}>"
+        return f"<{type(self).__name__} {self.flight!r}>"
 
     def __enter__(self) -> None:
         self._task, self._given_up = asyncio.current_task(), None
-        self._flight.give_up, self._flight.can_move = self._give_up, self.can_move
+        self.flight.give_up, self.flight.can_move = self._give_up, self.can_move
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._flight.give_up = None
+        # a flight that refers to this, and is referred to by it, would wait for the garbage collector
+        self.flight.give_up, self.flight.can_move = None, may_move
         if self._given_up is None or self._task is None or not isinstance(error, asyncio.CancelledError):
             return
         # the client may have left in the same moment
@@ -105,44 +105,33 @@ class UntilGivenUp:
             self._given_up = failure
 
 
-class Delivery(UntilGivenUp):
+class Delivery(UntilGivenUp, kw_only=True, eq=False):
     """Gets the Deltas of the backend of `placed`, a Taker: accounts for them, and passes them on to `caller` as the
     answer to prompt `at` of `ask`; where there is a `race`, once that backend leads it. `close` it at the end.
     """
 
-    __slots__ = (
-        *("_account", "_ask", "_at", "_attempt", "_caller", "_clock", "_echo", "_placed", "_race", "_unechoed"),
-        "pending",
-    )
-
-    def __init__(
-        self,
-        caller: Caller,
-        ask: Ask,
-        at: int,
-        placed: Placed,
-        race: Race | None,
-        account: Account,
-        attempt: AttemptTrace | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._caller, self._ask, self._at, self._placed, self._race = caller, ask, at, placed, race
-        self._flight, self._account, self._attempt, self._clock = placed.flight, account, attempt, clock
-        bid = placed.bid
-        self._echo = bid.echo if bid.prompt.beginning is None else ""
-        self._unechoed = set(range(bid.request.sampling.choices)) if self._echo else set()
-        self.pending: Coroutine[Any, Any, None] | None = None
-        """What the caller has not taken yet."""
+    caller: Caller
+    ask: Ask
+    at: int
+    placed: Placed
+    race: Race | None
+    account: Account
+    attempt: AttemptTrace | None
+    clock: Callable[[], float]
+    pending: Coroutine[Any, Any, None] | None = None
+    """What the caller has not taken yet."""
+    _unechoed: set[int] | None = None
+    """The choices that have not begun with the prompt's text, where they are to."""
 
     def can_move(self) -> bool:
         """Could another backend begin the answer, or continue it?"""
-        return not self._caller.has_seen(self._at) or self._placed.bid.beginning() is not None
+        return not self.caller.has_seen(self.at) or self.placed.bid.beginning() is not None
 
     def take(self, delta: Delta) -> bool:
         """Account for `delta`, and pass it on; False: the caller is still to take it. Raises Beaten, CallerGone."""
         if delta.is_repeat:
             return True
-        placed, race, flight, now = self._placed, self._race, self._flight, self._clock()
+        placed, race, flight, now = self.placed, self.race, self.flight, self.clock()
         so_far = placed.bid.so_far
         flight.heard(delta, now)
         if delta is ACCEPTED:
@@ -151,16 +140,18 @@ class Delivery(UntilGivenUp):
             if race is not None and race.leader is not placed:
                 race.lead(placed)
             if flight.first_at is not None:
-                self._account.heard(now)
+                self.account.heard(now)
             if so_far is not None:
                 so_far.add(delta)
-            if self._echo:
-                delta = self._ask.echoed(delta, self._echo, self._unechoed)
+            if placed.bid.echo and placed.bid.prompt.beginning is None:
+                if self._unechoed is None:
+                    self._unechoed = set(range(placed.bid.request.sampling.choices))
+                delta = self.ask.echoed(delta, placed.bid.echo, self._unechoed)
         elif race is not None and placed is not race.placed:
             return True
-        if delta.finish_reason is not None and self._attempt is not None:
-            self._attempt.finished(delta.finish_reason)
-        self.pending = self._caller.write(self._at, delta)
+        if delta.finish_reason is not None and self.attempt is not None:
+            self.attempt.finished(delta.finish_reason)
+        self.pending = self.caller.write(self.at, delta)
         if self.pending is None:
             return True
         flight.hold()
@@ -171,7 +162,7 @@ class Delivery(UntilGivenUp):
         pending, self.pending = self.pending, None
         if pending is not None:
             await pending
-            self._flight.relayed(self._clock())
+            self.flight.relayed(self.clock())
 
     def close(self) -> None:
         """Drop what the caller has not taken, where the answer ends before it does."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -213,17 +212,8 @@ class Dispatcher:
         waiting = ", ".join(f"{model}: {len(queue.bids)}" for model, queue in self._queues.items())
         return f"<Dispatcher waiting {waiting or 'nothing'}>"
 
-    def place(self, bid: Bid) -> Placed | Coroutine[Any, Any, Placed]:
-        """The next backend that has room for `bid`, however late: at once, or after what is to be awaited.
-
-        If no backend is well, or none has what it needs, it waits until one is. Raises Overloaded where the queue is
-        full, and the bid's `refusal` if no backend can take it at all, or none is well for too long.
-        """
-        found = self.look(bid)
-        return self.take(bid, found) if found.is_free else self._waited(bid, found)
-
-    async def _waited(self, bid: Bid, found: Found) -> Placed:
-        """The next backend that has room for `bid`, which found none. Raises as `place` does."""
+    async def waited(self, bid: Bid, found: Found) -> Placed:
+        """The next backend that has room for `bid`, however late, after `found` had none. Raises as `wait` does."""
         placed = await self.wait(bid, found, seconds=None)
         assert placed is not None, "a wait without an end ends with a place"
         return placed

@@ -10,10 +10,10 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from policies.errors import ExpectedError
 from policies.mirror import Mirror
@@ -186,7 +186,7 @@ class Mirrors:
         size = 8 * len(prompt.token_ids) if prompt.native is None else len(prompt.native.raw)
         if len(self._running) >= MOST_AT_ONCE or size > MOST_BYTES:
             return None
-        request = msgspec.structs.replace(
+        request = replace(
             bid.request,
             id=f"{bid.request.id}-mirror",
             pools=(mirror.pool,),

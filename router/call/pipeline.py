@@ -30,7 +30,7 @@ from policies.errors import (
     UnknownModel,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Reuse, Usage
+from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Reuse, Usage
 from policies.on_miss import Step
 from policies.predict import answer_s
 from policies.quantities import rounded_seconds
@@ -351,7 +351,17 @@ class _Call(msgspec.Struct, frozen=True):
                         flight.fetch(gateway.clock())
                         has_other = cluster.has_other(flight)
                         gateway.observer.event("prefilled_elsewhere")
-                    delivery = Delivery(self.caller, self.ask, at, placed, race, self.account, attempt, gateway.clock)
+                    delivery = Delivery(
+                        flight,
+                        caller=self.caller,
+                        ask=self.ask,
+                        at=at,
+                        placed=placed,
+                        race=race,
+                        account=self.account,
+                        attempt=attempt,
+                        clock=gateway.clock,
+                    )
                     try:
                         with delivery:
                             await carrier.carry(placed, backend, prompt, delivery)
@@ -439,8 +449,11 @@ class _Call(msgspec.Struct, frozen=True):
     def _announce(self, at: int, placed: Placed, backend: Backend, *, waited_s: float | None = None) -> None:
         """Tell log and client that `backend` answers a request that was in the router for `waited_s` before; None: the
         second one of a race takes the lead."""
-        bid, found = placed.bid, placed.found
-        self._record(at, bid.request, found.view, found.decision, placed.chosen, waited_s=waited_s)
+        bid, view, decision = placed.bid, placed.found.view, placed.found.decision
+        version = self.config.version
+        self.gateway.observer.decided(bid.request, decision, placed.chosen, config_version=version, waited_s=waited_s)
+        if self.gateway.shadow is not None or self.ask.explain:
+            self._compare(at, bid.request, view, decision, decision)
         self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
 
     def _lead(self, at: int, placed: Placed) -> None:
@@ -582,27 +595,22 @@ class _Call(msgspec.Struct, frozen=True):
             return bid
 
     def _record(
-        self,
-        at: int,
-        request: Request,
-        view: ClusterView,
-        decision: Decision,
-        chosen: BackendView | None = None,
-        *,
-        is_late: bool = False,
-        waited_s: float | None = None,
+        self, at: int, request: Request, view: ClusterView, decision: Decision, *, is_late: bool = False
     ) -> None:
-        """Tell the log, the shadow and, if it asked, the client what was decided. `chosen` gets the request, if any.
+        """Tell the log, the shadow and, if it asked, the client of a `decision` by which no backend gets the request.
 
-        That was in the router for `waited_s` before, None: it has been sent elsewhere, or is not sent.
-        `is_late`: no backend gets it, because the one that the decision names would begin later than promised.
+        `is_late`: the backend that it names would begin later than promised.
         """
-        gateway, config = self.gateway, self.config
         picked = decision
         if is_late and decision.chosen is not None:
             dropped = (*decision.dropped, (decision.chosen, "late"))
             decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
-        gateway.observer.decided(request, decision, chosen, config_version=config.version, waited_s=waited_s)
+        self.gateway.observer.decided(request, decision, None, config_version=self.config.version)
+        self._compare(at, request, view, decision, picked)
+
+    def _compare(self, at: int, request: Request, view: ClusterView, decision: Decision, picked: Decision) -> None:
+        """Tell the shadow what the policy `picked` and, if it asked, the client why the `decision` was made."""
+        gateway, config = self.gateway, self.config
         if gateway.shadow is not None:
             found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
             gateway.observer.shadowed(request, found)

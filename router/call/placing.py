@@ -40,11 +40,14 @@ class Placer(msgspec.Struct, frozen=True):
         """A backend for `bid`, where its flight has begun, at once or after what is to be awaited.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
-        its turn. After the last step, or without any, the bid waits for any backend, as `Dispatcher.place` says. If no
-        backend is well, or none has what it needs, the next step that leads elsewhere is taken at once. Raises
-        Overloaded where a step sheds, and as `Dispatcher.place` does.
+        its turn. After the last step, or without any, the bid waits for any backend. If no backend is well, or none has
+        what it needs, the next step that leads elsewhere is taken at once. Raises Overloaded where a step sheds or the
+        queue is full, and the bid's `refusal` if no backend can take it at all, or none is well for too long.
         """
-        return self._by_steps(bid) if self.steps else self.dispatcher.place(bid)
+        if self.steps:
+            return self._by_steps(bid)
+        found = self.dispatcher.look(bid)
+        return self.dispatcher.take(bid, found) if found.is_free else self.dispatcher.waited(bid, found)
 
     async def _by_steps(self, bid: Bid) -> Placed:
         for at, step in enumerate(self.steps):
@@ -94,8 +97,8 @@ class Placer(msgspec.Struct, frozen=True):
 
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
-        placed = self.dispatcher.place(bid)
-        return placed if isinstance(placed, Placed) else await placed
+        found = self.dispatcher.look(bid)
+        return self.dispatcher.take(bid, found) if found.is_free else await self.dispatcher.waited(bid, found)
 
     async def _in_time(self, bid: Bid, found: Found, step: Step) -> Placed | None:
         """A backend that keeps the promise; else one for which `step` lets it wait; else None, and `step` is tried."""

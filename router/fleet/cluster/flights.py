@@ -19,6 +19,11 @@ from policies.nouns import ACCEPTED, Delta, Fetch, Request, Usage
 from policies.rules import BACKGROUND_RANK
 
 
+def may_move() -> bool:
+    """What is asked of a flight that no call watches: nothing is against it."""
+    return True
+
+
 class Flight(msgspec.Struct, eq=False):
     """One request at a backend, from when it is sent to its end.
 
@@ -67,7 +72,7 @@ class Flight(msgspec.Struct, eq=False):
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
     give_up: Callable[[BaseException], None] | None = None
-    can_move: Callable[[], bool] = lambda: True
+    can_move: Callable[[], bool] = may_move
     on_computed: Callable[[Flight], None] | None = None
     accepted_at: float | None = None
     alive_at: float = 0.0

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 from policies.quota.ledger import Ledger
 
+KEPT_S = 1.0
+"""How long settled reservations are remembered: no message comes twice, and there may be thousands in a second."""
+
 
 class MemoryStore:
     """A Ledger in memory. No reservation lapses: its holder dies with the ledger. `clock` is Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._ledger = clock, Ledger()
+        self._clock, self._ledger = clock, Ledger(kept_s=KEPT_S)
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._ledger!r}>"

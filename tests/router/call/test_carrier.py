@@ -74,7 +74,17 @@ class Stage:
     def delivery(self, number: int = 0) -> Delivery:
         ask = cast("Any", None)
         caller = cast("Any", self.reader)
-        return Delivery(caller, ask, 0, self.placed[number], self.race, self.account, None, lambda: 5.0)
+        return Delivery(
+            cast("Any", self.flight),
+            caller=caller,
+            ask=ask,
+            at=0,
+            placed=self.placed[number],
+            race=self.race,
+            account=self.account,
+            attempt=None,
+            clock=lambda: 5.0,
+        )
 
 
 def test_pieces_are_accounted_for_and_passed_on() -> None:
