@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -239,3 +241,22 @@ async def test_nothing_is_learnt_from_estimated_usage() -> None:
     assert await ended(Listener(chat_ask(a_chat())), gateway) is None
     assert gateway.text_lengths.of(MODEL).learnt == 0
     assert series(gateway.observer.registry, "prompt_estimate_error_count") == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_made_for_a_request_is_not_left_to_the_garbage_collector(stream: bool) -> None:
+    gateway = await well(a_gateway(ScriptedBackend("b0", scripts=[an_answer()] * 5)), "b0")
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            assert await ended(Listener(chat_ask(a_chat(stream=stream))), gateway) is None
+        gc.collect()
+        kinds = Counter(type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router."))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not [kind for kind, count in kinds.items() if count >= 5], "some came with each request"
+    await gateway.tokenizers.close()
