@@ -344,10 +344,8 @@ class Member:
         flights = self.flights
         if flights.silent and flights.silent[0][0] <= now:
             flights.presume(now)
-        uncached_tokens, standing = max(1, uncached_tokens), self.standing
-        if standing is None or standing.inputs.flights != flights.revision:
-            # it was not looked at a moment ago
-            standing = self.known()
+        uncached_tokens = max(1, uncached_tokens)
+        standing = self.known()
         load, description, ahead = standing.load, standing.description, NOTHING_AHEAD
         if flights.waiting or standing.theirs.tokens:
             seen = flights.seen_by(request.rank if description.preempts else None)
