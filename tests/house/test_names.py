@@ -16,7 +16,6 @@ SHARED = frozenset(
         "Answer",
         "Backend",
         "Batch",
-        "Claim",
         "Cleared",
         "Decoder",
         "Dialect",

@@ -402,7 +402,7 @@ class Cluster:
         """The model of this name, if a reached backend serves it."""
         if self._undescribed:
             self._describe()
-        return self._models.find(name)
+        return self._models.found.get(name) or self._models.find(name)
 
     def pools_ready(self) -> dict[str, bool]:
         """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""

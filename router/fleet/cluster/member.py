@@ -196,7 +196,7 @@ class Member:
     was_used: bool = False
     """Has this router sent it any request?"""
     untold: int = 0
-    """How many of its requests have ended whose part in its speed was not told yet."""
+    """Requests that have ended here since its speed was last told."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
     later: Do = at_once

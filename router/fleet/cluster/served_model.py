@@ -67,7 +67,8 @@ class Models:
 
     def __init__(self) -> None:
         self._reports: dict[str, Report] = {}
-        self._models: dict[str, ServedModel] = {}
+        self.found: dict[str, ServedModel] = {}
+        """The models that were asked for since a report changed: changed here alone."""
 
     def __repr__(self) -> str:
         return f"<Models of {len(self._reports)} backends>"
@@ -81,12 +82,12 @@ class Models:
         report = Report(backend, description, backend.assets() if description.speaks_tokens else {})
         if self._reports.get(backend.name) != report:
             self._reports[backend.name] = report
-            self._models.clear()
+            self.found.clear()
 
     def forget(self, name: str) -> None:
         """The backend `name` is gone, or was not reached."""
         if self._reports.pop(name, None) is not None:
-            self._models.clear()
+            self.found.clear()
 
     def names(self) -> set[str]:
         """The names of all models."""
@@ -94,10 +95,10 @@ class Models:
 
     def find(self, name: str) -> ServedModel | None:
         """The model `name`; None if no backend reported it."""
-        if name not in self._models:
+        if name not in self.found:
             serving = [report for report in self._reports.values() if name in report.description.models]
             if not serving:
                 # any client may ask for any name
                 return None
-            self._models[name] = served_model(name, serving)
-        return self._models[name]
+            self.found[name] = served_model(name, serving)
+        return self.found[name]
