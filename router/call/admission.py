@@ -45,6 +45,9 @@ _RETRY_AFTER_S = 1.0
 _ONE_REQUEST = Charge(1)
 """Of a call that has used nothing yet."""
 
+_ANSWERS = (Reservation, Refused)
+"""Of a store that answers at once; others are to be awaited."""
+
 Tell = Callable[[Standing], None]
 
 
@@ -104,7 +107,7 @@ class Admission:
             return permit
         try:
             answer = self.store.reserve(asked)
-            if isinstance(answer, Reservation | Refused):
+            if isinstance(answer, _ANSWERS):
                 return self._answered(permit, answer, tell)
         except BaseException:
             self.close(permit)
