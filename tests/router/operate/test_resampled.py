@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.sla.config import Config
