@@ -168,7 +168,7 @@ class Policy:
                 and backend.may_take != 0
                 and not backend.needs_prefill
             ):
-                free.append(backend)  # noqa: PERF401 - a comprehension is a call more
+                free.append(backend)  # noqa: PERF401 - a comprehension is a call before Python 3.12
         for failing in self.failing:
             if found := failing(request, free):
                 names = {backend.name for backend in found}

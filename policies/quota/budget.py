@@ -55,7 +55,7 @@ class Charge(msgspec.Struct, frozen=True):
         """The amounts by which this raises the levels of `metered`."""
         found = []
         for meter in metered:
-            found.append(meter.unit * getattr(self, meter.counts))  # noqa: PERF401 - a comprehension is a call more
+            found.append(meter.unit * getattr(self, meter.counts))  # noqa: PERF401 - a comprehension is a call before Python 3.12
         return found
 
 
