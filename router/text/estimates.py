@@ -29,7 +29,7 @@ def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
     """
     found = []
     for given in ask.inputs:
-        found.append(_estimated(given, ask, root, length))  # noqa: PERF401 - a comprehension is a call more
+        found.append(_estimated(given, ask, root, length))  # noqa: PERF401 - a comprehension is a call before Python 3.12
     return found
 
 
@@ -96,7 +96,7 @@ def _keyed_text(given: Chat | str, tools: str) -> str:
     # prompts that begin alike need texts that begin alike: tools, then message by message
     parts = [tools] if tools else []
     for message in given.messages:
-        parts.append(f"{message['role']}\x1f{message['content']}")  # noqa: PERF401 - a comprehension is a call more
+        parts.append(f"{message['role']}\x1f{message['content']}")  # noqa: PERF401 - a comprehension is a call before Python 3.12
     text = "\x1e".join(parts)
     if not given.media:
         return text

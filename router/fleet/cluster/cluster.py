@@ -326,7 +326,7 @@ class Cluster:
         held, views = held or {}, []
         members = self._members.values() if among is None else [self._members[name] for name in among]
         for member in members:
-            views.append(member.view(now, held, rank, prompt_tokens, model))  # noqa: PERF401 - a comprehension is a call more
+            views.append(member.view(now, held, rank, prompt_tokens, model))  # noqa: PERF401 - a comprehension is a call before Python 3.12
         if among is not None:
             # not every backend announces its reports, so all of the shortlist are noted
             for member in members:
