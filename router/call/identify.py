@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from router.identity.tokens import Verified, Verifier
 
 
+MOST_BOUND = 1024
+"""Models of which an identity keeps the limits; beyond that all are found again."""
+
+
 class Identity(msgspec.Struct, frozen=True):
     """The tenant of a call, the `key` that it used if that has limits of its own, the id of that key, and its team.
 
@@ -44,6 +48,8 @@ class Identity(msgspec.Struct, frozen=True):
         """The descriptors of its calls to `model` that have neither an end user nor tags; made once for each."""
         found = self._bound.get(model)
         if found is None:
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
             found = self._bound[model] = descriptors(self.tenant, model, self.key, team=self.team)
         return found
 

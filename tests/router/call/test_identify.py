@@ -6,7 +6,7 @@ from policies.errors import Unauthenticated, Unavailable
 from policies.nouns import Tenant
 from policies.sla.config import Config
 from router.call import identify as identifying
-from router.call.identify import key_in
+from router.call.identify import MOST_BOUND, Identity, key_in
 from router.shared.keys.file import FileKeys
 from router.shared.keys.ring import KeyRing
 from tests.router.parts import KEY, a_config, a_tenant
@@ -69,3 +69,10 @@ def test_while_the_issued_keys_are_unknown_clients_are_asked_to_retry() -> None:
 )
 def test_keys_come_in_two_headers(headers: dict[str, str], key: str | None) -> None:
     assert key_in(headers) == key
+
+
+def test_an_identity_keeps_the_limits_of_a_bounded_number_of_models() -> None:
+    identity = Identity(a_tenant())
+    for number in range(MOST_BOUND + 1):
+        assert identity.bound(f"model-{number}") is identity.bound(f"model-{number}")
+    assert identity._bound.keys() == {f"model-{MOST_BOUND}"}
