@@ -42,8 +42,7 @@ from policies.picks import are_equal
 from policies.predict import predicted_ttft_s
 from policies.rules import Facts, classify
 from policies.sla.parse import parse
-from router.call.bid import Look
-from router.call.deciding import decided
+from router.call.bid import Look, decided
 from router.call.gateway import Gateway
 from router.call.prepare import believed
 from router.fleet.cluster.flights import Flight

@@ -41,11 +41,10 @@ from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
 from router.call.admission import Permit, asked_at, asked_of
-from router.call.bid import Bid, Look, Placed
+from router.call.bid import Bid, Look, Placed, decided
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
-from router.call.deciding import decided
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.doors import Stay

@@ -15,8 +15,7 @@ from policies.nouns import ClusterView, Decision
 from policies.rules import Facts, Ruling
 from policies.shortlist import HOLDERS, IDLEST, LARGE, OTHERS
 from policies.sla.parse import parse
-from router.call.bid import Look
-from router.call.deciding import decided
+from router.call.bid import Look, decided
 from router.call.gateway import Gateway
 from router.start.build import build
 from tests.policies.builders import a_request
