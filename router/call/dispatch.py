@@ -195,7 +195,7 @@ class Dispatcher:
     def __init__(
         self,
         cluster: Cluster,
-        config: Callable[[], Config],
+        config: Config,
         clock: Callable[[], float],
         *,
         on_waiting: Callable[[str, int], None] = lambda *_: None,
@@ -204,7 +204,6 @@ class Dispatcher:
         self._cluster, self._config, self._clock, self._on_waiting = cluster, config, clock, on_waiting
         self._waking = waking
         self._queues: dict[str, ModelQueue] = {}
-        self._configured: Config | None = None
         self._by_tenant: Counter[str] = Counter()
         self._by_class: Counter[str] = Counter()
 
@@ -220,7 +219,8 @@ class Dispatcher:
 
     def look(self, bid: Bid) -> Found:
         """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
-        queue = self._queue(bid)
+        model = bid.request.model
+        queue = self._queues.get(model) or self._queue(model)
         found = self._look(queue, bid)
         if queue.walk is not None and found.is_free:
             # room for those that wait first; what they leave is free now, so no bid waits for nothing
@@ -235,7 +235,7 @@ class Dispatcher:
             found = replace(self._look(queue, bid, all_backends=True), is_free=False)
         if self._waking is not None and found.decision.chosen is None and found.is_outage:
             # whether or not the request waits for them
-            self._waking.start(bid.request.model, bid.request.pools)
+            self._waking.start(model, bid.request.pools)
         return found
 
     def forgive(self, bid: Bid) -> bool:
@@ -256,7 +256,7 @@ class Dispatcher:
         None where there is none with room, or any other bid waits for it. It is not charged: it takes the place of the
         first, or is cancelled.
         """
-        if self._is_full or self._queue(bid).bids:
+        if self._is_full or self._queue(bid.request.model).bids:
             return None
         view, decision = bid.decide(bid.request, bid.avoiding | {placed.chosen.name}, USUAL)
         if decision.chosen is None or (decision.predicted_ttft_s or 0.0) > within_s:
@@ -268,7 +268,7 @@ class Dispatcher:
         `refusal` says as soon as no backend can ever take it, or, where `seconds` sets no end, none is well for too
         long.
         """
-        queue, was_charged = self._queue(bid), bid.is_charged
+        queue, was_charged = self._queue(bid.request.model), bid.is_charged
         self._make_place(bid)
         bid.waiting = waiting = asyncio.get_running_loop().create_future()
         self._enter(queue, bid, found)
@@ -292,7 +292,7 @@ class Dispatcher:
         """Seconds that `bid` is expected to wait in the queue if it joined it now; while no backend is well, from when
         one is.
         """
-        queue, request = self._queue(bid), bid.request
+        queue, request = self._queue(bid.request.model), bid.request
         if found.decision.wait_s is not None:
             return found.decision.wait_s
         ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
@@ -306,6 +306,13 @@ class Dispatcher:
         if bid.is_charged:
             self._queues[bid.request.model].fair.correct(bid.ticket, actual_s, self._clock())
             bid.is_charged = False
+
+    def follow(self, config: Config) -> None:
+        """Queue by `config`, the file in force, from now on: requests that wait may be admitted under its limits."""
+        self._config, weights = config, _weights(config)
+        for queue in self._queues.values():
+            queue.fair.reconfigure(config.classes, weights, config.ageing_s)
+        self.changed()
 
     def changed(self, backend: str | None = None) -> None:
         """There may be room at `backend` where there was none; None: at any."""
@@ -344,7 +351,7 @@ class Dispatcher:
     @property
     def _is_full(self) -> bool:
         """Does the router have as many requests at backends as it may?"""
-        return len(self._cluster.on_the_way) >= self._config().server.max_concurrent
+        return len(self._cluster.on_the_way) >= self._config.server.max_concurrent
 
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whatever waits. Raises its `refusal`."""
@@ -359,32 +366,23 @@ class Dispatcher:
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
-        # the config is that of `_queue`, a moment ago
-        assert self._configured is not None, f"{self!r} has no queue yet"
-        has_room = len(self._cluster.on_the_way) < self._configured.server.max_concurrent
+        has_room = len(self._cluster.on_the_way) < self._config.server.max_concurrent
         return Found(view, decision, decision.chosen is not None and has_room and not is_reserved)
 
-    def _queue(self, bid: Bid) -> ModelQueue:
-        config = self._config()
-        if config is not self._configured:
-            self._follow(config)
-        queue = self._queues.get(bid.request.model)
+    def _queue(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
         if queue is None:
-            queue = ModelQueue(bid.request.model, FairQueue(config.classes, _weights(config), config.ageing_s))
-            self._queues[bid.request.model] = queue
+            config = self._config
+            queue = ModelQueue(model, FairQueue(config.classes, _weights(config), config.ageing_s))
+            self._queues[model] = queue
         return queue
-
-    def _follow(self, config: Config) -> None:
-        self._configured, weights = config, _weights(config)
-        for queue in self._queues.values():
-            queue.fair.reconfigure(config.classes, weights, config.ageing_s)
 
     def _make_place(self, bid: Bid) -> None:
         """Where the queue is full the newest of the tenant that fills it most leaves; Overloaded if that is `bid`'s.
 
         So a flood of one tenant does not close the queue to the others.
         """
-        waiting, most = self._by_tenant.total(), self._config().server.max_queued
+        waiting, most = self._by_tenant.total(), self._config.server.max_queued
         if waiting < most:
             return
         hint = "try again in a moment, or raise queue.most"
@@ -413,7 +411,7 @@ class Dispatcher:
         """Return once `bid` was placed or let go. Raises its `refusal` when no backend was well for too long: for the
         outage that the file allows, or `within_s`."""
         while not waiting.done():
-            left_s, since = max(self._config().outage_s, within_s), queue.outages.get(bid.shape)
+            left_s, since = max(self._config.outage_s, within_s), queue.outages.get(bid.shape)
             if since is not None:
                 left_s = bid.patience_s(since, self._clock(), left_s)
             if left_s > 0:
@@ -501,8 +499,6 @@ class Dispatcher:
         queue.walk = None
         queue.stuck.clear()
         queue.reserved.clear()
-        if (config := self._config()) is not self._configured:
-            self._follow(config)
         self._find_room(queue)
         leaving: dict[Bid, Placed | Exception] = {}
         is_cut = self._look_around(queue, leaving, past=set())
@@ -596,7 +592,7 @@ class Dispatcher:
         self._looked(queue, bid, view, decision)
         # where others have room, bids of the same shape may still go there
         queue.stuck.add(bid.shape if decision.wait_s is None else _wish_of(bid))
-        if self._clock() - bid.arrived_at > self._config().ageing_s:
+        if self._clock() - bid.arrived_at > self._config.ageing_s:
             full = (name for name, reason in decision.dropped if reason in ROOM)
             queue.reserved.update(full if decision.awaits is None else (decision.awaits,))
         return None

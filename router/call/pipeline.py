@@ -259,10 +259,14 @@ class _Call(msgspec.Struct, frozen=True):
             bid = self._bid(at, model, prompt, trace=trace)
             if bid.request.tenant in gateway.poison.by_tenant and self._is_known_to_fail(bid):
                 raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
-            placer = gateway.placer if others is None else self._placer(at, steps, trace, others)
+            placer, dispatcher = gateway.placer, gateway.dispatcher
             with NO_SPAN if trace is None else trace.queue():
-                found = placer.place(bid)
-                placed = found if isinstance(found, Placed) else await found
+                if others is None:
+                    found = dispatcher.look(bid)
+                    placed = dispatcher.take(bid, found) if found.is_free else await dispatcher.waited(bid, found)
+                else:
+                    placer = self._placer(at, steps, trace, others)
+                    placed = await placer.place(bid)
             rule = self.config.rules[self.ruling.rule - 1]
             mirrored = None if rule.mirror is None else self._mirrored(placed)
             race, is_hedged = None, service_class.hedge_quantile is not None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -36,20 +35,14 @@ class Placer(msgspec.Struct, frozen=True):
     on_step: Callable[[str], None] = lambda _: None
     on_shed: Callable[[Bid, Found], None] = lambda *_: None
 
-    def place(self, bid: Bid) -> Placed | Coroutine[Any, Any, Placed]:
-        """A backend for `bid`, where its flight has begun, at once or after what is to be awaited.
+    async def place(self, bid: Bid) -> Placed:
+        """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
         its turn. After the last step, or without any, the bid waits for any backend. If no backend is well, or none has
         what it needs, the next step that leads elsewhere is taken at once. Raises Overloaded where a step sheds or the
         queue is full, and the bid's `refusal` if no backend can take it at all, or none is well for too long.
         """
-        if self.steps:
-            return self._by_steps(bid)
-        found = self.dispatcher.look(bid)
-        return self.dispatcher.take(bid, found) if found.is_free else self.dispatcher.waited(bid, found)
-
-    async def _by_steps(self, bid: Bid) -> Placed:
         for at, step in enumerate(self.steps):
             leads_on = any(isinstance(later, Spill | Degrade) for later in self.steps[at:])
             try:

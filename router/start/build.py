@@ -125,7 +125,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     tokenizers = Tokenizers()
     sources = Sources(tokenizers, config.pools)
     waking = Waking(in_force, cluster, base.unix_time, on_waiting=base.telemetry.waking, on_event=base.telemetry.event)
-    dispatcher = Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting, waking=waking)
+    dispatcher = Dispatcher(cluster, config, base.clock, on_waiting=base.telemetry.waiting, waking=waking)
     prefixes = _prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway))
     gateway = Gateway(
         config=config,

@@ -134,8 +134,7 @@ def prepared(operations: Operations, before: Contents, after: Contents) -> Calla
         gateway.mirrors.follow(config.rules)
         gateway.bodies.resize(gateway.config.server.memory_bytes)
         operations.telemetry.config(after.config.version)
-        # requests in the queue may be admitted under the new limits
-        gateway.dispatcher.changed()
+        gateway.dispatcher.follow(config)
 
     return put_into_effect
 

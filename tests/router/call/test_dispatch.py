@@ -40,7 +40,7 @@ class Stage:
         self.held: dict[str, dict[str, int]] = {}
         self.dispatcher = Dispatcher(
             self.cluster,
-            lambda: self.config,
+            self.config,
             self.clock,
             on_waiting=lambda name, count: self.waiting.update({name: count}),
         )
@@ -594,7 +594,7 @@ def test_waiting_requests_follow_a_new_file() -> None:
         holder = await stage.place(stage.bid())
         batch, chat = await queued(stage, stage.bid(rank=1), stage.bid())
         turned = {"batch": ServiceClass("batch", 0), "chat": ServiceClass("chat", 1)}
-        stage.config = replace(stage.config, classes=turned)
+        stage.dispatcher.follow(replace(stage.config, classes=turned))
         stage.leave(holder)
         stage.leave(await batch)
         assert not chat.done()

@@ -223,7 +223,7 @@ async def storm(gateway: Gateway, machines: dict[str, Machine], rng: random.Rand
                 removals.append(asyncio.create_task(cluster.remove(name, within_s=rng.choice((0.0, 0.5, 5.0)))))
             case 6:
                 gateway.config = a_file(rng)
-                gateway.dispatcher.changed()
+                gateway.dispatcher.follow(gateway.config)
     for name, machine in machines.items():
         if not machine.is_well:
             machine.revive()

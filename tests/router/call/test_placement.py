@@ -71,7 +71,7 @@ async def test_a_drained_backend_gets_no_new_request() -> None:
         await serve(caller, gateway)
         assert caller.placed == ["b1"]
     gateway.cluster.drain("b1")
-    gateway.config = replace(gateway.config, outage_s=0.01)
+    gateway.dispatcher.follow(replace(gateway.config, outage_s=0.01))
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
     assert "b0: draining" in error.hint

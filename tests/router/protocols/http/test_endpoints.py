@@ -569,7 +569,7 @@ async def test_a_decision_comes_with_the_answer_if_it_is_asked_for(stream: bool)
 async def test_a_refusal_comes_with_its_decision_too() -> None:
     async with a_router() as router, a_client(router) as client:
         router.gateway.cluster.drain("b0")
-        router.gateway.config = replace(router.gateway.config, outage_s=0.01)
+        router.gateway.dispatcher.follow(replace(router.gateway.config, outage_s=0.01))
         async with client.post(CHAT, a_chat(), headers={"x-pointsman-explain": "1"}) as reply:
             assert reply.status == 503
             assert json.loads(reply.headers["x-pointsman-decision"])["dropped"] == {"b0": "healthy"}
