@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from policies.learning.fading import SlowTime, p99_factor
 from policies.learning.fetch import FetchModel
 from policies.learning.least_squares import Prior, RecursiveFit
-from policies.learning.slow import SlowTime, p99_factor
 
 _GUESSED_SPREAD, _REPORTED_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
 """Standard deviations of logs: of a speed that was never measured, of a speed that the backend reports of itself, of

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.learning.sample import ObservationSample
+from policies.learning.fading import ObservationSample
 
 PARTS = (
     "words",

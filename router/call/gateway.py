@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from policies.hedging import HedgeBudget
-from policies.learning.answer_length import AnswerLengths
 from policies.learning.document_uses import DocumentUses
+from policies.learning.fading import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
 from policies.poison import PoisonRequests

@@ -15,8 +15,8 @@ from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
 from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.hedging import HedgeBudget
-from policies.learning.answer_length import AnswerLengths
 from policies.learning.document_uses import DocumentUses
+from policies.learning.fading import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers

@@ -19,7 +19,7 @@ from policies.bursts import LEAST_TOKENS
 from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
-from policies.learning.turnover import Turnover
+from policies.learning.fading import Turnover
 from policies.nouns import ClusterView, Fetch, Request
 from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist
