@@ -16,10 +16,9 @@ from policies.nouns import Tenant
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
 from policies.sla.config import Config
-from router.call.admission import Admission
+from router.call.admission import Admission, Doors
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
-from router.call.doors import Doors
 from router.call.identify import Identities
 from router.call.mirrors import Mirrors
 from router.call.observer import Observer

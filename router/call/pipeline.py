@@ -40,14 +40,13 @@ from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
-from router.call.admission import Permit, asked_at, asked_of
+from router.call.admission import Permit, Stay, asked_at, asked_of
 from router.call.bid import Bid, Look, Placed, decided
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
-from router.call.doors import Stay
 from router.call.gateway import Gateway
 from router.call.hedging import Race
 from router.call.identify import Identity, identified

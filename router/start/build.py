@@ -29,10 +29,9 @@ from router.batches.shelf import BatchShelf
 from router.batches.store.base import BatchStore
 from router.batches.store.directory import DirectoryStore
 from router.batches.store.s3 import S3BatchStore
-from router.call.admission import Admission
+from router.call.admission import Admission, Doors
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
-from router.call.doors import Doors
 from router.call.gateway import Gateway
 from router.call.identify import Identities, known_tenant
 from router.call.mirrors import Mirrors

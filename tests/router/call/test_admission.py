@@ -1,4 +1,4 @@
-"""Permits: each running call has one, its quota is reserved before and settled after, and none is ever lost."""
+"""The way in: closed doors admit no call, and each running call has a permit, reserved before and settled after."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
+from policies.errors import BackendFailed, CutOff, ExpectedError, Overloaded, QuotaExceeded, Unavailable
 from policies.nouns import Limits, Outcome, Tenant, Usage
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.prices import Prices
-from router.call.admission import Admission, Permit, Tell
+from router.call.admission import Admission, Doors, Permit, Stay, Tell
 from router.shared.store.memory import MemoryStore
 from tests.router.parts import a_tenant
 
@@ -189,3 +189,66 @@ async def test_a_key_may_have_limits_of_its_own_within_its_tenants() -> None:
                 await admitted(admission, with_key())
     admission.check()
     assert admission.is_idle()
+
+
+async def test_closed_doors_admit_no_call_and_report_when_the_last_one_left() -> None:
+    doors = Doors()
+    with Stay(doors):
+        doors.close()
+        assert not await doors.emptied(0.0)
+        with pytest.raises(Unavailable, match="another replica") as caught, Stay(doors):
+            pass
+        assert caught.value.retry_after_s
+        doors.check()
+    assert await doors.emptied(0.0)
+    doors.check()
+    assert repr(doors) == "<Doors closed, 0 inside>"
+
+
+async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> None:
+    doors, let_go = Doors(), asyncio.Event()
+
+    async def call() -> None:
+        with Stay(doors):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                let_go.set()
+
+    calls = [asyncio.create_task(call()) for _ in range(3)]
+    await asyncio.sleep(0)
+    doors.turn_out()
+    doors.turn_out()
+    assert await doors.emptied(5)
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(end) for end in ends] == [CutOff] * 3
+    assert let_go.is_set()
+    doors.check()
+
+
+async def test_other_ends_stay_what_they_are() -> None:
+    doors = Doors()
+    with pytest.raises(TimeoutError), Stay(doors):
+        raise TimeoutError
+    leaving = asyncio.create_task(_stay(doors))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    doors.check()
+
+
+async def test_a_call_that_its_client_leaves_while_it_is_ended_is_cancelled() -> None:
+    doors = Doors()
+    leaving = asyncio.create_task(_stay(doors))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    doors.turn_out()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert doors.inside == 0
+
+
+async def _stay(doors: Doors) -> None:
+    with Stay(doors):
+        await asyncio.Event().wait()
