@@ -245,7 +245,7 @@ async def _naive(lines: Path, operations: Operations, concurrency: int, result: 
                     ids: dict[str, Any] = {TOKEN_IDS: token_ids, NEW_TOKENS: ANSWER_TOKENS}  # noqa: B023
                     return msgspec.structs.replace(ask, inputs=(token_ids,), bodies=(ids,))  # noqa: B023
 
-            await serve(Caller(gateway.new_id(), None, Call(arrival), clock), gateway)
+            await serve(Caller(next(gateway.ids), None, Call(arrival), clock), gateway)
             result.lines += 1
 
     await asyncio.gather(*(work() for _ in range(concurrency)))

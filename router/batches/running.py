@@ -211,7 +211,7 @@ class JobRun:
         """The id of the call that was answered, and its reply, after as many tries as it takes."""
         means, places = self._means, None
         for attempt in count(1):
-            call = means.gateway().new_id()
+            call = next(means.gateway().ids)
             avoiding = await self._enter(call, model, places)
             try:
                 reply, rest_s = await self._called(call, body, attempt, avoiding)

@@ -229,8 +229,8 @@ class Admission:
 
 
 class Permit(msgspec.Struct, eq=False):
-    """The right to run what was `asked`, a context manager: left, it is settled with the Outcome and the `usage` so
-    far.
+    """The right to run what was `asked`; at the end it is settled, once, with the Outcome and the `usage` so far. A
+    context manager that is left does so.
 
     `reservation` is what was taken for it, None where its tenant has no limits. `charge` is what it used, as its tenant
     pays for it; a call without an answer counts as one request and no tokens.
@@ -259,7 +259,10 @@ class Permit(msgspec.Struct, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it and say what it really used."""
+        self.settle(error)
+
+    def settle(self, error: BaseException | None) -> None:
+        """Close it, after a call that ended with `error`, or without one, and say what it really used."""
         assert self.outcome is None, f"{self!r} is settled twice"
         admission = self.admission
         self.outcome = Outcome.FINISHED if error is None else outcome_of(error)
@@ -288,7 +291,7 @@ def asked_of(
     """
     tenant = facts.tenant
     if ask.user is None and not tags:
-        bound = identity.bound(model.name)
+        bound = identity.known_bounds.get(model.name) or identity.bound(model.name)
     else:
         user = None if ask.user is None else gateway.end_users.counted(tenant, ask.user)
         bound = descriptors(tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,8 @@ class Gateway:
     prepared: PreparedModels
     clock: Callable[[], float]
     rng: random.Random
+    ids: Iterator[str]
+    """Names for calls, each unlike any other."""
     later: Later
     fleet: PoolsInForce
     feeds: Feeds
@@ -95,10 +97,6 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
-
-    def new_id(self) -> str:
-        """A name for one call, unlike any other's."""
-        return f"{self.rng.getrandbits(96):024x}"
 
     def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
         """The models that are served now and that `tenant` may use, by name; so are aliases of such models."""

@@ -42,15 +42,16 @@ class Identity(msgspec.Struct, frozen=True):
     key_id: str | None = None
     team: Team | None = None
     user: str | None = None
-    _bound: dict[str, tuple[Descriptor, ...]] = {}
+    known_bounds: dict[str, tuple[Descriptor, ...]] = {}
 
     def bound(self, model: str) -> tuple[Descriptor, ...]:
-        """The descriptors of its calls to `model` that have neither an end user nor tags; made once for each."""
-        found = self._bound.get(model)
+        """The descriptors of its calls to `model` that have neither an end user nor tags; made once for each and
+        kept in `known_bounds`."""
+        found = self.known_bounds.get(model)
         if found is None:
-            if len(self._bound) >= MOST_BOUND:
-                self._bound.clear()
-            found = self._bound[model] = descriptors(self.tenant, model, self.key, team=self.team)
+            if len(self.known_bounds) >= MOST_BOUND:
+                self.known_bounds.clear()
+            found = self.known_bounds[model] = descriptors(self.tenant, model, self.key, team=self.team)
         return found
 
 

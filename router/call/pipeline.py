@@ -62,8 +62,7 @@ from router.call.prepare import (
     find_model,
     learn,
     looked_up,
-    require_allowed_urls,
-    require_user,
+    require_allowed,
     room,
     started_model,
     tokenize,
@@ -101,6 +100,7 @@ async def serve(
     """
     carrier = carrier or Ourselves()
     failure: BaseException | None = None
+    permit: Permit | None = None
     account, held = gateway.observer.account(caller.id, caller.trace), Held(gateway.bodies)
     try:
         with Stay(gateway.doors):
@@ -118,10 +118,8 @@ async def serve(
             account.user = ask.user
             if tenant.tag_limits:
                 account.tags = tags_of(tenant, ask.headers, ask.metadata)
-            if tenant.needs_user:
-                require_user(ask, tenant)
-            if ask.media_urls:
-                require_allowed_urls(ask, config)
+            if tenant.needs_user or ask.media_urls:
+                require_allowed(ask, tenant, config)
             async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
                 common = gateway.prepared.ready(ask.model, tenant, config)
                 if common is None:
@@ -145,12 +143,12 @@ async def serve(
                     prices = prices.at(gateway.unix_time())
                 asked = asked_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
                 admitted = gateway.admission.admit(asked, caller.limited)
-                with admitted if isinstance(admitted, Permit) else await admitted as permit:
-                    call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
-                    if len(prompts) == 1:
-                        await call.answer(0, model, prompts[0])
-                    else:
-                        await together([*map(call.answer, count(), repeat(model), prompts)])
+                permit = admitted if isinstance(admitted, Permit) else await admitted
+                call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
+                if len(prompts) == 1:
+                    await call.answer(0, model, prompts[0])
+                else:
+                    await together([*map(call.answer, count(), repeat(model), prompts)])
     except (ExpectedError, CallerGone) as error:
         failure = error
         raise
@@ -162,6 +160,8 @@ async def serve(
         raise
     finally:
         held.give_back()
+        if permit is not None:
+            permit.settle(failure)
         account.on_end(account, failure)
         # a failure that refers to this frame, and is referred to by it, would wait for the garbage collector
         failure = None

@@ -94,20 +94,17 @@ async def started_model(ask: Ask, tenant: Tenant, gateway: Gateway) -> ServedMod
     return find_model(ask.model, tenant, gateway)
 
 
-def require_allowed_urls(ask: Ask, config: Config) -> None:
-    """Raise InvalidRequest if an engine must not fetch one of the URLs in `ask`."""
+def require_allowed(ask: Ask, tenant: Tenant, config: Config) -> None:
+    """Raise InvalidRequest if an engine must not fetch one of the URLs in `ask`, or if the requests of `tenant` must
+    name their end user and this one does not."""
+    if tenant.needs_user and not ask.user:
+        hint = "send `user`, or `metadata.user_id` in Anthropic's format"
+        raise InvalidRequest(f"requests of tenant '{tenant.name}' must name their end user", hint=hint, param="user")
     for url in ask.media_urls:
         reason = why_refused(url, config.server.media_hosts)
         if reason is not None:
             hint = "send the bytes in a data: URL, or have the operator allow the host in server.media_hosts"
             raise InvalidRequest(f"the URL '{url[:80]}' {reason}", hint=hint, param="messages")
-
-
-def require_user(ask: Ask, tenant: Tenant) -> None:
-    """Raise InvalidRequest if the requests of `tenant` must name their end user and this one does not."""
-    if tenant.needs_user and not ask.user:
-        hint = "send `user`, or `metadata.user_id` in Anthropic's format"
-        raise InvalidRequest(f"requests of tenant '{tenant.name}' must name their end user", hint=hint, param="user")
 
 
 def _unreached(cluster: Cluster) -> str:

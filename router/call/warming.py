@@ -54,7 +54,7 @@ class GatewayWarmer:
     async def warm(self, ask: Ask, tenant: str, *, avoiding: frozenset[str], placed: Callable[[str], None]) -> Warmed:
         """See Warmer."""
         gateway = self._gateway()
-        caller = _Nobody(gateway.new_id(), replace(ask, avoiding=avoiding), placed)
+        caller = _Nobody(next(gateway.ids), replace(ask, avoiding=avoiding), placed)
         await serve(caller, gateway, known=Identity(on_behalf_of(tenant, gateway.config)))
         if caller.placement is None:
             raise BackendFailed("no backend was asked")

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -149,6 +150,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         text_lengths=TextLengths(),
         clock=base.clock,
         rng=base.rng,
+        # 24 hex digits, without a call of ours
+        ids=map("{:024x}".format, map(base.rng.getrandbits, repeat(96))),
         later=base.later,
         shadow=parts["shadow"].config if "shadow" in parts else None,
         prefixes=prefixes,

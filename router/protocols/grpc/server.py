@@ -207,7 +207,7 @@ class _GrpcCaller:
     def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
         self._raw, self._context, self._gateway = raw, context, gateway
         self._metadata = _metadata(context)
-        self.id, self.key, self.trace = gateway.new_id(), key_in(self._metadata), w3c_headers(self._metadata)
+        self.id, self.key, self.trace = next(gateway.ids), key_in(self._metadata), w3c_headers(self._metadata)
         self._placement: Placement | None = None
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt

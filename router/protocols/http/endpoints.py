@@ -269,7 +269,7 @@ class HttpCaller:
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         headers = http.headers.lowered
-        self.id, self.key = gateway.new_id(), key_in(headers)
+        self.id, self.key = next(gateway.ids), key_in(headers)
         self.trace = w3c_headers(headers) if "traceparent" in headers or "tracestate" in headers else {}
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._created_s = int(gateway.unix_time())

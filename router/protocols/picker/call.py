@@ -52,7 +52,7 @@ class PickedCall:
 
     def __init__(self, head: Head, phases: Phases, gateway: Gateway, *, deadline_s: float | None) -> None:
         headers = head.headers
-        self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
+        self.id, self.key, self.trace = next(gateway.ids), key_in(headers), w3c_headers(headers)
         self._headers, self._phases, self._gateway, self._deadline_s = headers, phases, gateway, deadline_s
         path = headers.get(":path", "").partition("?")[0]
         # a gateway may have its routes below a path of its own

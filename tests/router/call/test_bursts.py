@@ -51,7 +51,7 @@ class Burst:
         before = self.sent + self.waiting
         callers = [Listener(chat_ask(a_chat(text)), key=key) for text in texts]
         for caller in callers:
-            caller.id = self.gateway.new_id()
+            caller.id = next(self.gateway.ids)
         tasks = [asyncio.create_task(ended(caller, self.gateway)) for caller in callers]
         await eventually(lambda: self.sent + self.waiting == before + len(texts))
         return tasks

@@ -185,7 +185,7 @@ async def asked(
     """The ids of `documents` in the order of the prompt that they are sent with."""
     headers = {"x-pointsman-explain": "1", **({"x-pointsman-session": session} if session else {})}
     listener = Listener(chat_ask(a_chat("Which?", documents=documents, document_order=order), headers), key=key)
-    listener.id = gateway.new_id()
+    listener.id = next(gateway.ids)
     await serve(listener, gateway)
     return [*listener.why[0].documents]
 

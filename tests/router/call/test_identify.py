@@ -75,4 +75,4 @@ def test_an_identity_keeps_the_limits_of_a_bounded_number_of_models() -> None:
     identity = Identity(a_tenant())
     for number in range(MOST_BOUND + 1):
         assert identity.bound(f"model-{number}") is identity.bound(f"model-{number}")
-    assert identity._bound.keys() == {f"model-{MOST_BOUND}"}
+    assert identity.known_bounds.keys() == {f"model-{MOST_BOUND}"}

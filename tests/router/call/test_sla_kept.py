@@ -91,7 +91,7 @@ class Crowd:
                     return
                 body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], **self.fields}
                 ask = chat_ask(body, self.headers)
-                call = Stopwatch(gateway.new_id(), self.key, ask, loop.time())
+                call = Stopwatch(next(gateway.ids), self.key, ask, loop.time())
                 self.calls.append(call)
                 group.create_task(self.run_call(call, gateway))
 
@@ -329,7 +329,7 @@ def through_an_outage(
             gateway.cluster.drain("own-0")
             asyncio.get_running_loop().call_later(seconds, lambda: gateway.cluster.drain("own-0", False))
             ask = chat_ask({"model": "fake", "messages": [{"role": "user", "content": "hello"}]}, {})
-            crowd.calls.append(Stopwatch(gateway.new_id(), "ACME", ask, asyncio.get_running_loop().time()))
+            crowd.calls.append(Stopwatch(next(gateway.ids), "ACME", ask, asyncio.get_running_loop().time()))
             await crowd.run_call(crowd.calls[0], gateway)
             await asyncio.sleep(seconds)
 

@@ -40,7 +40,7 @@ def at_one_backend(
             probing = asyncio.create_task(probe(gateway.cluster))
             for _ in range(FAILURES_UNTIL_ILL):
                 ask = chat_ask({"model": "fake", "messages": [{"role": "user", "content": "hello"}]}, {})
-                crowd.calls.append(Stopwatch(gateway.new_id(), "ACME", ask, loop.time()))
+                crowd.calls.append(Stopwatch(next(gateway.ids), "ACME", ask, loop.time()))
                 if len(crowd.calls) == FAILURES_UNTIL_ILL and others:
                     coming = asyncio.create_task(crowd.come(gateway, 3.0, 1))
                 await crowd.run_call(crowd.calls[len(crowd.calls) - 1], gateway)
