@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from backends.http.client import Exchange, decoded
+from backends.http.exchange import Exchange, decoded
 from backends.openai.backend import OpenAI, OpenAIAPIOptions
 from policies.nouns import Prompt, Request
 

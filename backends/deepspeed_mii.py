@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.http.client import Exchange
+from backends.http.exchange import Exchange
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import OpenAICompatible
 from policies.errors import ContextExceeded, InvalidRequest

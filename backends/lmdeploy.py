@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from backends.base import Load
-from backends.http.client import Exchange, Post, encoded
+from backends.http.exchange import Exchange, Post, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported

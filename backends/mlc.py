@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import Exchange
 from backends.http.errors import error_of
+from backends.http.exchange import Exchange
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import RARE, OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest

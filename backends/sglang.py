@@ -31,7 +31,7 @@ from yarl import URL
 
 from backends.base import MOST_RANKS, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed, ExpectedError, Overloaded

@@ -18,8 +18,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.base import Load
-from backends.http.client import Exchange, Post, decoded, encoded
 from backends.http.errors import error_of
+from backends.http.exchange import Exchange, Post, decoded, encoded
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import RARE, OpenAICompatible
 from backends.openai.prompt import completion_of

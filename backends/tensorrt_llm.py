@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace as with_fields
 
 from backends.base import Load, Prefilled
-from backends.http.client import Exchange
+from backends.http.exchange import Exchange
 from backends.openai.compatible import RARE, OpenAICompatible, OpenAIOptions
 from backends.openai.prefill import PrefillAnswer
 from policies.errors import BackendFailed

@@ -27,7 +27,7 @@ from msgspec.structs import replace as with_fields
 
 from backends.base import MOST_RANKS, EventAddress, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
-from backends.http.client import Exchange, decoded
+from backends.http.exchange import Exchange, decoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.prefill import PrefillAnswer

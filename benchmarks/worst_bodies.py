@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from backends.http.client import encoded
+from backends.http.exchange import encoded
 from policies.errors import ExpectedError
 from router.call.bodies import cost_in_turns
 from router.protocols.dialects import DIALECTS

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from backends.anthropic.prompt import messages_body
-from backends.http.backend import HttpBackend
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.backend import HttpBackend, native_post
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer, error_of_anthropic
 from backends.messages.passed import PassedMessage, PassedWholeMessage
-from backends.openai.prompt import native_post
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Prompt, Request
 

@@ -24,7 +24,7 @@ from backends.base import Load
 from backends.fastchat.answer import FastChatAnswer
 from backends.fastchat.template import Conversation, conversation_of, rendered
 from backends.http.backend import HttpBackend
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Delta, Prompt, Request

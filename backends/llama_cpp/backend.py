@@ -20,7 +20,7 @@ import msgspec
 
 from backends.base import Load, Tokenized
 from backends.http.backend import ids_in
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
 from backends.llama_cpp.answer import LlamaCppAnswer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.http.client import WholeBody
+from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense
 from backends.http.passed import PassedBlocks

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.http.backend import HttpBackend
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.ollama.answer import OllamaAnswer, error_of_ollama
 from backends.ollama.body import chat_body, generate_body
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.http.client import Exchange, HttpOptions
+from backends.http.exchange import Exchange, HttpOptions
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.endpoints import Endpoints

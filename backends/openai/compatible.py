@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from backends.base import Prefilled
-from backends.http.backend import Forward, HttpBackend
-from backends.http.client import Answer, Exchange, HttpOptions, WholeBody, decoded
+from backends.http.backend import Forward, HttpBackend, native_post
 from backends.http.errors import error_of
+from backends.http.exchange import Answer, Exchange, HttpOptions, WholeBody, decoded
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.openai.answer import OpenAIAnswer
@@ -20,7 +20,7 @@ from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
 from backends.openai.prefill import PrefillAnswer, prefill_post
-from backends.openai.prompt import native_post, post_of, with_usage
+from backends.openai.prompt import post_of, with_usage
 from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Native, Prompt, Request

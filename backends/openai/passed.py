@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from backends.http.client import WholeBody
 from backends.http.errors import error_in_stream
+from backends.http.exchange import WholeBody
 from backends.http.json_members import ABSENT, with_members, with_more_members
 from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for
 from backends.http.passed import PassedBlocks

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import Post, WholeBody, encoded
+from backends.http.exchange import Post, WholeBody, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from backends.base import Prefilled
-from backends.http.client import Post, WholeBody, encoded
+from backends.http.exchange import Post, WholeBody, encoded
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from backends.http.client import Post, encoded
-from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
+from backends.http.backend import native_post
+from backends.http.exchange import Post, encoded
 from policies.errors import InvalidRequest
-from policies.nouns import BEYOND_OPENAI, Native, Prompt, Request, Sampling
+from policies.nouns import BEYOND_OPENAI, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -48,21 +48,6 @@ def post_of(
 def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
     """The members of a chat or text `body` with which its answer is a stream that ends with usage."""
     return {"stream": True, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
-
-
-def native_post(native: Native, members: Mapping[str, Any], *, is_streamed: bool) -> Post:
-    """The client's own bytes with only `members` changed; those that are None are removed."""
-    raw, body = native.raw or encoded(native.body), native.body
-    changes: dict[str, Any] = {}
-    twice = maybe_twice(raw, members.keys() & body.keys())
-    # the fewest changes so that every reader finds `members` there
-    for name, value in members.items():
-        changed = ABSENT if value is None else value
-        if name in twice or body.get(name, ABSENT) != changed:
-            changes[name] = changed
-    if changes:
-        raw = with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
-    return Post(native.path, raw, is_streamed)
 
 
 def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:

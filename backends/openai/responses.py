@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import WholeBody
 from backends.http.errors import error_in_stream
+from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from backends.http.passed import PassedBlocks

@@ -17,7 +17,7 @@ from typing import Any
 
 from backends.base import Load, Tokenized
 from backends.http.backend import HttpBackend, ids_in
-from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.answer import OpenAIAnswer

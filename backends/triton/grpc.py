@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from backends.http.client import HttpOptions
+from backends.http.exchange import HttpOptions
 from backends.kserve import inference_pb2 as kserve
 from backends.kserve import inference_pb2_grpc
 from backends.triton.answer import TritonText, heard_of, is_final, triton_error

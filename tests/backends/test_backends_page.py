@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.http.backend import HttpBackend
-from backends.http.client import HttpOptions
+from backends.http.exchange import HttpOptions
 from backends.kinds import KINDS, Place, Surroundings, make
 from policies.sla.parse import parse
 from tests.contracts.catalogue import STAGES

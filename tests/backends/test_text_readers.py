@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from backends.base import TextReader, Tokenized, as_text_reader
 from backends.http.backend import HttpBackend
-from backends.http.client import HttpOptions
+from backends.http.exchange import HttpOptions
 from backends.llama_cpp.backend import LlamaCpp
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.sglang import SGLang, SGLangOptions

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from backends.http.client import Answer, WholeBody
 from backends.http.errors import error_in_stream
+from backends.http.exchange import Answer, WholeBody
 from backends.http.nonsense import nonsense
 from backends.http.sse import SseDecoder
 from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.anthropic.backend import Anthropic
-from backends.http.client import Answer
+from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
 from backends.messages.answer import AnthropicAnswer
 from backends.messages.passed import PassedMessage, PassedWholeMessage

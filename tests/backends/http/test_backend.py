@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from backends.base import Load
 from backends.http.backend import HttpBackend
-from backends.http.client import Exchange, HttpOptions
+from backends.http.exchange import Exchange, HttpOptions
 from backends.mlc import MLC
 from backends.openai.backend import OpenAI
 from backends.openai.compatible import OpenAICompatible

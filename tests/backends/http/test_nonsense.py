@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.fastchat.answer import FastChatAnswer
-from backends.http.client import Answer
+from backends.http.exchange import Answer
 from backends.http.generate_answer import GenerateAnswer
 from backends.http.nonsense import nonsense, reported_usage
 from backends.llama_cpp.answer import LlamaCppAnswer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.http.client import Exchange
+from backends.http.exchange import Exchange
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (

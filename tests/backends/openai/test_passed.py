@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.http.client import Answer
+from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.passed import Ear, PassedStream, PassedWhole

@@ -7,19 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from aiohttp import web
 
-from backends.http.client import (
-    MOST_ERROR_BYTES,
-    MOST_PAGE_BYTES,
-    Exchange,
-    HttpClient,
-    HttpOptions,
-    Page,
-    Post,
-    WholeBody,
-    base_url,
-    decoded,
-    encoded,
-)
+from backends.http.backend import MOST_ERROR_BYTES, MOST_PAGE_BYTES, HttpClient, base_url
+from backends.http.exchange import Exchange, HttpOptions, Page, Post, WholeBody, decoded, encoded
 from policies.errors import BackendFailed, DeadlineExceeded, InvalidRequest
 from policies.nouns import ACCEPTED, Delta
 from tests.backends.parts import Taken
