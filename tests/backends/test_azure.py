@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.azure import Azure, AzureOptions
-from backends.openai.chunks import deltas_of
+from backends.openai.answer import deltas_of
 from backends.openai.pooled import EMBEDDINGS_PATH
 from policies.errors import BackendFailed, BackendRefused
 from policies.nouns import Prompt

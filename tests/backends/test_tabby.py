@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.base import Load
-from backends.openai.chunks import deltas_of
+from backends.openai.answer import deltas_of
 from backends.openai.compatible import OpenAIOptions
 from backends.tabby import Tabby
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest

@@ -14,7 +14,7 @@ from backends.http.nonsense import nonsense, reported_usage
 from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import AnthropicAnswer
 from backends.ollama.answer import OllamaAnswer
-from backends.openai.passed import Ear, PassedWhole
+from backends.openai.answer import Ear, PassedWhole
 from backends.tgi.answer import TGIAnswer
 from backends.triton.answer import TritonAnswer
 from policies.errors import BackendFailed

@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import Load
 from backends.llama_cpp.backend import LlamaCpp, completion_body, load_of_slots
-from backends.openai.chunks import deltas_of
+from backends.openai.answer import deltas_of
 from backends.openai.compatible import OpenAIOptions
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, TokenLogprob, Usage

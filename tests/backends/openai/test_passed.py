@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
-from backends.openai.answer import OpenAIAnswer
-from backends.openai.passed import Ear, PassedStream, PassedWhole
+from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole
 from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
 from tests.backends.parts import a_request

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.openai.chunks import deltas_of, usage_of
+from backends.openai.answer import deltas_of, usage_of
 from policies.nouns import Usage
 
 
