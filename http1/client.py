@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from http1.coding import CODINGS, BadCoding, Decoder
-from http1.deadline import Deadline
 from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Disconnected, Unconnected
 from http1.limits import ClientLimits
-from http1.message import Headers, Incoming, Lines, header_lines, until_empty_line
+from http1.message import Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")

@@ -6,11 +6,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from http1.limits import ServerLimits
 from http1.message import Lines
-from http1.request import Handler, Reply, Request, Requests, Response, Stream
+from http1.request import ClientConnection, Handler, Reply, Request, Requests, Response, Stream
 from http1.server import HttpServer
 
 SOON_S = 20.0
@@ -132,13 +132,18 @@ def statuses(answer: bytes) -> list[int]:
 
 def parsed(*pieces: bytes, limits: ServerLimits | None = None) -> Requests:
     """The requests in `pieces`, parsed without a handler."""
-    requests = Requests(limits or ServerLimits(), NoWire())
+    requests = Requests(limits or ServerLimits(), no_connection())
     for piece in pieces:
         requests.feed(piece)
     return requests
 
 
-class NoWire:
+def no_connection() -> ClientConnection:
+    """The connection of a client that gets no answer."""
+    return cast("ClientConnection", _NoConnection())
+
+
+class _NoConnection:
     """The connection of a client that gets no answer."""
 
     address = "192.0.2.1"

@@ -16,8 +16,8 @@ from dataclasses import replace
 import pytest
 
 from http1.limits import ServerLimits
-from http1.request import Handler, Reply, Request, Response
-from http1.server import ClientConnection, HttpServer
+from http1.request import ClientConnection, Handler, Reply, Request, Response
+from http1.server import HttpServer
 from tests.http1.parts import a_connection, a_request, echo, eventually, read_all, reply_to, statuses
 from tests.http1.test_deadline import a_client
 from tests.virtual_time import run_virtually

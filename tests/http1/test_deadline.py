@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from http1.client import HttpClient, ServerConnection
-from http1.deadline import Deadline
 from http1.errors import AnswerTimeout
 from http1.limits import ClientLimits, ServerLimits
-from http1.request import Reply, Request, Response
-from http1.server import ClientConnection, HttpServer
+from http1.message import Deadline
+from http1.request import ClientConnection, Reply, Request, Response
+from http1.server import HttpServer
 from tests.http1.parts import a_request, echo, statuses
 from tests.virtual_time import run_virtually
 

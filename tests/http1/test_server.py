@@ -14,8 +14,8 @@ import pytest
 
 from http1.errors import ClientGone, HttpError
 from http1.limits import ServerLimits
-from http1.request import Reply, Request, Response
-from http1.server import ClientConnection, HttpServer
+from http1.request import ClientConnection, Reply, Request, Response
+from http1.server import HttpServer
 from tests.http1.parts import (
     SOON_S,
     a_connection,

@@ -21,7 +21,7 @@ from policies.sla.parse import parse
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
 from router.protocols.strangers import BURST_S, MOST_ADDRESSES, Strangers, address_of, address_of_peer, is_in
-from tests.http1.parts import NoWire, eventually
+from tests.http1.parts import eventually, no_connection
 from tests.router.parts import CHAT, KEY, a_chat, a_client, a_config, a_router
 
 OPERATOR = "operator"
@@ -81,7 +81,7 @@ def test_addresses_are_forgotten_in_the_order_in_which_they_were_heard() -> None
 
 def a_request(peer: str, forwarded: str | None = None) -> Request:
     headers = Headers(b"" if forwarded is None else f"X-Forwarded-For: {forwarded}\r\n".encode())
-    request = Request("GET", "/", headers, NoWire(), ServerLimits())
+    request = Request("GET", "/", headers, no_connection(), ServerLimits())
     request.address = group_of((peer, 1234))
     return request
 

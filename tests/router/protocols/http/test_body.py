@@ -18,7 +18,7 @@ from http1.request import Request
 from router.call.bodies import SMALL_BYTES
 from router.protocols.http import body as body_module
 from router.start.app import Router
-from tests.http1.parts import NoWire
+from tests.http1.parts import no_connection
 from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
 
 BODY = json.dumps(a_chat()).encode()
@@ -223,7 +223,13 @@ async def test_a_large_body_is_joined_in_the_thread_that_parses_and_a_compressed
 
 
 async def test_a_body_that_comes_byte_by_byte_is_kept_in_few_pieces() -> None:
-    request = Request("POST", "/", Headers(b""), NoWire(), ServerLimits(unread_bytes=2**20, body_bytes=2**20))
+    request = Request(
+        "POST",
+        "/",
+        Headers(b""),
+        no_connection(),
+        ServerLimits(unread_bytes=2**20, body_bytes=2**20),
+    )
     reading = asyncio.create_task(body_module._arrived(request, 2**20, None, is_coded=False))
     for _ in range(1000):
         request.put(b"a")
