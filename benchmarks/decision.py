@@ -36,9 +36,9 @@ from functools import partial
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
+from policies.compose import are_equal
 from policies.learning.cost import Latency
 from policies.nouns import ClusterView, Decision, Delta, Request
-from policies.picks import are_equal
 from policies.predict import predicted_ttft_s
 from policies.rules import Facts, classify
 from policies.sla.parse import parse

@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from policies import filters, picks, scores
+from policies import compose, scores
 from policies.catalogue import builtin_catalogue, usual_filters
 from policies.compose import Policy, Score, WeightedScore
 from policies.nouns import BackendView, Request
@@ -115,14 +115,14 @@ def former() -> Policy:
         WeightedScore("cache_thrift", 4.0, scores.cache_thrift()),
         WeightedScore("balance", 1.0, scores.balance()),
     )
-    return Policy("former default", usual_filters(), parts, picks.best(), allows_shortlist=True)
+    return Policy("former default", usual_filters(), parts, compose.best(), allows_shortlist=True)
 
 
 def sent_at_once(name: str, score: Score) -> Policy:
     """A peer's policy: it sends at once, and the backend queues."""
-    kept = (("healthy", filters.healthy()), ("serves_model", filters.serves_model()))
+    kept = (("healthy", compose.healthy()), ("serves_model", compose.serves_model()))
     return Policy(
-        name, (*kept, ("fits_context", filters.fits_context())), (WeightedScore(name, 1.0, score),), picks.best()
+        name, (*kept, ("fits_context", compose.fits_context())), (WeightedScore(name, 1.0, score),), compose.best()
     )
 
 

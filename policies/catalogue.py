@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from policies import filters, marginal_cost, picks, scores
+from policies import compose, marginal_cost, scores
 from policies.compose import Filter, Pick, Policy, Score, WeightedScore
 from policies.quantities import read_count, read_seconds, read_tokens
 
@@ -124,11 +124,11 @@ def builtin_catalogue() -> Catalogue:
     """The parts that come with Pointsman."""
     return Catalogue(
         filters={
-            "healthy": Part(filters.healthy, {"fresh": read_seconds}, allows_shortlist=True),
-            "serves_model": Part(filters.serves_model, allows_shortlist=True),
-            "fits_context": Part(filters.fits_context, allows_shortlist=True),
-            "has_room": Part(filters.has_room, {"tokens": read_tokens}, allows_shortlist=True),
-            "under_limit": Part(filters.under_limit, allows_shortlist=True),
+            "healthy": Part(compose.healthy, {"fresh": read_seconds}, allows_shortlist=True),
+            "serves_model": Part(compose.serves_model, allows_shortlist=True),
+            "fits_context": Part(compose.fits_context, allows_shortlist=True),
+            "has_room": Part(compose.has_room, {"tokens": read_tokens}, allows_shortlist=True),
+            "under_limit": Part(compose.under_limit, allows_shortlist=True),
         },
         scores={
             "expected_ttft": Part(scores.expected_ttft, allows_shortlist=True),
@@ -139,7 +139,10 @@ def builtin_catalogue() -> Catalogue:
             "turn": Part(scores.turn),
             "session": Part(scores.session),
         },
-        picks={"best": Part(picks.best, allows_shortlist=True), "best_of": Part(picks.best_of, {"sample": read_count})},
+        picks={
+            "best": Part(compose.best, allows_shortlist=True),
+            "best_of": Part(compose.best_of, {"sample": read_count}),
+        },
         policies=_named_policies(),
     )
 
@@ -154,10 +157,10 @@ def _named_policies() -> dict[str, Policy]:
     balance = WeightedScore("balance", 1.0, scores.balance())
     cost = WeightedScore(marginal_cost.NAME, 1.0, marginal_cost.marginal_cost())
     policies = (
-        Policy("default", usual_filters(), (cost,), picks.best(), allows_shortlist=True, waits_for_best=True),
+        Policy("default", usual_filters(), (cost,), compose.best(), allows_shortlist=True, waits_for_best=True),
         _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),
         _policy("least_load", (balance,), allows_shortlist=True),
-        _policy("power_of_two", (balance,), picks.best_of(sample=2)),
+        _policy("power_of_two", (balance,), compose.best_of(sample=2)),
         _policy("session_hash", (WeightedScore("session", 1.0, scores.session()),)),
     )
     return {policy.name: policy for policy in policies}
@@ -166,7 +169,7 @@ def _named_policies() -> dict[str, Policy]:
 def _policy(
     name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = None, *, allows_shortlist: bool = False
 ) -> Policy:
-    return Policy(name, usual_filters(), weighted, pick or picks.best(), allows_shortlist)
+    return Policy(name, usual_filters(), weighted, pick or compose.best(), allows_shortlist)
 
 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:
@@ -175,9 +178,9 @@ def usual_filters() -> tuple[tuple[str, Filter], ...]:
     The last two make requests wait in the router while a backend has no room, so that a better rank can overtake.
     """
     return (
-        ("healthy", filters.healthy()),
-        ("serves_model", filters.serves_model()),
-        ("fits_context", filters.fits_context()),
-        ("under_limit", filters.under_limit()),
-        ("has_room", filters.has_room()),
+        ("healthy", compose.healthy()),
+        ("serves_model", compose.serves_model()),
+        ("fits_context", compose.fits_context()),
+        ("under_limit", compose.under_limit()),
+        ("has_room", compose.has_room()),
     )

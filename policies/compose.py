@@ -1,4 +1,8 @@
-"""Composition: filters, then scores, then one pick make a Policy."""
+"""Composition: filters, then scores, then one pick make a Policy; and the filters and picks that come with Pointsman.
+
+A filter answers for each backend: may it take this request? It is built from its options and is a pure function of
+views. A pick takes one name out of scored candidates; all randomness is the caller's.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from policies.legs import is_divisible, may_get_prefill
 from policies.nouns import BackendView, ClusterView, Decision, Request
-from policies.predict import place_s, predicted_ttft_s, whole_s, will_fit_context
+from policies.predict import may_fit, place_s, predicted_ttft_s, whole_s, will_fit_context
 from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
@@ -23,6 +28,11 @@ Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
 
 Pick = Callable[[Sequence[tuple[str, float]], random.Random], str]
 """One name out of (backend, total score); the sequence is never empty."""
+
+_TOTAL = itemgetter(1)
+
+_SAME = 1e-9
+"""Totals closer than this are equal: they differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +232,121 @@ def _without_prefill(
     if backend.prefill is None or not is_divisible(request):
         return NEEDS_PREFILL
     return None if may_get_prefill(request, backend, view.backends, avoiding) else NO_PREFILL
+
+
+def healthy(*, fresh: float = 10.0) -> Filter:
+    """Is the backend well and not draining, with a newest report, if it sends any, at most `fresh` seconds old?"""
+
+    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found = []
+        for backend in backends:
+            age_s = backend.reported_s_ago
+            if not backend.healthy or backend.draining or (age_s is not None and age_s > fresh):
+                found.append(backend)
+        return found
+
+    return AtOnce(failing)
+
+
+def serves_model() -> Filter:
+    """Does it serve the model that the request names?"""
+
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found, model, allowed = [], request.model, None
+        for backend in backends:
+            # those of one pool mostly share the set
+            models = backend.models
+            if models is not allowed:
+                if model in models:
+                    allowed = models
+                else:
+                    found.append(backend)
+        return found
+
+    return AtOnce(failing)
+
+
+def fits_context() -> Filter:
+    """Do prompt and answer together fit its context? A backend that does not report its context passes."""
+
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found: list[BackendView] = []
+        enough: int | None = None
+        for backend in backends:
+            context = backend.context_tokens
+            if context is not None and (enough is None or context < enough):
+                if may_fit(request, backend):
+                    enough = context
+                else:
+                    found.append(backend)
+        return found
+
+    return AtOnce(failing)
+
+
+def has_room(*, tokens: int = 0) -> Filter:
+    """Does its KV pool have room for the part of the prompt that it does not hold, and for `tokens` more?
+
+    KV that it would preempt for the request counts as room. A backend with unknown room passes, and so does an idle
+    one: it never gets more room than it has.
+    """
+
+    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found, prompt_tokens = [], request.prompt_tokens
+        for backend in backends:
+            free_tokens = backend.free_tokens
+            if free_tokens is not None and backend.running + backend.waiting:
+                uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
+                if uncached + tokens > free_tokens + backend.reclaimable_tokens:
+                    found.append(backend)
+        return found
+
+    return AtOnce(failing)
+
+
+def under_limit() -> Filter:
+    """Does it run and queue fewer requests than it runs at once, without those that it would preempt?
+
+    If it does not report that number, the limit is adaptive; without either it passes.
+    """
+
+    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        found = []
+        for backend in backends:
+            limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+            if limit is not None and backend.running + backend.waiting - backend.reclaimable_requests >= limit:
+                found.append(backend)
+        return found
+
+    return AtOnce(failing)
+
+
+def best() -> Pick:
+    """The highest score; candidates with equal scores share the requests at random."""
+    return _best
+
+
+def best_of(*, sample: int = 2) -> Pick:
+    """The better of `sample` candidates drawn at random.
+
+    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. So many routers
+    with the same, slightly old view do not all choose the same backend.
+    """
+
+    def pick(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
+        return _best(rng.sample(scored, min(sample, len(scored))), rng)
+
+    return pick
+
+
+def are_equal(total: float, other: float) -> bool:
+    """Whether two totals are equal, except for rounding."""
+    return abs(total - other) <= _SAME
+
+
+def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
+    least, ties = max(scored, key=_TOTAL)[1] - _SAME, []
+    for name, total in scored:
+        if total >= least:
+            ties.append(name)
+    return ties[0] if len(ties) == 1 else rng.choice(ties)

@@ -8,11 +8,10 @@ from typing import Protocol
 
 from msgspec.structs import replace as with_fields
 
-from policies.compose import Policy
+from policies.compose import Policy, are_equal
 from policies.marginal_cost import NAME, least_cost
 from policies.nouns import BackendView, ClusterView, Decision, Fetch, PrefillLeg, Request, ServiceClass
 from policies.on_miss import Step
-from policies.picks import are_equal
 from policies.rules import FACTS, Facts, Mismatch, Rulebook, Ruling, may_use
 
 

@@ -9,10 +9,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from policies.compose import Policy
+from policies.compose import Policy, are_equal
 from policies.errors import ExpectedError
 from policies.nouns import ClusterView, Decision, Request, Tenant
-from policies.picks import are_equal
 from policies.rules import Facts, Rulebook, Ruling, classify
 
 

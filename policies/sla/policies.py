@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from policies.catalogue import WEIGHT, Catalogue, Part, usual_filters
-from policies.compose import Filter, Policy, Score, WeightedScore
-from policies.picks import best
+from policies.compose import Filter, Policy, Score, WeightedScore, best
 from policies.quantities import read_weight, read_yes
 from policies.shapes import TEXT, Choice, Either, Key, Many, Named, Scalar, Shape, Table
 from policies.sla.fields import Field, Section

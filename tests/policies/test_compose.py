@@ -1,4 +1,5 @@
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,10 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.catalogue import builtin_catalogue
-from policies.compose import Policy, Score, WeightedScore
-from policies.filters import healthy, under_limit
-from policies.nouns import BackendView, Request
-from policies.picks import best
+from policies.compose import (
+    Filter,
+    Policy,
+    Score,
+    WeightedScore,
+    best,
+    best_of,
+    fits_context,
+    has_room,
+    healthy,
+    serves_model,
+    under_limit,
+)
+from policies.nouns import BackendView, Capability, Request
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 NAMED = builtin_catalogue().policies
@@ -167,3 +178,86 @@ def test_a_pick_that_is_no_candidate_is_an_error() -> None:
     policy = Policy("own", (), (WeightedScore("x", 1.0, fixed(1.0)),), lambda _, __: "elsewhere")
     with pytest.raises(LookupError, match="policy own picked elsewhere, which is no candidate"):
         policy.decide(a_request(), a_cluster(a_backend("a")), rng())
+
+
+@pytest.mark.parametrize(
+    ("passes", "request_", "backend", "verdict"),
+    [
+        (healthy(), a_request(), a_backend(), True),
+        (healthy(), a_request(), a_backend(healthy=False), False),
+        (healthy(), a_request(), a_backend(draining=True), False),
+        (healthy(), a_request(), a_backend(reported_s_ago=11.0), False),
+        (healthy(fresh=20.0), a_request(), a_backend(reported_s_ago=11.0), True),
+        (healthy(), a_request(), a_backend(reported_s_ago=None), True),
+        (serves_model(), a_request(model="llama"), a_backend(), True),
+        (serves_model(), a_request(model="qwen"), a_backend(), False),
+        (fits_context(), a_request(prompt_tokens=90, max_new_tokens=10), a_backend(context_tokens=100), True),
+        (fits_context(), a_request(prompt_tokens=91, max_new_tokens=10), a_backend(context_tokens=100), False),
+        (fits_context(), a_request(prompt_tokens=10**9), a_backend(context_tokens=None), True),
+        (
+            fits_context(),
+            a_request(prompt_tokens=500, least_prompt_tokens=90, max_new_tokens=10),
+            a_backend(context_tokens=100),
+            True,
+        ),
+        (
+            fits_context(),
+            a_request(prompt_tokens=500, least_prompt_tokens=91, max_new_tokens=10),
+            a_backend(context_tokens=100),
+            False,
+        ),
+        (
+            fits_context(),
+            a_request(prompt_tokens=10**6, needs=frozenset({Capability.EMBEDDINGS})),
+            a_backend(context_tokens=100),
+            True,
+        ),
+        (has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1), False),
+        (has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1, held_tokens=1), True),
+        (has_room(tokens=1), a_request(prompt_tokens=100), a_backend(free_tokens=100, waiting=1), False),
+        (has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100), True),
+        (has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=None, running=9), True),
+        (under_limit(), a_request(), a_backend(running=3, waiting=1, max_requests=4), False),
+        (under_limit(), a_request(), a_backend(running=2, waiting=1, max_requests=4), True),
+        (under_limit(), a_request(), a_backend(running=2000, max_requests=None), True),
+        (under_limit(), a_request(), a_backend(running=9, adaptive_limit=9), False),
+        (under_limit(), a_request(), a_backend(running=8, adaptive_limit=9), True),
+        (under_limit(), a_request(), a_backend(running=9, adaptive_limit=9, max_requests=16), True),
+        (under_limit(), a_request(), a_backend(running=4, max_requests=4, reclaimable_requests=1), True),
+        (
+            has_room(),
+            a_request(prompt_tokens=9),
+            a_backend(running=1, free_tokens=5, reclaimable_tokens=4),
+            True,
+        ),
+        (
+            has_room(),
+            a_request(prompt_tokens=9),
+            a_backend(running=1, free_tokens=5, reclaimable_tokens=3),
+            False,
+        ),
+    ],
+)
+def test_a_filter_asks_one_question(passes: Filter, request_: Request, backend: BackendView, verdict: bool) -> None:
+    assert passes(request_, backend) is verdict
+
+
+SCORED = [("a", 0.5), ("b", 0.9), ("c", 0.9), ("d", 0.1)]
+
+
+def test_the_best_wins_and_equals_share() -> None:
+    rng = random.Random(1)
+    picked = Counter(best()(SCORED, rng) for _ in range(1000))
+    assert set(picked) == {"b", "c"}
+    assert abs(picked["b"] - 500) < 100
+
+
+def test_best_of_two_never_takes_the_worst_of_many_and_takes_the_second_best_at_times() -> None:
+    rng = random.Random(1)
+    picked = Counter(best_of()([("a", 0.5), ("b", 0.9), ("d", 0.1)], rng) for _ in range(1000))
+    assert set(picked) == {"a", "b"}
+    assert picked["b"] > picked["a"] > 200
+
+
+def test_a_sample_larger_than_the_field_is_the_field() -> None:
+    assert best_of(sample=9)([("a", 0.5)], random.Random(1)) == "a"

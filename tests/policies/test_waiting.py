@@ -7,10 +7,8 @@ import random
 import pytest
 
 from policies.catalogue import builtin_catalogue
-from policies.compose import Policy
-from policies.filters import has_room, healthy, serves_model
+from policies.compose import Policy, best, has_room, healthy, serves_model
 from policies.nouns import Decision
-from policies.picks import best
 from policies.waiting import is_outage, is_worth_waiting, would_take
 from tests.policies.builders import a_backend, a_cluster, a_request
 

@@ -13,8 +13,8 @@ import pytest
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
+from policies.compose import under_limit
 from policies.errors import BackendFailed, Overloaded
-from policies.filters import under_limit
 from policies.learning.cost import TYPICAL, Latency, Work, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
