@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from policies import compose, marginal_cost, scores
+from policies import compose, predict, scores
 from policies.compose import Filter, Pick, Policy, Score, WeightedScore
 from policies.quantities import read_count, read_seconds, read_tokens
 
@@ -134,7 +134,7 @@ def builtin_catalogue() -> Catalogue:
             "expected_ttft": Part(scores.expected_ttft, allows_shortlist=True),
             "balance": Part(scores.balance, allows_shortlist=True),
             "cache_thrift": Part(scores.cache_thrift, allows_shortlist=True),
-            marginal_cost.NAME: Part(marginal_cost.marginal_cost, allows_shortlist=True),
+            predict.MARGINAL_COST: Part(predict.marginal_cost, allows_shortlist=True),
             "cache_overlap": Part(scores.cache_overlap, allows_shortlist=True),
             "turn": Part(scores.turn),
             "session": Part(scores.session),
@@ -155,7 +155,7 @@ def _joined(known: Mapping[str, V], more: Mapping[str, V]) -> dict[str, V]:
 
 def _named_policies() -> dict[str, Policy]:
     balance = WeightedScore("balance", 1.0, scores.balance())
-    cost = WeightedScore(marginal_cost.NAME, 1.0, marginal_cost.marginal_cost())
+    cost = WeightedScore(predict.MARGINAL_COST, 1.0, predict.marginal_cost())
     policies = (
         Policy("default", usual_filters(), (cost,), compose.best(), allows_shortlist=True, waits_for_best=True),
         _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),

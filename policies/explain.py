@@ -9,9 +9,9 @@ from typing import Protocol
 from msgspec.structs import replace as with_fields
 
 from policies.compose import Policy, are_equal
-from policies.marginal_cost import NAME, least_cost
 from policies.nouns import BackendView, ClusterView, Decision, Fetch, PrefillLeg, Request, ServiceClass
 from policies.on_miss import Step
+from policies.predict import MARGINAL_COST, least_cost
 from policies.rules import FACTS, Facts, Mismatch, Rulebook, Ruling, may_use
 
 
@@ -213,5 +213,5 @@ def _candidates(request: Request, view: ClusterView, decision: Decision) -> Iter
     for name, total in decision.scores:
         seen = backends[name]
         counts = (seen.running, seen.waiting, seen.held_tokens)
-        cost = least_cost(request, seen)[0].parts if NAME in scores[name] else {}
+        cost = least_cost(request, seen)[0].parts if MARGINAL_COST in scores[name] else {}
         yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter, cost)

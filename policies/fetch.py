@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from policies.marginal_cost import FIRST, least_cost
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Fetch, Request
+from policies.predict import FIRST, least_cost
 
 MOST_HOLDERS = 4
 """Backends of a group that are compared as the source of a fetch: those that hold most of the prompt."""

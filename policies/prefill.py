@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from policies.learning.fetch import FIXED_S, TOKEN_S
 from policies.legs import is_divisible, may_prefill
-from policies.marginal_cost import FIRST, cost_of, least_cost
 from policies.nouns import BackendView, ClusterView, Decision, PrefillLeg, Request
-from policies.predict import predicted_ttft_s, uncached_tokens
+from policies.predict import FIRST, cost_of, least_cost, predicted_ttft_s, uncached_tokens
 
 TRANSFER_S, TRANSFER_TOKEN_S = FIXED_S, TOKEN_S
 """Seconds that a transfer is taken to last, and those for each token, where they are not learned."""

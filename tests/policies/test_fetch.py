@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from policies.fetch import LEAST_TOKENS, MOST_HOLDERS, with_fetch, with_offers
 from policies.learning.cost import Latency
-from policies.marginal_cost import FETCH_WORTH, FIRST, cost_of, least_cost, marginal_cost
 from policies.nouns import BackendView, Capability, Decision, Fetch, Link
+from policies.predict import FETCH_WORTH, FIRST, cost_of, least_cost, marginal_cost
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 SPEED = Latency(fixed_s=0.1, token_s=1e-3, pair_s=0.0, step_s=0.02, sequence_s=1e-3, context_s=0.0)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from policies.compose import Policy, best
 from policies.learning.cost import Latency
-from policies.marginal_cost import cost_of
 from policies.nouns import BackendView, Capability, Decision, PrefillLeg, Sampling
+from policies.predict import cost_of
 from policies.prefill import TRANSFER_S, TRANSFER_TOKEN_S, prefill_leg, with_prefill
 from policies.waiting import is_outage
 from tests.policies.builders import a_backend, a_cluster, a_request

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from policies import scores
 from policies.compose import Score
 from policies.learning.cost import Latency
-from policies.marginal_cost import marginal_cost
 from policies.nouns import BackendView
+from policies.predict import marginal_cost
 from tests.policies.builders import a_backend, a_request
 
 SPEED = Latency(fixed_s=0.0, token_s=1e-3, pair_s=0.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from policies.marginal_cost import NAME as MARGINAL_COST
 from policies.nouns import Decision
 from policies.objections import in_words
+from policies.predict import MARGINAL_COST
 
 _MOST_NAMED = 3
 
