@@ -1,14 +1,418 @@
-"""FairQueue: the requests that wait for a backend, and the order in which to serve them."""
+"""The fair queue: which class is served next, which tenant of it, and which ticket of that, by the service that each
+has had for its weight.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from math import inf
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf, isclose
 
-from policies.fairness.shares import Account, Standing, TenantQueues, Turns, Walk
 from policies.fairness.ticket import Backlog, Ticket
+from policies.fairness.walk import Walk
 from policies.nouns import ServiceClass
+
+DEBT_HALF_LIFE_S = 60.0
+"""Time in which an idle account loses half of its debt, the service that it had beyond the others."""
+
+MOST_DEBT_S = 600.0
+"""The largest debt, in seconds of service, that an account keeps when it comes back. Longer than any request."""
+
+
+@dataclass(slots=True)
+class Account:
+    """One participant. `tag` is the virtual time at which its next service starts, in seconds per weight.
+
+    `touched_at` is its last use by the caller's clock; while the account is idle, its debt fades from then on.
+    """
+
+    weight: float
+    tag: float = 0.0
+    touched_at: float = 0.0
+
+
+@dataclass(slots=True)
+class VirtualTime:
+    """Start-time fair queueing with corrections and bounded memory.
+
+    The account with the lowest tag is served next; `seconds` of service move its tag on by seconds / weight. `reached`
+    is the latest tag at which service has started. An account that begins to wait starts at `reached`, so that idle
+    time earns no credit, or later if it still has a debt. An account that waits but is passed over keeps its lead over
+    the accounts that are served, up to `slack_s` (per weight of 1).
+
+    For any two accounts that wait all the time and are not passed over, seconds / weight differ by at most the sum of
+    their largest single costs, each divided by its weight, over any interval (Goyal, Vin, Cheng: Start-time Fair
+    Queueing, SIGCOMM '96, theorem 1). Wrong predictions add the amount that is not yet corrected.
+    """
+
+    slack_s: float = 0.0
+    reached: float = 0.0
+
+    def start(self, account: Account) -> float:
+        """The virtual time at which the next service of `account`, which waits, starts."""
+        return max(account.tag, self.reached - self.slack_s)
+
+    def serve(self, account: Account, seconds: float, now: float) -> None:
+        """Give `account`, which waits, `seconds` of service."""
+        start = max(account.tag, self.reached - self.slack_s)
+        self.reached = max(self.reached, start)
+        account.tag, account.touched_at = start + seconds / account.weight, now
+
+    def lend(self, account: Account, seconds: float, now: float) -> None:
+        """Give `account` `seconds` of service for which no other account waits.
+
+        They count, so that a burst into an idle system is not free once other accounts come. But only the last
+        `slack_s` and the last cost of all lent service count, so that the debt for service that no other account
+        wanted is paid off soon.
+        """
+        start = max(account.tag, self.reached)
+        self.reached = max(self.reached, start - self.slack_s)
+        account.tag, account.touched_at = start + seconds / account.weight, now
+
+    def wake(self, account: Account, now: float) -> None:
+        """Bring an idle account back: without credit, and with the rest of its debt."""
+        self.fade(account, now)
+        account.tag = max(account.tag, self.reached)
+
+    def fade(self, account: Account, now: float) -> None:
+        """Reduce the debt of an idle account by the time since it was touched."""
+        debt = account.tag - self.reached
+        if debt > 0:
+            left = 0.5 ** (max(0.0, now - account.touched_at) / DEBT_HALF_LIFE_S)
+            account.tag = self.reached + min(debt, MOST_DEBT_S / account.weight) * left
+        account.touched_at = now
+
+
+FLOOR_WINDOW_S = 60.0
+"""Served seconds, summed over all classes, that a class can be ahead of its floor or behind it.
+
+Measured in served seconds and not by a clock, because a floor is a share of these: a class that had the backends to
+itself all day can claim its floor again after 60 of them (plus the excess of its last ticket), with 1 backend or with
+100. A shorter window would forget the cost of one long prompt; a longer one would charge for capacity that was idle
+yesterday.
+"""
+
+
+def effective_rank(rank: int, waited_s: float, ageing_s: float) -> int:
+    """`rank` (0 is served first), improved by one for each whole `ageing_s` of waiting, but never better than 0.
+
+    Rank 0 is the limit, as on a shard: there the weights decide, so old batch work slows new work of rank 0 but does
+    not stop it.
+    """
+    return max(0, rank - int(max(0.0, waited_s) / ageing_s)) if rank > 0 else rank
+
+
+@dataclass(slots=True)
+class Standing:
+    """One class among the others. `owed_s` is the service that its floor still claims; negative after an excess."""
+
+    name: str
+    rank: int
+    floor: float
+    account: Account
+    owed_s: float = 0.0
+
+    def copy(self) -> Standing:
+        """The same standing with an account of its own."""
+        # written out: copy.copy takes 5 us and this takes 1, and every walk of the queue copies each class once
+        mine = self.account
+        account = Account(mine.weight, mine.tag, mine.touched_at)
+        return Standing(self.name, self.rank, self.floor, account, self.owed_s)
+
+    def reconfigure(self, service_class: ServiceClass) -> None:
+        """Use the rank, weight and floor of `service_class` from now on."""
+        self.rank, self.floor, self.account.weight = service_class.rank, service_class.floor, service_class.weight
+        self.owed_s = self.owed_s if self.floor else 0.0
+
+    def accrue(self, seconds: float, *, own: bool, waits: bool) -> None:
+        """Record that `seconds` were served, to this class if `own`.
+
+        While the class waits, it is owed its floor's share of them, up to one window. An idle class is owed nothing.
+        Service beyond the floor counts against the class until the excess equals one window. Further service is free,
+        because no class of a better rank wanted it.
+        """
+        window_s, before = self.floor * FLOOR_WINDOW_S, self.owed_s
+        after = before + self.floor * seconds
+        if own:
+            after = after - seconds if seconds < 0 or before > -window_s else before
+        elif seconds < 0:
+            after = max(after, min(before, -window_s))
+        self.owed_s = min(after, max(window_s, self.floor * seconds) if waits else 0.0)
+
+
+@dataclass(slots=True)
+class Turns:
+    """Chooses the next class. `standings` by name; each `ageing_s` of waiting improves the rank of a class by one.
+
+    1. Classes that wait and are owed service by their floors. Of several, the one that is owed most in relation to its
+       floor.
+    2. The class of the best effective rank. The age of a class is that of its oldest ticket.
+    3. Of equal effective ranks, the class that has received least service for its weight.
+    """
+
+    standings: dict[str, Standing]
+    ageing_s: float
+    clock: VirtualTime = field(default_factory=VirtualTime)
+    has_floors: bool = False
+    """Has any class one?"""
+
+    def copy(self) -> Turns:
+        """A copy, for trying out an order of service."""
+        standings = {name: standing.copy() for name, standing in self.standings.items()}
+        clock = VirtualTime(self.clock.slack_s, self.clock.reached)
+        return Turns(standings, self.ageing_s, clock, self.has_floors)
+
+    def rank_of(self, name: str, oldest_at: float | None, now: float) -> int:
+        """The effective rank of a class, if its oldest ticket arrived at `oldest_at`; its own rank without tickets."""
+        rank = self.standings[name].rank
+        return rank if oldest_at is None else effective_rank(rank, now - oldest_at, self.ageing_s)
+
+    def next(self, oldest_at: Mapping[str, float], now: float) -> str:
+        """The class to serve next, out of `oldest_at`: for each waiting class, the arrival of its oldest ticket.
+
+        Raises ValueError if it is empty.
+        """
+        if len(oldest_at) == 1:
+            return next(iter(oldest_at))
+        best: tuple[float, int, float, int, str] | None = None
+        for name, at in oldest_at.items():
+            standing = self.standings[name]
+            if standing.owed_s > 0:
+                turn = (-standing.owed_s / standing.floor, 0, 0.0, standing.rank, name)
+            else:
+                # most classes are young, and a call for each, eight tickets deep, would cost a third of a walk
+                young = now - at < self.ageing_s
+                rank = standing.rank if young else effective_rank(standing.rank, now - at, self.ageing_s)
+                turn = (0.0, rank, self.clock.start(standing.account), standing.rank, name)
+            if best is None or turn < best:
+                best = turn
+        if best is None:
+            raise ValueError("no class waits")
+        return best[4]
+
+    def serve(self, name: str, seconds: float, now: float, *, waiting: Collection[str]) -> None:
+        """Record `seconds` of service of a class. `waiting` are the classes that had tickets at that moment."""
+        self.clock.serve(self.standings[name].account, seconds, now)
+        if self.has_floors:
+            self._accrue(name, seconds, waiting)
+
+    def correct(self, name: str, seconds: float, *, waiting: Collection[str]) -> None:
+        """Correct the account of a class that used `seconds` more than it was charged; fewer if negative."""
+        account = self.standings[name].account
+        account.tag += seconds / account.weight
+        if self.has_floors:
+            self._accrue(name, seconds, waiting)
+
+    def _accrue(self, name: str, seconds: float, waiting: Collection[str]) -> None:
+        for other, standing in self.standings.items():
+            if standing.floor:
+                standing.accrue(seconds, own=other == name, waits=other in waiting)
+
+    def ahead_s(self, name: str, own_s: float, waiting: Mapping[str, tuple[float, float]], now: float) -> float:
+        """Seconds of service, over all classes, that come before `own_s` seconds of this class are served.
+
+        `waiting`: for each class with tickets, the arrival of its oldest ticket and the seconds of its backlog.
+        """
+        me = self.standings[name]
+        rank = self.rank_of(name, waiting[name][0] if name in waiting else None, now)
+        total, worse = own_s, []
+        for other, (oldest_at, seconds) in waiting.items():
+            if other == name:
+                continue
+            standing = self.standings[other]
+            other_rank = self.rank_of(other, oldest_at, now)
+            if other_rank < rank:
+                total += seconds
+            elif other_rank == rank:
+                lead = own_s / me.account.weight + self.clock.start(me.account) - self.clock.start(standing.account)
+                total += min(seconds, max(0.0, lead) * standing.account.weight)
+            else:
+                worse.append((standing.floor, seconds))
+        left = max(1e-9, 1.0 - sum(floor for floor, _ in worse))
+        total += sum(min(seconds, floor * total / left) for floor, seconds in worse)
+        return min(total, max(own_s, (own_s - me.owed_s) / me.floor)) if me.floor else total
+
+
+SLACK_S = 60.0
+"""Lead that a tenant keeps while backends have no room for what it sends: about one long prompt's prefill."""
+
+Place = tuple[float, int, str]
+"""Position of a tenant among the waiting tenants: its tag, the number of its last move, its name. The least is next."""
+
+
+@dataclass(slots=True)
+class TenantQueue:
+    """The tickets of one tenant in one class, first in, first out. `place` is None exactly while there is none."""
+
+    account: Account
+    # a dict searches longer for its first entry the more entries were deleted before it; an OrderedDict does not
+    tickets: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
+    backlog: Backlog = field(default_factory=Backlog)
+    place: Place | None = None
+
+
+class TenantQueues:
+    """One FIFO per tenant, served in the order of the tenants' virtual times.
+
+    Tickets that come back from a failed backend are paid for: they are served before all others, oldest first.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.backlog, self.returned_backlog = Backlog(), Backlog()
+        self.clock = VirtualTime(SLACK_S)
+        self.tenants: dict[str, TenantQueue] = {}
+        self.places: list[Place] = []
+        self.arrivals: OrderedDict[str, Ticket] = OrderedDict()
+        self.returned: dict[str, Ticket] = {}
+        self.returned_order: list[tuple[float, str]] = []
+        self.moves = 0
+        self._weights = weights
+        self._waiting_weight = 0.0
+
+    def __len__(self) -> int:
+        return self.backlog.requests
+
+    @property
+    def oldest_at(self) -> float | None:
+        """The arrival of the ticket that has waited longest; None if no ticket waits."""
+        fresh = next(iter(self.arrivals.values())).arrived_at if self.arrivals else None
+        if not self.returned_order:
+            return fresh
+        back = self.returned_order[0][0]
+        return back if fresh is None else min(back, fresh)
+
+    def push(self, ticket: Ticket, now: float) -> None:
+        """Let `ticket` wait behind the other tickets of its tenant."""
+        queue = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant)
+        if queue.place is None:
+            self.clock.wake(queue.account, now)
+            self._enter(ticket.tenant, queue)
+            self._waiting_weight += queue.account.weight
+        queue.tickets[ticket.id] = self.arrivals[ticket.id] = ticket
+        queue.backlog.add(ticket)
+        self.backlog.add(ticket)
+
+    def push_front(self, ticket: Ticket) -> None:
+        """Let `ticket`, which is paid for, wait before all tickets that are not."""
+        self.returned[ticket.id] = ticket
+        insort(self.returned_order, (ticket.arrived_at, ticket.id))
+        self.returned_backlog.add(ticket)
+        self.backlog.add(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take `ticket` out of the queue without a charge."""
+        self.backlog.subtract(ticket)
+        if self.returned.pop(ticket.id, None):
+            del self.returned_order[bisect_left(self.returned_order, (ticket.arrived_at, ticket.id))]
+            self.returned_backlog.subtract(ticket)
+            return
+        queue = self.tenants[ticket.tenant]
+        del queue.tickets[ticket.id], self.arrivals[ticket.id]
+        queue.backlog.subtract(ticket)
+        if not queue.tickets:
+            self._leave(queue)
+            self._waiting_weight = self._waiting_weight - queue.account.weight if self.places else 0.0
+
+    def take(self, ticket: Ticket, now: float) -> None:
+        """Take `ticket` out of the queue to serve it, and charge its tenant unless it is paid for."""
+        if ticket.id not in self.returned:
+            queue = self.tenants[ticket.tenant]
+            self.clock.serve(queue.account, ticket.cost_s, now)
+            if len(queue.tickets) > 1:
+                self._replace(ticket.tenant, queue)
+        self.remove(ticket)
+
+    def charge(self, ticket: Ticket, now: float) -> None:
+        """Charge the tenant of `ticket`, which is served without having waited."""
+        queue = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant)
+        if queue.place is None:
+            self.clock.fade(queue.account, now)
+        self.clock.lend(queue.account, ticket.cost_s, now)
+        if queue.place is not None:
+            self._replace(ticket.tenant, queue)
+
+    def correct(self, tenant: str, seconds: float, now: float) -> None:
+        """Correct the account of `tenant`, which used `seconds` more than it was charged; fewer if negative."""
+        queue = self.tenants.get(tenant) or self._joined(tenant)
+        if queue.place is None:
+            self.clock.fade(queue.account, now)
+        # the tag is now the same as after an exact prediction: debt behind virtual time is forgotten in both cases
+        queue.account.tag += seconds / queue.account.weight
+        if queue.place is not None:
+            self._replace(tenant, queue)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Replace the tenants' weights. A tenant without one has weight 1 and is forgotten when idle."""
+        self._weights = weights
+        self.tenants = {name: queue for name, queue in self.tenants.items() if queue.tickets or name in weights}
+        for name, queue in self.tenants.items():
+            queue.account.weight = weights.get(name, 1.0)
+        self._waiting_weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
+
+    def ahead_s(self, tenant: str) -> float:
+        """Estimated seconds of this class that are served before a new ticket of `tenant`, without later arrivals.
+
+        Returned tickets come first, then the tenant's own. Meanwhile each other tenant gets its share, or one ticket if
+        it is placed before this tenant, as far as the other tenants together have work.
+        """
+        queue = self.tenants.get(tenant) or TenantQueue(Account(self._weights.get(tenant, 1.0)))
+        account, own_s = queue.account, queue.backlog.seconds
+        tag = account.tag if queue.tickets else max(account.tag, self.clock.reached)
+        start = tag + own_s / account.weight
+        fresh_s = self.backlog.seconds - self.returned_backlog.seconds
+        weight = self._waiting_weight - (account.weight if queue.tickets else 0.0)
+        before = bisect_left(self.places, (start, self.moves + 1, "")) - (1 if queue.tickets else 0)
+        one_each_s = before * fresh_s / max(1, len(self.arrivals))
+        others_s = max(0.0, start - self.clock.reached) * weight
+        return self.returned_backlog.seconds + own_s + max(0.0, min(fresh_s - own_s, max(others_s, one_each_s)))
+
+    def check(self) -> None:
+        """Assert that places, queues and sums agree."""
+        assert self.places == sorted(self.places), "tenants stand in the wrong order"
+        placed = {name: queue.place for name, queue in self.tenants.items() if queue.place is not None}
+        assert {place[2]: place for place in self.places} == placed, "a tenant has no place, or two"
+        assert len(self.places) == len(placed), "a tenant stands in two places"
+        assert placed.keys() == {name for name, queue in self.tenants.items() if queue.tickets}, "a place is not used"
+        fresh = [ticket for queue in self.tenants.values() for ticket in queue.tickets.values()]
+        assert {ticket.id for ticket in fresh} == set(self.arrivals), "a ticket is in no queue, or in two"
+        assert not self.returned.keys() & self.arrivals.keys(), "a ticket waits twice"
+        assert self.returned_order == sorted((ticket.arrived_at, name) for name, ticket in self.returned.items())
+        for queue in self.tenants.values():
+            assert queue.place is None or queue.place[0] == queue.account.tag, "a tenant's place has an old tag"
+            _check_backlog(queue.backlog, list(queue.tickets.values()))
+        _check_backlog(self.backlog, fresh + list(self.returned.values()))
+        _check_backlog(self.returned_backlog, list(self.returned.values()))
+        weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
+        assert isclose(self._waiting_weight, weight, abs_tol=1e-6), "the weights of the waiting tenants do not add up"
+
+    def _joined(self, name: str) -> TenantQueue:
+        """An empty queue for the tenant `name`, which has none yet."""
+        queue = self.tenants[name] = TenantQueue(Account(self._weights.get(name, 1.0), self.clock.reached))
+        return queue
+
+    def _replace(self, name: str, queue: TenantQueue) -> None:
+        """Move a tenant that waits to the place of its present tag."""
+        self._leave(queue)
+        self._enter(name, queue)
+
+    def _enter(self, name: str, queue: TenantQueue) -> None:
+        self.moves += 1
+        queue.place = (queue.account.tag, self.moves, name)
+        insort(self.places, queue.place)
+
+    def _leave(self, queue: TenantQueue) -> None:
+        if queue.place is not None:
+            del self.places[bisect_left(self.places, queue.place)]
+        queue.place = None
+
+
+def _check_backlog(backlog: Backlog, tickets: list[Ticket]) -> None:
+    assert backlog.requests == len(tickets), "requests are miscounted"
+    assert backlog.tokens == sum(ticket.tokens for ticket in tickets), "tokens are miscounted"
+    seconds = sum(ticket.cost_s for ticket in tickets)
+    assert isclose(backlog.seconds, seconds, rel_tol=1e-6, abs_tol=1e-6), "seconds do not add up"
 
 
 class FairQueue:
