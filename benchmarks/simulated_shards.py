@@ -16,7 +16,10 @@ from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.quota.budget import Standing
 from policies.rules import Rule
-from policies.sla.config import Config, PoolSpec, ServerSettings, StoreSettings
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
+from policies.sla.server import ServerSettings
+from policies.sla.store import StoreSettings
 from router.ask import Ask
 from router.call.bodies import Held
 from router.call.caller import Placement

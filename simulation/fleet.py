@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from backends.base import CacheListener
 from policies.errors import InvalidRequest
-from policies.sla.config import Config, PoolSpec, StoreSettings
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
+from policies.sla.store import StoreSettings
 from policies.suggest import did_you_mean
 from router.fleet.cluster.names import backend_name
 from router.operate.what_if import models_of

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from policies.quantities import quoted
 from policies.shapes import Key, Scalar, Table
-from policies.sla.config import AlertSettings
 from policies.sla.fields import Field
 from policies.sla.secrets import Outside
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """Where operators are told of budgets that are near their end: an http or https URL. `secret` signs."""
+
+    webhook: str = dataclasses.field(repr=False)
+    secret: str | None = dataclasses.field(default=None, repr=False)
+
 
 _TEXT = Scalar(str, {"type": "string", "minLength": 1})
 

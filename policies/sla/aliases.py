@@ -10,8 +10,8 @@ import msgspec
 
 from policies.aliases import Alias
 from policies.shapes import TEXT, Key, Many, Named, Schema, Table
-from policies.sla.config import PoolSpec
 from policies.sla.fields import Field
+from policies.sla.pools import PoolSpec
 from policies.sla.yaml_positions import Node
 
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 from policies.quantities import read_bytes, read_count
 from policies.shapes import TEXT, Key, Scalar, Table
-from policies.sla.config import AuditSettings
 from policies.sla.fields import Field
 from policies.sla.secrets import Outside
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """Where the audit log is: `file`, and as many older ones, of `file_bytes` each, that there are `files`. `secret`
+    keys its seals."""
+
+    file: str
+    secret: str | None = dataclasses.field(default=None, repr=False)
+    file_bytes: int = 64 << 20
+    files: int = 16
+
 
 _LEAST_BYTES = 1 << 20
 

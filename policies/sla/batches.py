@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from policies.nouns import ServiceClass
 from policies.quantities import quoted, read_bytes, read_count, read_seconds, read_share
 from policies.shapes import TEXT, Key, Scalar, Table
-from policies.sla.config import BatchSettings, S3Settings
 from policies.sla.fields import Field
 from policies.sla.secrets import Outside
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How a bucket is reached: the `endpoint`, None for Amazon's own, the `region`, and credentials; None: those of the
+    environment. `scratch` is a folder of this machine for temporary files; None: one below the system's own."""
+
+    scratch: str | None = None
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = dataclasses.field(default=None, repr=False)
+    secret_key: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Where batches are kept, and their limits: `store` is a folder, or with `s3` a bucket, `s3://bucket/prefix`. Their
+    lines count in `service_class`.
+
+    A job that is `window_s` old expires. Files and ended jobs are kept for `keep_s`. A file has at most
+    `max_file_bytes` and `max_lines`; a tenant has at most `max_jobs` that have not ended and `max_storage_bytes`.
+    A router has at most `concurrent` lines at backends, and fewer if other requests begin later by more than the share
+    `slowdown`.
+    """
+
+    store: str
+    service_class: str
+    window_s: float = 86_400.0
+    keep_s: float = 30 * 86_400.0
+    max_file_bytes: int = 200 * 2**20
+    max_lines: int = 1_000_000
+    max_jobs: int = 100
+    max_storage_bytes: int = 10 * 2**30
+    concurrent: int = 256
+    slowdown: float = 0.02
+    s3: S3Settings | None = None
+
 
 LEAST_KEPT_S = 3600.0
 BUCKET = "s3://"

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
 from policies.sla.fields import Problems
+from policies.sla.pools import PoolSpec
+from policies.sla.server import FIXED_SERVER
 from policies.sla.yaml_positions import Node, read_yaml
-
-FIXED_SERVER = {
-    "http": "http",
-    "grpc": "grpc",
-    "admin": "admin",
-    "picker": "picker",
-    "metrics": "metrics",
-    "keys_file": "keys_file",
-    "max_body": "max_body_bytes",
-    "decision_log": "decision_log",
-    "tls": "tls",
-}
-"""Keys of `server` that are built into the running servers, and the corresponding settings."""
 
 
 def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from policies.sla.aliases import ALIASES, read_aliases
 from policies.sla.audit import AUDIT, read_audit
 from policies.sla.batches import BATCHES, read_batches
 from policies.sla.classes import CLASSES, read_classes
-from policies.sla.config import BUNDLED, Config
+from policies.sla.config import Config
 from policies.sla.cost import COST, read_cost
 from policies.sla.fields import Field, Problems, Section
 from policies.sla.identity import IDENTITY, Assignable, read_identity
 from policies.sla.on_miss import ON_MISS, read_on_miss
 from policies.sla.policies import policies_shape, read_policies
-from policies.sla.pools import pools_shape, read_pools
+from policies.sla.pools import BUNDLED, pools_shape, read_pools
 from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside

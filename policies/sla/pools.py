@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from policies.health import HealthRules
 from policies.quantities import quoted, read_bounds, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
 from policies.sla.alerts import read_webhook
-from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, Option, PoolSpec
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.server import ADDRESS_PATTERN, read_address
@@ -21,6 +21,59 @@ from policies.sla.tls import CLIENT_TLS, read_client
 from policies.suggest import did_you_mean
 from policies.timeouts import Timeouts, timeouts_of
 from policies.wake import Wake
+from tls.settings import TlsSettings
+
+AT_HOST_AND_PORT = frozenset({"shard", "fake"})
+"""Kinds with addresses of the form host:port; the others have a URL."""
+
+BUNDLED = "bundled"
+"""The model that comes with Pointsman, as `PoolSpec.model`."""
+
+Option = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Backends of one kind that serve one model.
+
+    `at` are their addresses; `sources` discover more at run time; with `register` backends announce
+    themselves. `health` defines when one counts as ill. `pointsman up` starts `local` shard processes beside the
+    router, with `model`: a checkpoint's path or "bundled". Otherwise `model` is the name that clients and
+    backend both use, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
+    go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
+    both replace those of the backends. `tls` is for connections to its backends: None is plain text for shards, and for
+    others what their URL says. The backends of the pool `prefill` compute long prompts for these.
+    With `wake` it may have no backend, and is started when a request comes.
+    """
+
+    name: str
+    kind: str = "shard"
+    at: tuple[str, ...] = ()
+    sources: tuple[SourceName, ...] = ()
+    register: bool = False
+    local: int = 0
+    model: str | None = None
+    models: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    key: str | None = dataclasses.field(default=None, repr=False)
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    health: HealthRules = dataclasses.field(default_factory=HealthRules)
+    tls: TlsSettings | None = None
+    prefill: str | None = None
+    wake: Wake | None = None
+
+    @property
+    def is_found(self) -> bool:
+        """Whether its backends are discovered at run time."""
+        return bool(self.sources) or self.register
+
+    def reachable(self, address: str) -> str:
+        """`address` in the form of its kind: sources return host:port, and most kinds have a URL."""
+        if self.kind in AT_HOST_AND_PORT or "://" in address:
+            return address
+        return f"http://{address}" if self.tls is None else f"https://{address}"
+
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 _URL = re.compile(_URL_PATTERN)

@@ -8,8 +8,9 @@ from typing import TypeVar
 from policies.nouns import ServiceClass
 from policies.on_miss import Degrade, Queue, Spill
 from policies.rules import may_use
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
 from policies.sla.fields import Field
+from policies.sla.pools import PoolSpec
 from policies.suggest import did_you_mean
 
 S = TypeVar("S", Degrade, Queue, Spill)

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from policies.identity import IdentitySettings
 from policies.keys import id_of
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
 from policies.roles import Operator, OperatorRole
 from policies.shapes import TEXT, Either, Key, Many, Scalar, Table, word
-from policies.sla.config import ServerSettings
 from policies.sla.fields import Field, Section
 from policies.sla.identity import ROLE
 from policies.sla.secrets import API_KEY, Outside
 from policies.sla.tls import SERVER_TLS, read_ports
+from tls.settings import TlsSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The router's listening addresses and limits. Addresses are host:port; None turns that server off.
+
+    `admin_key_hashes` are sha256 hex digests of the operators' keys, `operators` has those with a name or a role of
+    their own. `decision_log` is a file, `-` standard output.
+    `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
+    `tls` has the settings of each port with TLS, by `http`, `grpc`, `admin` and `picker`.
+    `media_hosts` are those that engines may fetch images and the like from; None: all but this machine.
+    `metrics` is an address that serves them without a key, or "open": the HTTP address does. Strangers are clients
+    without a known key: `strangers` of their connections may wait at one address, which may send `stranger_requests`
+    in a second (None: any number); `trusted_proxies` are networks of load balancers, which are no such address.
+    The bodies of all requests may take `memory_bytes` together.
+    """
+
+    http: str = "127.0.0.1:8080"
+    grpc: str | None = "127.0.0.1:8081"
+    admin: str | None = None
+    picker: str | None = None
+    admin_key_hashes: frozenset[str] = frozenset()
+    operators: Mapping[str, Operator] = dataclasses.field(default_factory=dict)
+    keys_file: str | None = None
+    max_body_bytes: int = 16 * 2**20
+    memory_bytes: int = 2**30
+    max_concurrent: int = 4096
+    max_queued: int = 4096
+    drain_s: float = 30.0
+    decision_log: str | None = None
+    cors_origins: frozenset[str] = frozenset()
+    media_hosts: frozenset[str] | None = None
+    tls: Mapping[str, TlsSettings] = dataclasses.field(default_factory=dict)
+    metrics: str | None = None
+    strangers: int | None = 512
+    stranger_requests: int | None = 50
+    trusted_proxies: tuple[str, ...] = ()
+
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
@@ -131,6 +172,19 @@ SERVER = Table(
         "cors": Key(CORS, "web pages that may call over HTTP; default none"),
     }
 )
+
+FIXED_SERVER = {
+    "http": "http",
+    "grpc": "grpc",
+    "admin": "admin",
+    "picker": "picker",
+    "metrics": "metrics",
+    "keys_file": "keys_file",
+    "max_body": "max_body_bytes",
+    "decision_log": "decision_log",
+    "tls": "tls",
+}
+"""Keys of `server` that are built into the running servers, so that a change needs a restart, and their settings."""
 
 QUEUE = Table(
     {

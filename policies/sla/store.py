@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from policies.quantities import quoted, read_count, read_yes
 from policies.shapes import NAME_PATTERN, Key, Many, Scalar, Table
-from policies.sla.config import StoreSettings
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.tls import CLIENT_TLS, read_client
+from tls.settings import TlsSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """State that several routers share: the address of a Redis (None: nothing is shared), and the number of `replicas`.
+
+    `strict` rejects limited requests while the store is away, instead of using each router's share. The names
+    of all keys there begin with `namespace`. `tls` is for connections to it. `quotas` has the addresses of the servers
+    that count quotas, each for a part of the tenants; without any it is `redis`. Only routers of one `cell` share
+    news; quotas and issued keys are those of all cells.
+    """
+
+    redis: str | None = dataclasses.field(default=None, repr=False)
+    replicas: int = 1
+    strict: bool = False
+    namespace: str = "pointsman"
+    tls: TlsSettings | None = None
+    quotas: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    cell: str | None = None
+
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 

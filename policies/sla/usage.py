@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 from policies.quantities import quoted, read_seconds
 from policies.shapes import TEXT, Key, Scalar, Table
-from policies.sla.config import UsageSettings
 from policies.sla.fields import Field
 from policies.sla.secrets import Outside
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSettings:
+    """Where what tenants used is kept: `store` is a file for SQLite or the URL of a PostgreSQL, `journal` a folder for
+    what it does not have yet. Rows older than `keep_s` are deleted; None: never."""
+
+    store: str = dataclasses.field(repr=False)
+    journal: str
+    keep_s: float | None = None
+
 
 POSTGRES = ("postgresql://", "postgres://")
 LEAST_KEPT_S = 40 * 86_400.0

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from policies.errors import InvalidRequest, QuotaExceeded
-from policies.sla.config import BatchSettings
+from policies.sla.batches import BatchSettings
 from router.batches.checking import check
 from router.batches.job import Job
 from router.batches.pace import Interrupted, Pace

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from policies.sla.config import BatchSettings
+from policies.sla.batches import BatchSettings
 from router.batches.answers import Done, How, answers_in
 from router.batches.ids import new_id
 from router.batches.job import Job, Status

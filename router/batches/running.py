@@ -23,7 +23,7 @@ from policies.errors import (
     QuotaExceeded,
     RequestFails,
 )
-from policies.sla.config import BatchSettings
+from policies.sla.batches import BatchSettings
 from router.batches.answers import AnswerLog, Done, LineAnswer, answers_in
 from router.batches.ending import end_job, finalizing
 from router.batches.job import Job, JobTokens

@@ -16,7 +16,8 @@ from policies.errors import NoBackend, Overloaded
 from policies.on_miss import Queue, Shed
 from policies.quantities import rounded_seconds
 from policies.rules import Facts, classify
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
 from policies.wake import Wake
 from router.ask import Ask
 from router.fleet.cluster.cluster import Cluster

@@ -9,7 +9,7 @@ from typing import Protocol
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
 from policies.health import HealthRules
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.names import backend_name, found_name
 from router.fleet.discovery.discovery import Discovery, source_of

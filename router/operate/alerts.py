@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from policies.quota.budget import NEAR_PERCENT, Near, rounded_cost, shown_cost
-from policies.sla.config import AlertSettings
+from policies.sla.alerts import AlertSettings
 from router.shared.webhook import webhook_headers
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from policies.fetch import with_fetch, with_offers
 from policies.learning.cost import prior_of
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify, stated
-from policies.sla.config import BUNDLED, Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import BUNDLED, PoolSpec
 from policies.suggest import did_you_mean
 from router.fleet.cluster.names import backend_name, found_name
 from shards.bundled import NAME as BUNDLED_NAME

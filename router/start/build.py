@@ -21,7 +21,8 @@ from policies.learning.fading import AnswerLengths
 from policies.learning.text_length import TextLengths
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
-from policies.sla.config import BatchSettings, Config
+from policies.sla.batches import BatchSettings
+from policies.sla.config import Config
 from router.batches.batches import Batches
 from router.batches.pace import Pace
 from router.batches.room import LineRoom

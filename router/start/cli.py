@@ -101,8 +101,8 @@ def up(
       pointsman up sla.yaml
       pointsman up --model ./Qwen3-0.6B --shards 1
     """
-    from policies.sla.config import BUNDLED
     from policies.sla.parse import default_config
+    from policies.sla.pools import BUNDLED
     from router.operate.telemetry.logs import LogOptions
     from router.start.commands.overrides import listening, logging_decisions
     from router.start.commands.up import Files, run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.kinds import kind_of, read_option
-from policies.sla.config import Option
+from policies.sla.pools import Option
 from router.fleet.feeds.options import FEED_OPTIONS
 
 

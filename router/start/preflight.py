@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from policies.errors import ConfigError
-from policies.sla.config import BUNDLED, Config
+from policies.sla.config import Config
+from policies.sla.pools import BUNDLED
 from policies.sla.server import OPEN
 from router.call.operators import asks_for_keys
 from router.start.address import Address, cannot_listen

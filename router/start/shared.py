@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from policies.sla.config import Config, StoreSettings
-from policies.sla.store import place_of
+from policies.sla.config import Config
+from policies.sla.store import StoreSettings, place_of
 from router.call.gateway import Gateway
 from router.fleet.feeds.relay import Relay
 from router.operate.telemetry.telemetry import Telemetry

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast
 
-from policies.sla.config import PoolSpec
-from policies.sla.pools import NO_TOKENIZER
+from policies.sla.pools import NO_TOKENIZER, PoolSpec
 from router.text.checkpoint import (
     TEMPLATE,
     TOKENIZER,

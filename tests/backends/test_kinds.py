@@ -11,8 +11,8 @@ from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
 from policies.catalogue import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
-from policies.sla.config import AT_HOST_AND_PORT
 from policies.sla.parse import parse
+from policies.sla.pools import AT_HOST_AND_PORT
 
 
 def a_place(**fields: Any) -> Place:

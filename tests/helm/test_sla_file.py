@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.sla.changes import FIXED_SERVER
 from policies.sla.parse import parse
+from policies.sla.server import FIXED_SERVER
 from router.start.config_file import ConfigFile
 from tests.helm.chart import CHART, Rendered, Values, defaults, render
 from tests.helm.test_pods import container, pods

@@ -21,7 +21,9 @@ from policies.errors import BackendFailed
 from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
-from policies.sla.config import Config, PoolSpec, ServerSettings
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
+from policies.sla.server import ServerSettings
 from router.call.tracing import Tracing
 from router.fleet.cluster.listener import ClusterListener
 from router.later import Later

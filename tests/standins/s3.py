@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from policies.sla.config import S3Settings
+from policies.sla.batches import S3Settings
 from tests.engines.programs import free_ports
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policies.errors import ConfigError
-from policies.sla.config import S3Settings
+from policies.sla.batches import S3Settings
 from router.batches.store.base import BatchStoreFailed
 from router.batches.store.copies import LocalCopies
 from router.batches.store.s3_bucket import failing, open_bucket

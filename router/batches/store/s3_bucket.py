@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from policies.errors import ConfigError
-from policies.sla.config import S3Settings
+from policies.sla.batches import S3Settings
 from router.batches.store.base import BatchStoreFailed
 
 if TYPE_CHECKING:

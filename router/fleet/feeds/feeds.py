@@ -16,7 +16,7 @@ from backends.base import EventPublisher
 from backends.events import sglang, vllm
 from backends.events.nouns import CacheEvent, Cleared
 from policies.errors import BackendFailed, ConfigError
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.fleet.cluster.names import backend_name
 from router.fleet.feeds.health import FeedHealth
 from router.fleet.feeds.options import OVER_ZMQ, FeedSpec, feed_specs, found_specs, is_switched_off, published_specs

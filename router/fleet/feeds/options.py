@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from backends.base import EventAddress
 from policies.errors import ConfigError
-from policies.sla.config import Option, PoolSpec
+from policies.sla.pools import Option, PoolSpec
 from router.fleet.feeds.sink import RankCache
 
 FEED_OPTIONS = frozenset({"events", "events_engine", "events_ranks", "events_topic", "replay"})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.errors import InvalidRequest
-from policies.sla.config import AT_HOST_AND_PORT, PoolSpec
-from policies.sla.pools import read_url
+from policies.sla.pools import AT_HOST_AND_PORT, PoolSpec, read_url
 from policies.sla.server import read_address
 from router.call.gateway import Gateway
 

@@ -13,7 +13,7 @@ import msgspec
 from backends.nesting import decode_json
 from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.protocols.http.body import read_small_body

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
-from policies.sla.config import Option
+from policies.sla.pools import Option
 from shards.__main__ import shard
 
 _NOT_FOR_POOLS = {

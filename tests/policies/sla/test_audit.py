@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import ConfigError
+from policies.sla.audit import AuditSettings
 from policies.sla.changes import carried_over, fixed_changes
-from policies.sla.config import AuditSettings
 from policies.sla.parse import parse
 
 

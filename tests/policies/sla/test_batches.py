@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import ConfigError
+from policies.sla.batches import BatchSettings, S3Settings
 from policies.sla.changes import fixed_changes
-from policies.sla.config import BatchSettings, S3Settings
 from policies.sla.parse import parse
 
 

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.sla.changes import FIXED_SERVER, carried_over, fixed_changes
+from policies.sla.changes import carried_over, fixed_changes
 from policies.sla.parse import parse
+from policies.sla.server import FIXED_SERVER
 
 FILE = "pools:\n  own: {kind: fake, at: ['x:1'], model: m}\nserver: {http: '127.0.0.1:80'}\n"
 

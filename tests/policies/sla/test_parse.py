@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from policies.errors import ConfigError
 from policies.nouns import USUAL_REUSE_BUDGET, Limits, Organization, ServiceClass, Team
 from policies.rules import Range, Rule, When
-from policies.sla.config import AlertSettings, Config, PoolSpec, ServerSettings
+from policies.sla.alerts import AlertSettings
+from policies.sla.config import Config
 from policies.sla.parse import default_config, parse
+from policies.sla.pools import PoolSpec
+from policies.sla.server import ServerSettings
 
 HASH = "sha256:" + "a" * 64
 OTHER_HASH = "sha256:" + "b" * 64

@@ -3,9 +3,9 @@
 import pytest
 
 from policies.errors import ConfigError
-from policies.sla.config import StoreSettings
 from policies.sla.parse import examine, parse
 from policies.sla.secrets import Outside
+from policies.sla.store import StoreSettings
 
 
 def test_without_it_nothing_is_shared() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.changes import fixed_changes
-from policies.sla.config import UsageSettings
 from policies.sla.parse import parse
+from policies.sla.usage import UsageSettings
 
 
 def test_a_file_has_its_journal_beside_it() -> None:

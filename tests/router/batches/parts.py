@@ -13,7 +13,8 @@ from typing import Any
 import openai
 from openai.types import Batch
 
-from policies.sla.config import BatchSettings, Config
+from policies.sla.batches import BatchSettings
+from policies.sla.config import Config
 from router.start.app import Router
 from tests.router.parts import CHAT, KEY, MODEL, ScriptedBackend, a_config, a_router, a_tenant
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from policies.nouns import Delta, Usage
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
 from router.text.token_ids import pack
 from shards.kv.keys import block_keys, root_key
 from tests.router.parts import (

@@ -11,7 +11,7 @@ import pytest
 from policies.errors import BackendFailed, ContextExceeded, NoBackend
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.rules import Rule
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.protocols.openai.request import chat_ask

@@ -26,7 +26,8 @@ from policies.errors import (
     PrefillFailed,
 )
 from policies.nouns import Delta, Native, Prompt, Request, Usage
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
 from router.call.bid import MOST_TRIES
 from router.call.gateway import Gateway
 from router.call.prefill import LEAST_S, may_transfer

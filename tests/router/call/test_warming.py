@@ -14,7 +14,8 @@ from policies.errors import InvalidRequest, NoBackend, Unauthenticated, UnknownM
 from policies.nouns import Capability, Limits, ServiceClass
 from policies.on_miss import Shed
 from policies.rules import BACKGROUND_RANK, Rule, When
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
 from router.ask import Ask
 from router.call.warming import GatewayWarmer, as_warm_up
 from router.start.app import Router

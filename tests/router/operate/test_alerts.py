@@ -18,7 +18,7 @@ from aiohttp import web
 
 from policies.nouns import Limits, Organization, Tenant
 from policies.quota.budget import Near, descriptors, meters
-from policies.sla.config import AlertSettings
+from policies.sla.alerts import AlertSettings
 from router.operate import alerts as module
 from router.operate.alerts import Alerts
 from router.shared.once import Once

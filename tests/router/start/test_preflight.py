@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from policies.errors import ConfigError
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
 from policies.sla.parse import default_config
+from policies.sla.pools import PoolSpec
 from router.start.address import Address
 from router.start.preflight import require_guarded, require_startable
 from shards.bundled import weights

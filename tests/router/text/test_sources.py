@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.ask import Chat
 from router.text.checkpoint import NoCheckpointError
 from router.text.sources import DOWNLOAD_EVERY_S, Sources

@@ -13,7 +13,7 @@ import pytest
 from backends.events.nouns import CacheEvent
 from policies.errors import ConfigError
 from policies.prefix.index import PrefixIndex
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.health import FeedState
 from router.fleet.feeds.sink import RankCache

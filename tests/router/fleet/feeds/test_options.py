@@ -6,7 +6,7 @@ import pytest
 
 from backends.base import EventAddress
 from policies.errors import ConfigError
-from policies.sla.config import PoolSpec
+from policies.sla.pools import PoolSpec
 from router.fleet.feeds.options import backend_options, feed_specs, published_specs, unheard
 from router.fleet.feeds.sink import RankCache
 

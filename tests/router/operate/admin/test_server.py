@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from policies.errors import ConfigError
-from policies.sla.config import ServerSettings
+from policies.sla.server import ServerSettings
 from router.start.app import Router
 from tests.router.parts import ScriptedBackend, a_config
 from tests.router.start.test_reload import Paper, a_file

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from policies.sla.config import UsageSettings
+from policies.sla.usage import UsageSettings
 from router.operate.usage.database import UsageDatabase
 from tests.router.operate.dashboard.scene import PacedBackend, a_running_scene, a_scene
 from tests.router.operate.dashboard.test_routes import Operator, an_operator

@@ -13,7 +13,8 @@ from backends.base import Tokenized
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Limits
 from policies.rules import Range, Rule, When
-from policies.sla.config import Config, PoolSpec
+from policies.sla.config import Config
+from policies.sla.pools import PoolSpec
 from router.protocols.http import tokenizing
 from router.text import text_tokenizer
 from tests.router.parts import (

@@ -21,7 +21,8 @@ from policies.errors import BackendFailed
 from policies.nouns import Outcome, ServiceClass, Tenant
 from policies.on_miss import Shed
 from policies.rules import Rule, When
-from policies.sla.config import Config, ServerSettings
+from policies.sla.config import Config
+from policies.sla.server import ServerSettings
 from router.operate.dashboard.board import Totals
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb

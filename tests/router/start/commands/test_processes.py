@@ -23,7 +23,7 @@ import aiohttp
 import pytest
 
 from policies.errors import ConfigError
-from policies.sla.config import ServerSettings
+from policies.sla.server import ServerSettings
 from router.start.commands import processes
 from router.start.commands.processes import Processes, as_process, place_of, require_shareable
 from tests.engines.programs import free_ports
