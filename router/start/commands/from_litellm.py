@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from policies.quantities import CURRENCY_UNITS, MOST_BUDGET, read_count
+
 _KINDS = {
     **dict.fromkeys(("vllm", "hosted_vllm"), "vllm"),
     **dict.fromkeys(("openai", "text-completion-openai"), "openai"),
@@ -275,7 +277,10 @@ def _limits(entry: Mapping[str, Any], path: str, found: _Found) -> dict[str, Any
     limits: dict[str, Any] = {}
     for theirs, ours in _RATES.items():
         if isinstance(most := entry.get(theirs), int) and not isinstance(most, bool) and most > 0:
-            limits[ours] = most
+            try:
+                limits[ours] = read_count(str(most))
+            except ValueError:
+                found.note(f"{path}.{theirs}", "is more than a limit can be; without one it is the same")
     for theirs, soft in (("max_budget", False), ("soft_budget", True)):
         if entry.get(theirs) is None:
             continue
@@ -312,6 +317,9 @@ def _budget(most: Any, duration: Any, path: str, soft: bool, found: _Found) -> d
         amount = Decimal(0)
     if amount <= 0:
         found.note(path, "a budget is above zero; to refuse everything, leave the key out")
+        return {}
+    if amount * CURRENCY_UNITS > MOST_BUDGET:
+        found.note(path, f"a budget is at most {MOST_BUDGET // CURRENCY_UNITS} USD")
         return {}
     found.has_money = True
     cost, period = f"{amount.normalize():f} USD", _PERIODS.get(str(duration))

@@ -101,6 +101,14 @@ def test_limits_that_can_never_be_reached_are_left_out_and_named() -> None:
     assert "team t.soft_budget: is not below max_budget" in file
 
 
+def test_limits_beyond_what_the_file_can_have_are_left_out_and_named() -> None:
+    key = {"token": "a" * 64, "key_alias": "k", "max_budget": 4_000_001, "rpm_limit": 10**16}
+    file, config = written(MODELS, teams=[], keys=[key])
+    assert "k.max_budget: a budget is at most 4000000 USD" in file
+    assert "k.rpm_limit: is more than a limit can be" in file
+    assert config.tenants["personal"].key_limits == {}
+
+
 def test_blocked_keys_and_what_is_no_key_are_left_out() -> None:
     keys = [{"token": "a" * 64, "blocked": True, "key_alias": "gone"}, {"token": "sk-...", "key_alias": "hidden"}]
     file, config = written(MODELS, keys=[*keys, {"token": "c" * 64, "expires": "2027-01-01", "key_alias": "late"}])
@@ -152,7 +160,7 @@ LIMITS = st.fixed_dictionaries(
         "max_budget": st.decimals(0, 10**5, places=7) | ANY,
         "soft_budget": st.floats(0.01, 100),
         "budget_duration": st.sampled_from(["1h", "1d", "7d", "30d", "10d", "soon"]),
-        "rpm_limit": st.integers(-1, 10**6),
+        "rpm_limit": st.integers(-1, 10**20),
         "team_id": st.sampled_from(["a", "b", "c d"]),
         "token": st.sampled_from(["a" * 64, "b" * 64, "sk"]),
         "models": st.lists(st.text(max_size=5), max_size=2),
