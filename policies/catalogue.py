@@ -17,29 +17,6 @@ V = TypeVar("V")
 Reader = Callable[[str], Any]
 """Reads an option's value from the file's text. Raises ValueError with a sentence."""
 
-
-KINDS = (
-    "shard",
-    "openai_compatible",
-    "vllm",
-    "sglang",
-    "tensorrt_llm",
-    "tgi",
-    "lmdeploy",
-    "ollama",
-    "llama_cpp",
-    "fastchat",
-    "triton_server",
-    "tabby",
-    "mlc",
-    "deepspeed_mii",
-    "openai",
-    "azure",
-    "anthropic",
-    "fake",
-)
-"""Kinds of backends that come with Pointsman; `backends/kinds.py` makes them."""
-
 WEIGHT = "weight"
 """Key of a score's weight in the file, beside the score's options."""
 
@@ -83,7 +60,7 @@ class Part(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All parts by name, and the names of all kinds of backends. A score has no option `weight`.
+    """All parts by name, and the names of all kinds of backends, where they are known. A score has no option `weight`.
 
     It is passed as a value, so a program can extend it.
 
@@ -95,7 +72,8 @@ class Catalogue:
     scores: Mapping[str, Part[Score]]
     picks: Mapping[str, Part[Pick]]
     policies: Mapping[str, Policy]
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] | None = None
+    """None: a file may name any; the router gives those that it can make."""
 
     def __post_init__(self) -> None:
         for name, part in self.scores.items():

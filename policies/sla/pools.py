@@ -112,11 +112,12 @@ NO_TOKENIZER = "none"
 """Instead of a tokenizer: the checkpoint that the engine names is not searched, and lengths are estimated."""
 
 
-def pool_table(kinds: Collection[str]) -> Table:
-    """The form of a pool in the file, with these kinds of backends."""
+def pool_table(kinds: Collection[str] | None) -> Table:
+    """The form of a pool in the file, with these kinds of backends; None: any."""
+    kind = TEXT if kinds is None else word(*kinds)
     return Table(
         {
-            "kind": Key(word(*kinds), "the kind of its backends; default shard, our own engine"),
+            "kind": Key(kind, "the kind of its backends; default shard, our own engine"),
             "at": Key(
                 Many(PLACE), "host:port of shards, http://host:port of others; dns://, srv:// or k8s:// find them"
             ),
@@ -147,13 +148,14 @@ def pool_table(kinds: Collection[str]) -> Table:
     )
 
 
-def pools_shape(kinds: Collection[str]) -> Named:
-    """The section `pools`."""
+def pools_shape(kinds: Collection[str] | None) -> Named:
+    """The section `pools`, with these kinds of backends; None: any."""
     return Named(pool_table(kinds))
 
 
-def read_pools(field: Field | None, *, kinds: Collection[str], outside: Outside) -> dict[str, PoolSpec]:
-    """Pools by name; two local shards with the bundled model, called `own`, if the file has none."""
+def read_pools(field: Field | None, *, kinds: Collection[str] | None, outside: Outside) -> dict[str, PoolSpec]:
+    """Pools by name, of these kinds (None: of any); two local shards with the bundled model, called `own`, if the file
+    has none."""
     fields = field.named_entries() if field else {}
     if "any" in fields:
         fields["any"].complain("a pool cannot be called 'any': in rules it means all pools")
@@ -172,11 +174,13 @@ def read_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside) -> PoolSpec:
+def _read_pool(field: Field, name: str, kinds: Collection[str] | None, outside: Outside) -> PoolSpec:
     section = field.section(pool_table(kinds))
     chosen = section.get("kind")
-    kind = (chosen.one_of(kinds, what="kind of backend") if chosen else None) or "shard"
-    known = chosen is None or chosen.node.value in kinds
+    named = None
+    if chosen is not None:
+        named = chosen.text() if kinds is None else chosen.one_of(kinds, what="kind of backend")
+    kind, known = named or "shard", chosen is None or named is not None
     read_where = (read_address if kind in AT_HOST_AND_PORT else read_url) if known else str
     read = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
     places = [place for found in read if found for place in found]

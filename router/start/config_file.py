@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from backends.kinds import kind_of
-from policies.catalogue import Catalogue
+from backends.kinds import KINDS, kind_of
+from policies.catalogue import Catalogue, builtin_catalogue
 from policies.errors import ConfigError
 from policies.sla.config import Config
 from policies.sla.parse import examine
@@ -51,7 +51,8 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts.
+    """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts and the
+    kinds of backends; without it Pointsman's own.
 
     `may_be_absent`: the values of `${env:NAME}` and `${file:path}` need not be there; others take their place, so that
     the Config is good for checks only.
@@ -86,7 +87,8 @@ class ConfigFile:
             check_option=check_option,
             may_be_absent=self.may_be_absent,
         )
-        parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
+        catalogue = self.catalogue or replace(builtin_catalogue(), kinds=tuple(KINDS))
+        parsed = examine(text, source=str(self.path), outside=outside, catalogue=catalogue)
         for pool in parsed.config.pools.values():
             # a kind of another distribution may turn out to be unusable, which no request should find out
             kind_of(pool.kind)

@@ -9,7 +9,6 @@ from backends.base import CacheSalter, Prefiller
 from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
-from policies.catalogue import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
 from policies.sla.parse import parse
 from policies.sla.pools import AT_HOST_AND_PORT
@@ -32,10 +31,6 @@ def test_reports_are_dated_by_the_routers_clock() -> None:
     backend = make("vllm", a_place(address="http://h:1"), Surroundings(clock=clock))
     assert isinstance(backend, HttpBackend)
     assert backend._clock is clock
-
-
-def test_the_file_and_the_catalogue_know_the_same_kinds() -> None:
-    assert set(KINDS) == set(KINDS_OF_THE_FILE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

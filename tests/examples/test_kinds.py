@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalogue import KINDS
+from backends.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.yaml"))]

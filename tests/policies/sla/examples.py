@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from backends.kinds import KINDS
+from policies.catalogue import builtin_catalogue
 from policies.sla.parse import Parsed, examine
 from policies.sla.secrets import Outside
 
 ROOT = Path(__file__).parents[3]
+CATALOGUE = replace(builtin_catalogue(), kinds=tuple(KINDS))
+"""With the kinds of backends, as the router reads a file."""
 NO_SLA = {
     ROOT / "examples/gateway/envoy.yaml",
     ROOT / "examples/compose/compose.yaml",

@@ -6,13 +6,13 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.parse import examine
-from tests.policies.sla.examples import outside_of
+from tests.policies.sla.examples import CATALOGUE, outside_of
 from tests.policies.sla.mistakes import MUTATIONS, Mutation
 
 
 def complaints(text: str) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        examine(text, source="sla.yaml", outside=outside_of(text))
+        examine(text, source="sla.yaml", outside=outside_of(text), catalogue=CATALOGUE)
     return caught.value.problems
 
 

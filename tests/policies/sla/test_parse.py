@@ -15,6 +15,7 @@ from policies.sla.config import Config
 from policies.sla.parse import default_config, parse
 from policies.sla.pools import PoolSpec
 from policies.sla.server import ServerSettings
+from tests.policies.sla.examples import CATALOGUE
 
 HASH = "sha256:" + "a" * 64
 OTHER_HASH = "sha256:" + "b" * 64
@@ -23,7 +24,7 @@ EXAMPLES = [file.read_text() for file in sorted((Path(__file__).parents[3] / "ex
 
 def problems(text: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        parse(text, environment=environment)
+        parse(text, environment=environment, catalogue=CATALOGUE)
     return caught.value.problems
 
 
@@ -437,6 +438,10 @@ def test_a_slip_is_one_mistake_and_not_all_that_follows_from_it() -> None:
 
 def test_where_both_spellings_stand_the_right_one_is_read() -> None:
     assert len(problems("classes: {chat: {}}\nclases: {late: {}}\nrules: [{class: chat}]")) == 1
+
+
+def test_without_a_list_of_kinds_a_pool_may_have_any() -> None:
+    assert parse("pools: {a: {kind: lanes, at: 'http://a:1'}}").pools["a"].kind == "lanes"
 
 
 def test_an_address_is_not_checked_if_its_kind_is_unknown() -> None:

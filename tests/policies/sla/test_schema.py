@@ -17,10 +17,10 @@ from policies import quantities
 from policies.catalogue import Part, builtin_catalogue
 from policies.shapes import Scalar
 from policies.sla.parse import json_schema
-from tests.policies.sla.examples import FILES, ROOT
+from tests.policies.sla.examples import CATALOGUE, FILES, ROOT
 from tests.policies.sla.mistakes import MUTATIONS, Mutation
 
-SCHEMA = json_schema(builtin_catalogue())
+SCHEMA = json_schema(CATALOGUE)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 SCALARS = {name: value for name, value in vars(quantities).items() if isinstance(value, Scalar)}
 

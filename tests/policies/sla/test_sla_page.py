@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalogue import KINDS, builtin_catalogue
+from policies.catalogue import builtin_catalogue
 from policies.shapes import Choice, Either, Key, Many, Named, Shape, Table
 from policies.sla.parse import examine, file_table
 from tests.policies.sla.examples import outside_of
@@ -31,7 +31,6 @@ SECTIONS: dict[str, Key] = dict(file_table(CATALOGUE).keys)
 WORDS: dict[str, Iterable[str]] = {
     "sections": SECTIONS,
     **{name: list(words(key.shape)) for name, key in SECTIONS.items()},
-    "kinds": KINDS,
     "named policies": CATALOGUE.policies,
 }
 
