@@ -20,6 +20,14 @@ _NO_MARK = re.compile(rb'[^"\[\]{}]*+')
 _MATCHED_BYTES = 256 * 2**10
 """What one match looks at, at most: no other thread runs meanwhile, 4 ms here."""
 
+_LONG = 16 * 2**10
+"""In bodies beyond this size marks are found first: a single byte is found twenty times as fast as a word."""
+
+_FEW = 512
+"""Quotes that are looked at one by one, in 0.1 ms at most; a body with more of them is searched for words."""
+
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
 # letters that no encoder escapes
 _SPELT_OUT = re.compile(rb"\\u00[4-7]")
 
@@ -46,23 +54,22 @@ def with_members(raw: bytes, changes: Mapping[str, Any]) -> bytes:
     An existing member keeps its place, a new one comes last. Of a duplicate name, both change.
     Raises TypeError or OverflowError for a value that JSON has no word for.
     """
-    members = list(_members(raw))
+    members, view = list(_members(raw)), memoryview(raw)
     there = {member.name for member in members}
-    kept: list[bytes] = []
+    # views are copied only once, when all is joined
+    kept: list[bytes | memoryview] = []
     begin = end_before = members[0].start if members else raw.index(b"{") + 1
     end = members[-1].end if members else begin
     for member in members:
-        separator = raw[end_before : member.start] if kept else b""
+        before = view[end_before if kept else member.start : member.value]
         end_before = member.end
-        value = changes.get(member.name, raw[member.value : member.end])
-        if value is ABSENT:
-            continue
-        text = value if member.name not in changes else msgspec.json.encode(value)
-        kept.append(separator + raw[member.start : member.value] + text)
+        value = changes.get(member.name, view[member.value : member.end])
+        if value is not ABSENT:
+            kept += (before, msgspec.json.encode(value) if member.name in changes else value)
     added = [(name, value) for name, value in changes.items() if name not in there and value is not ABSENT]
     for name, value in added:
         kept.append((b"," if kept else b"") + msgspec.json.encode(name) + b":" + msgspec.json.encode(value))
-    return b"".join((raw[:begin], *kept, raw[end:]))
+    return b"".join((view[:begin], *kept, view[end:]))
 
 
 def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
@@ -70,7 +77,9 @@ def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
 
     Readers do not agree on which one counts then (RFC 8259, section 4).
     """
-    if b"\\u00" in raw and _SPELT_OUT.search(raw):
+    if len(raw) > _LONG and (found := _maybe_twice_quoted(raw, names)) is not None:
+        return found
+    if b"\\" in raw and b"\\u00" in raw and _SPELT_OUT.search(raw):
         return frozenset(names)
     twice = []
     for name in names:
@@ -80,6 +89,27 @@ def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
     return frozenset(twice)
 
 
+def _maybe_twice_quoted(raw: bytes, names: Collection[str]) -> frozenset[str] | None:
+    """The same, by a look at what is between two quotes and short enough; None if there are many quotes."""
+    wanted = {name.encode(): name for name in names}
+    most = max(map(len, wanted), default=0) * len("\\u0061")
+    once, twice = set[bytes](), set[str]()
+    at = raw.find(b'"')
+    for _ in range(_FEW):
+        begin, at = at + 1, raw.find(b'"', at + 1)
+        if at < 0:
+            return frozenset(twice)
+        if at - begin <= most:
+            quoted = raw[begin:at]
+            if quoted in once:
+                twice.add(wanted[quoted])
+            elif quoted in wanted:
+                once.add(quoted)
+            elif _SPELT_OUT.search(quoted):
+                return frozenset(names)
+    return None
+
+
 def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:
     """`raw`, which is one valid JSON object that is not empty, with the members `more`, none of which it has yet.
 
@@ -87,9 +117,9 @@ def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:
     """
     if not more:
         return raw
-    end = raw.rindex(b"}")
-    # one copy, beside which other threads run
-    return b"".join((raw[:end], b",", msgspec.json.encode(more)[1:-1], raw[end:]))
+    view, end = memoryview(raw), raw.rindex(b"}")
+    # views are copied only once
+    return b"".join((view[:end], b",", msgspec.json.encode(more)[1:-1], view[end:]))
 
 
 def _members(raw: bytes) -> Iterator[_Member]:
@@ -111,7 +141,7 @@ def _after_space(raw: bytes, at: int) -> int:
 
 
 def _end_of_value(raw: bytes, at: int) -> int:
-    if raw[at] == ord('"'):
+    if raw[at] == _QUOTE:
         return _end_of_string(raw, at)
     if raw[at] not in b"{[":
         found = _SCALAR.match(raw, at)
@@ -121,7 +151,7 @@ def _end_of_value(raw: bytes, at: int) -> int:
     while True:
         at = _end_of(_NO_MARK, raw, at)
         mark = raw[at]
-        if mark == ord('"'):
+        if mark == _QUOTE:
             at = _end_of_string(raw, at)
         elif mark in b"{[":
             depth, at = depth + 1, at + 1
@@ -134,7 +164,16 @@ def _end_of_value(raw: bytes, at: int) -> int:
 def _end_of_string(raw: bytes, at: int) -> int:
     """Where the text ends that begins at `at`, with its quotes."""
     at += 1
-    while raw[at := _end_of(_IN_STRING, raw, at)] != ord('"'):
+    for _ in range(_FEW):
+        end = raw.index(b'"', at)
+        if raw[end - 1] != _BACKSLASH:
+            return end + 1
+        text = raw[at:end]
+        # each pair of backslashes is one that is escaped
+        if (len(text) - len(text.rstrip(b"\\"))) % 2 == 0:
+            return end + 1
+        at = end + 1
+    while raw[at := _end_of(_IN_STRING, raw, at)] != _QUOTE:
         # a match that is cut ends before the backslash of an escape
         pass
     return at + 1

@@ -67,13 +67,14 @@ def test_what_is_read_afterwards_is_what_was_meant(
     assert json.loads(with_members(raw, changes)) == meant
 
 
-@given(OBJECTS, CHANGES, st.integers(2, 9))
-def test_the_same_is_read_however_little_is_matched_at_once(
-    body: dict[str, Any], changes: dict[str, Any], matched_bytes: int
+@given(OBJECTS, CHANGES, st.integers(0, 2), st.integers(2, 9))
+def test_the_same_is_read_however_many_quotes_are_escaped_and_however_little_is_matched_at_once(
+    body: dict[str, Any], changes: dict[str, Any], few: int, matched_bytes: int
 ) -> None:
-    raw = json.dumps(body).encode()
+    raw = json.dumps({**body, "quoted": '\\"\\\\"\\'}).encode()
     changed = with_members(raw, changes)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_members, "_FEW", few)
         patch.setattr(json_members, "_MATCHED_BYTES", matched_bytes)
         assert with_members(raw, changes) == changed
 
@@ -89,8 +90,28 @@ def test_a_member_that_is_there_once_is_seen_at_a_glance_however_often_a_text_ha
     assert maybe_twice(raw, ("model", "salt")) == frozenset()
 
 
+# longer than what is searched for words, with few quotes and with many
+TEXTS = {"none": "", "long": "a " * 10_000, "escaped": 'a "\n' * 10_000, "quotes": ["a"] * 10_000}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("second", [b'"model":2', b'"mod\\u0065l":2', b'"deep":{"model":2}'])
-def test_what_may_be_there_twice_is_named(second: bytes) -> None:
-    raw = b'{"model":1,' + second + b"}"
-    assert maybe_twice(raw, ("model",)) == {"model"}
-    assert maybe_twice(raw, ()) == frozenset()
+def test_what_may_be_there_twice_is_named(second: bytes, text: Any) -> None:
+    for raw in (b'{"model":1,"text":%b,%b}', b'{%b,"text":%b,"model":1}'):
+        parts = (json.dumps(text).encode(), second)
+        body = raw % (parts if raw.endswith(b"%b}") else parts[::-1])
+        assert maybe_twice(body, ("model",)) == {"model"}
+        assert maybe_twice(body, ()) == frozenset()
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_what_is_there_once_is_not_named_whatever_is_beside_it(text: Any) -> None:
+    body = json.dumps({"model": "m", "stream_options": {"a": "model \u00e9"}, "text": text}).encode()
+    assert maybe_twice(body, ("model", "stream_options")) == frozenset()
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_long_body_is_changed_in_the_same_way(text: Any) -> None:
+    body = {"text": text, "model": "m", "other": text}
+    changed = with_members(json.dumps(body).encode(), {"model": "theirs", "text": ABSENT, "salt": 1})
+    assert json.loads(changed) == {"model": "theirs", "other": text, "salt": 1}
