@@ -146,7 +146,7 @@ class Cost(NamedTuple):
 
 def cost_of(path: str, body: bytes) -> Cost:
     """The cost of parsing `body` for `path`, and of sending it on."""
-    estimate = at_once(cost_in_turns(body))
+    estimate = at_once(cost_in_turns(body)).size
     began = time.perf_counter()
     _parse(path, body)
     seconds = time.perf_counter() - began

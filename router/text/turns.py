@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 _Result = TypeVar("_Result")
 
 
-class _Unfinished(NamedTuple):
+class Unfinished(NamedTuple):
     """A turn has ended before its work."""
 
 
-_UNFINISHED = _Unfinished()
+UNFINISHED = Unfinished()
 
 
 class Turns:
@@ -37,7 +37,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         while True:
             await self._thread(owner)
-            taken = loop.run_in_executor(self._threads, _take_turn, work, self._turn)
+            taken = loop.run_in_executor(self._threads, take_turn, work, self._turn)
             taken.add_done_callback(self._taken)
             try:
                 # a thread cannot be interrupted: it is free when the turn is over
@@ -45,7 +45,7 @@ class Turns:
             finally:
                 # an error that refers to itself by this frame would keep the text until the next garbage collection
                 del taken
-            if not isinstance(result, _Unfinished):
+            if not isinstance(result, Unfinished):
                 return result
 
     def close(self) -> None:
@@ -102,11 +102,13 @@ def once(function: Callable[[], _Result]) -> Generator[int, None, _Result]:
     return function()
 
 
-def _take_turn(work: Generator[int, None, _Result], turn: int) -> _Result | _Unfinished:
+def take_turn(work: Generator[int, None, _Result], turn: int) -> _Result | Unfinished:
+    """One turn of `work`, which ends as soon as that has yielded numbers with a sum of `turn`; its result, if it has
+    ended."""
     done = 0
     while done < turn:
         try:
             done += next(work)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
-    return _UNFINISHED
+    return UNFINISHED

@@ -23,19 +23,36 @@ def a_body(objects: int) -> bytes:
     return b'{"a":[' + b",".join([b"{}"] * objects) + b"]}"
 
 
-async def test_a_small_body_is_parsed_at_once_and_a_large_one_in_the_thread() -> None:
-    bodies, seen = Bodies(MEMORY), list[int]()
+A_MEGABYTE_OF_TEXT = b'{"text":"%b"}' % (b'He said \\"{[,\\".\\n' * 2**16)
+MANY_TEXTS = b'["' + b'","'.join([b"a"] * 100_000) + b'"]'
+
+
+@pytest.mark.parametrize(
+    ("body", "is_parsed_at_once"),
+    [
+        (b"{}", True),
+        (a_body(5000), False),
+        (A_MEGABYTE_OF_TEXT, True),
+        (MANY_TEXTS, False),
+        (2 * A_MEGABYTE_OF_TEXT, False),
+    ],
+    ids=["small", "objects", "a long text", "many texts", "a longer text"],
+)
+async def test_a_body_is_parsed_at_once_if_that_is_quick_and_else_in_the_thread(
+    body: bytes, is_parsed_at_once: bool
+) -> None:
+    bodies, seen = Bodies(10 * MEMORY), list[int]()
 
     def read(body: bytes) -> int:
         seen.append(threading.get_ident())
         return len(body)
 
     with Held(bodies, "a") as held:
-        assert await held.parse(b"{}", read) == 2
-    with Held(bodies, "a") as held:
-        assert await held.parse(a_body(5000), read) == len(a_body(5000))
-        assert bodies.parsed.lent > 5000 * 1000
-    assert seen[0] == threading.get_ident() != seen[1]
+        await held.arrive(len(body))
+        assert await held.parse(body, read) == len(body)
+        assert bodies.parsed.lent > 3 * len(body)
+        assert not bodies.arriving.lent
+    assert (seen == [threading.get_ident()]) == is_parsed_at_once
     bodies.check()
     bodies.close()
 

@@ -44,7 +44,7 @@ def test_a_body_is_read_only_until_it_is_known_to_cost_too_much() -> None:
     while next(reading, None) is not None:
         steps += bodies.SLICE_BYTES
     assert steps < 500_000
-    assert at_once(cost_in_turns(body, most=10**8)) > 10**8
+    assert at_once(cost_in_turns(body, most=10**8)).size > 10**8
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_no_step_looks_at_more_than_a_slice_and_the_widest_character_counts_for_
 ) -> None:
     seen, width_of = list[int](), bodies._width
 
-    def width_seen(piece: bytes) -> int:
-        seen.append(len(piece))
-        return width_of(piece)
+    def width_seen(body: bytes, start: int, stop: int) -> int:
+        seen.append(min(stop, len(body)) - start)
+        return width_of(body, start, stop)
 
     monkeypatch.setattr(bodies, "_width", width_seen)
     body = json.dumps("a" * 3 * bodies.SLICE_BYTES, ensure_ascii=False)[:-1].encode() + f'{end}"'.encode()
-    assert at_once(cost_in_turns(body)) == len(body) * (bodies._COPIES + width) + bodies._STRING
+    assert at_once(cost_in_turns(body)).size == len(body) * (bodies._COPIES + width) + bodies._STRING
     assert len(seen) == 4
     assert max(seen) <= bodies.SLICE_BYTES + 3
 
@@ -71,7 +71,7 @@ def test_a_usual_chat_is_estimated_at_a_few_times_its_bytes() -> None:
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": 'Done, "as" asked \\ told.'}] * 50
     body = json.dumps({"model": "m", "messages": turns}).encode()
     assert len(body) > 200_000
-    assert at_once(cost_in_turns(body)) < 20 * len(body)
+    assert at_once(cost_in_turns(body)).size < 20 * len(body)
 
 
 def test_a_million_token_ids_and_sixteen_megabytes_of_text_fit_a_request() -> None:
@@ -80,7 +80,7 @@ def test_a_million_token_ids_and_sixteen_megabytes_of_text_fit_a_request() -> No
     text = json.dumps({"model": "m", "prompt": "the lazy dog \U0001f600 " * 940_000}, ensure_ascii=False).encode()
     assert len(text) > 15.5 * 2**20
     for body in (ids, text):
-        assert at_once(cost_in_turns(body)) < most
+        assert at_once(cost_in_turns(body)).size < most
 
 
 @settings(max_examples=200, deadline=None)
@@ -97,13 +97,13 @@ def test_what_is_in_a_text_is_told_from_what_is_not_wherever_the_body_is_cut(
     value: object, slice_bytes: int, escapes: bool
 ) -> None:
     body = json.dumps(value, ensure_ascii=escapes).encode()
-    whole = at_once(cost_in_turns(body))
+    whole = at_once(cost_in_turns(body)).size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "SLICE_BYTES", slice_bytes)
-        assert at_once(cost_in_turns(body)) == whole
+        assert at_once(cost_in_turns(body)).size == whole
         # slices with many quotes are counted in another way
         patch.setattr(bodies, "_FEW", 1)
-        assert at_once(cost_in_turns(body)) == whole
+        assert at_once(cost_in_turns(body)).size == whole
     flat = bodies._width(body) + bodies._COPIES
     assert whole == len(body) * flat + _counted(value)
 
@@ -124,6 +124,6 @@ def _counted(value: object) -> int:
 def test_messages_over_grpc_count_too() -> None:
     empty = b"\x0a\x00" * 1000
     assert PROTOBUF.rough(empty) > 800_000
-    assert at_once(PROTOBUF.in_turns(empty, 0)) == PROTOBUF.rough(empty)
+    assert at_once(PROTOBUF.in_turns(empty, 0)).size == PROTOBUF.rough(empty)
     assert JSON.rough(b"{}") > 1000
     assert CHAT in {field.path for field in FIELDS.values()}
