@@ -69,7 +69,28 @@ def main() -> None:
         columns += [_pair([error for kind, error, _ in seen if kind == wanted]) for wanted in KINDS]
         inside = statistics.mean(inside for _, _, inside in seen)
         print(f"{name:34}" + "".join(f"{column:>13}" for column in columns) + f"{inside:>14.0%}", flush=True)
+    _print_sampling()
     _print_speed()
+
+
+def _print_sampling() -> None:
+    """How far off the windows of long texts are, relative to a count of the pieces that they are made of."""
+    rng, asked = random.Random(3), prompts(2000, seed=11, most=40_000)
+    texts = {kind: [text.messages[-1]["content"] for text in asked if text.kind == kind] for kind in KINDS}
+    length = TextLength()
+    print("windows of a text of so many characters relative to all of it: median and greatest error")
+    for size in (100_000, 1_000_000):
+        columns = []
+        for kinds in (*([kind] for kind in KINDS), KINDS):
+            seen = []
+            for _ in range(30):
+                pieces: list[str] = []
+                while sum(map(len, pieces)) < size:
+                    pieces.append(rng.choice(texts[rng.choice(list(kinds))]))
+                whole = sum(length.estimate(measured([piece])).tokens - 1 for piece in pieces)
+                seen.append(abs(length.estimate(measured(["".join(pieces)])).tokens / whole - 1.0))
+            columns.append(f"{statistics.median(seen):.1%} /{max(seen):>4.1%}")
+        print(f"{size:>34,}" + "".join(f"{column:>13}" for column in columns[-1:] + columns[:-1]), flush=True)
 
 
 def _pair(seen: list[float]) -> str:

@@ -42,14 +42,15 @@ a space before them, `capitals` are those behind another letter. `ideographs` ar
 `ideograph_runs` begin behind ASCII; the last three are other characters by the bytes that they take in UTF-8.
 """
 
-_LOWER, _UPPER, _DIGIT, _SPACE, _LINE, _MARK, _TWO, _IDEOGRAPH, _THREE, _FOUR, _REST = range(11)
-_KINDS = 11
+_LOWER, _UPPER, _DIGIT, _SPACE, _LINE, _MARK, _TWO, _IDEOGRAPH, _THREE, _FOUR, _REST, _CUT = range(12)
+_KINDS = 12
 
 SHORT = 512
 """Texts of up to so many characters together are counted without arrays: in half the time where the code is cold."""
 
-WINDOWS, WINDOW_CHARACTERS = 48, 2048
-"""Of a longer text this number of windows is counted, evenly spaced."""
+WINDOWS, WINDOW_CHARACTERS = 128, 256
+"""Of a text of more than twice as many characters, this number of windows is counted, evenly spaced. That is 0.7 % off
+in the median for a megabyte of prose or code, and 2.6 % for one that changes its kind all the time."""
 
 
 def _kinds() -> bytes:
@@ -93,24 +94,19 @@ def _pairs() -> NDArray[np.float64]:
         "four_byte": lambda _, after: after == _FOUR,
     }
     rows = [
-        [part in counts and counts[part](before, after) for before in range(_KINDS) for after in range(_KINDS)]
+        [
+            part in counts and before != _CUT and counts[part](before, after)
+            for before in range(_KINDS)
+            for after in range(_KINDS)
+        ]
         for part in PARTS
     ]
     return np.array(rows, np.float64)
 
 
 _PAIRS = _pairs()
-_BEFORE = bytes([_REST])
+_BEFORE, _BETWEEN = bytes([_REST]), bytes([_CUT])
 _MIDDLES, _ENDS = PARTS.index("word_middles"), PARTS.index("word_ends")
-
-
-def composition(texts: Sequence[str]) -> list[float]:
-    """The counts of PARTS in `texts` together; estimated for long texts.
-
-    8 us for 200 characters, 0.2 ms for 64 KB.
-    """
-    text = texts[0] if len(texts) == 1 else "\0".join(texts)
-    return _of_short(text) if len(text) <= SHORT else _of_long(text)
 
 
 def _kept(kinds: tuple[int, ...]) -> bytes:
@@ -124,8 +120,14 @@ _SPACED, _SPACED_CAPITAL = bytes([_SPACE, _LOWER]), bytes([_SPACE, _UPPER])
 _INDENT_OF_LINE, _NO_IDEOGRAPH = bytes([_LINE, _SPACE]), bytes([_REST, _IDEOGRAPH])
 
 
-def _of_short(text: str) -> list[float]:
-    """The counts by operations on bytes."""
+def composition(texts: Sequence[str]) -> list[float]:
+    """The counts of PARTS in `texts` together; estimated for long texts.
+
+    8 us for 200 characters, 0.3 ms for 64 KB, and 0.15 ms for any longer text.
+    """
+    text = texts[0] if len(texts) == 1 else "\0".join(texts)
+    if len(text) > SHORT:
+        return _of_long(text)
     kinds = _BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF)
     letters, capitals, middles, ends = kinds.translate(_LETTERS), kinds.count(_UPPER), 0, 0
     split = letters.split()
@@ -159,13 +161,17 @@ def _of_short(text: str) -> list[float]:
 
 
 def _of_long(text: str) -> list[float]:
-    """The counts by operations on arrays, of windows of a text that is longer than all of them."""
+    """The counts by operations on arrays, of windows of a text that is twice as long as all of them."""
     size, share = WINDOWS * WINDOW_CHARACTERS, 1.0
-    if len(text) > size:
-        step, share = (len(text) - WINDOW_CHARACTERS) / (WINDOWS - 1), len(text) / size
+    if len(text) > 2 * size:
+        # the first character of a window is only what stands before the others
+        step, share = (len(text) - WINDOW_CHARACTERS - 1) / (WINDOWS - 1), len(text) / size
         starts = [round(step * number) for number in range(WINDOWS)]
-        text = "\0".join([text[start : start + WINDOW_CHARACTERS] for start in starts])
-    kinds = np.frombuffer(_BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF), np.uint8)
+        windows = [text[start : start + WINDOW_CHARACTERS + 1] for start in starts]
+        joined = _BETWEEN.join([window.encode("utf-8", "replace").translate(_KIND_OF) for window in windows])
+    else:
+        joined = _BEFORE + text.encode("utf-8", "replace").translate(_KIND_OF)
+    kinds = np.frombuffer(joined, np.uint8)
     pairs = np.bincount(kinds[:-1] * _KINDS + kinds[1:], minlength=_KINDS * _KINDS)
     # of floats: of whole numbers it takes longer
     counts = _PAIRS @ pairs.astype(np.float64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.learning.text_length import PARTS, SHORT, WINDOW_CHARACTERS, WINDOWS, _of_long, _of_short, composition
+from policies.learning.text_length import _COSTS, PARTS, SHORT, WINDOW_CHARACTERS, WINDOWS, _of_long, composition
 
 
 def counted(*texts: str) -> dict[str, int]:
@@ -54,12 +56,33 @@ def test_characters_are_counted_once_whatever_the_text(text: str) -> None:
 
 @given(st.text(st.sampled_from("aZzA0 9\t\n\r.-=äÄ你。好€\U0001f600\ud800\0"), max_size=80) | st.text(max_size=SHORT))
 def test_short_texts_are_counted_as_long_ones_are(text: str) -> None:
-    assert _of_short(text) == _of_long(text)
+    assert len(text) <= SHORT
+    assert composition([text]) == _of_long(text)
+
+
+PIECE = "The 3 quick brown foxes, jumping over 12 lazy dogs.\n    return 你好\n"
 
 
 def test_windows_of_a_long_text_give_about_the_same_estimate_as_all_of_it() -> None:
-    piece = "The 3 quick brown foxes, jumping over 12 lazy dogs.\n    return 你好\n"
-    whole = piece * (4 * WINDOWS * WINDOW_CHARACTERS // len(piece))
-    expected = counted(piece)
+    whole = PIECE * (8 * WINDOWS * WINDOW_CHARACTERS // len(PIECE))
+    expected = counted(PIECE)
     for part, count in counted(whole).items():
-        assert count == pytest.approx(expected[part] * len(whole) / len(piece), rel=0.03)
+        assert count == pytest.approx(expected[part] * len(whole) / len(PIECE), rel=0.03)
+
+
+def test_a_text_of_one_long_word_has_no_words_where_its_windows_begin() -> None:
+    assert counted("a" * 10 * WINDOWS * WINDOW_CHARACTERS).keys() == {"word_middles", "word_ends"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_estimate_of_a_text_of_many_kinds_is_near_that_of_all_of_it(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = [PIECE * 30, "0123456789 " * 200, "def f(a, b):\n    return a[b] + 1\n" * 50, "今天我们讨论" * 80]
+    pieces = [rng.choice(kinds)[: rng.randrange(500, 4000)] for _ in range(400)]
+    weights = [_COSTS[part].tokens for part in PARTS]
+
+    def tokens(text: str) -> float:
+        return sum(count * weight for count, weight in zip(composition([text]), weights, strict=True))
+
+    # each piece by itself is counted whole
+    assert tokens("".join(pieces)) == pytest.approx(sum(map(tokens, pieces)), rel=0.06)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.prefix.text_keys import CHUNK_BYTES, text_keys
 
@@ -25,3 +27,8 @@ def test_a_repeated_chunk_has_another_key_at_each_depth_and_below_each_root() ->
 
 def test_keys_stay_what_they_are() -> None:
     assert text_keys(b"pointsman " * 60, 42) == (7360032409443053240, 4719088011730460869)
+
+
+@given(st.binary(max_size=3 * CHUNK_BYTES), st.integers(0, 3 * CHUNK_BYTES))
+def test_keys_do_not_depend_on_where_a_text_is_divided(text: bytes, at: int) -> None:
+    assert text_keys(text[at:], 3, before=text[:at]) == text_keys(text, 3)
