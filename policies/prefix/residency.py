@@ -127,8 +127,10 @@ class _Cache:
             if place is not None
         )
 
-    def note(self, rungs: Sequence[int], computed: int) -> None:
-        """Record that the blocks of a prompt with `rungs` are the newest; `computed` of them were not there before."""
+    def note(self, rungs: Sequence[int], known: int, computed: int) -> None:
+        """Record that the blocks of a prompt with `rungs`, the first `known` of which were sent before, are the newest;
+        `computed` of them were not there before.
+        """
         self.clock = min(self.clock + computed, MOST_STAMP)
         # of one prompt the last block is evicted first, as if it had been used before the others
         if len(rungs) < _VECTOR_FROM:
@@ -139,7 +141,7 @@ class _Cache:
             depths = np.arange(len(rungs))
             depths[_RUNGS.each :] += (_RUNGS.every - 1) * (depths[_RUNGS.each :] - _RUNGS.each + 1)
             stamps = (self.clock - depths).astype(np.uint64)
-            self.table.put_many(as_keys(rungs), np.ones(len(rungs), np.int64), stamps)
+            self.table.put_many(as_keys(rungs), np.ones(len(rungs), np.int64), stamps, known=known)
 
     def picture(self, backend: str, most_keys: int, now: float) -> Picture:
         """The `most_keys` newest blocks."""
@@ -208,7 +210,7 @@ class Residency:
         known = cache.known(rungs)
         guess = Guess(backend, len(keys), _RUNGS.blocks(known), cache.distances(rungs, known))
         hits = sum(cache.capacity.p_hit(distance) for _, distance in guess.distances) / max(1, len(guess.distances))
-        cache.note(rungs, len(keys) - round(guess.known * hits))
+        cache.note(rungs, known, len(keys) - round(guess.known * hits))
         cache.sent_at = max(cache.sent_at, now)  # reports of other routers arrive late
         return guess
 

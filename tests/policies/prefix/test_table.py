@@ -32,7 +32,10 @@ def test_it_is_a_dict_while_it_has_room(seed: int) -> None:
         if rng.random() < 0.5:
             put(table, keys, step + 1, step)
         else:
-            table.put_many(as_keys(keys), np.full(len(keys), step + 1), np.full(len(keys), step, np.uint64))
+            # a wrong number of known ones makes it no less correct
+            known = rng.choice([None, 0, len(keys) // 2])
+            values, stamps = np.full(len(keys), step + 1), np.full(len(keys), step, np.uint64)
+            table.put_many(as_keys(keys), values, stamps, known=known)
         truth |= dict.fromkeys(keys, step + 1)
     table.check()
     assert len(table) == len(truth)
