@@ -10,18 +10,16 @@ import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from operator import itemgetter
 
 from policies.legs import is_divisible, may_get_prefill
 from policies.nouns import BackendView, ClusterView, Decision, Request
-from policies.predict import may_fit, place_s, predicted_ttft_s, whole_s, will_fit_context
+from policies.predict import POOLED, place_s, predicted_ttft_s, whole_s
 from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
 """Whether a backend may take a request."""
-
-Failing = Callable[[Request, Sequence[BackendView]], Sequence[BackendView]]
-"""Those of several backends that may not take a request; mostly none."""
 
 Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
 """One value in [0, 1] per candidate, in their order; None if it is unknown."""
@@ -36,19 +34,64 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnce:
-    """A Filter that looks at all backends of a decision at once: `failing` is called once, and not for each of them."""
+class Checks:
+    """The filters that come with Pointsman, each switched on or off, with its options: a Filter that asks all that are
+    on. A policy joins its own and runs them over all backends at once, without a call for each of them.
+    """
 
-    failing: Failing
+    healthy: bool = False
+    fresh_s: float = math.inf
+    serves_model: bool = False
+    fits_context: bool = False
+    under_limit: bool = False
+    has_room: bool = False
+    spare_tokens: int = 0
 
     def __call__(self, request: Request, backend: BackendView) -> bool:
         """Whether `backend` may take `request`."""
-        return not self.failing(request, (backend,))
+        return bool(self.passing(request, (backend,)))
 
+    def and_(self, other: Checks) -> Checks:
+        """The checks that are on here or in `other`, each with the stricter option."""
+        return Checks(
+            self.healthy or other.healthy,
+            min(self.fresh_s, other.fresh_s),
+            self.serves_model or other.serves_model,
+            self.fits_context or other.fits_context,
+            self.under_limit or other.under_limit,
+            self.has_room or other.has_room,
+            max(self.spare_tokens, other.spare_tokens),
+        )
 
-def _one_by_one(passes: Filter) -> Failing:
-    """`passes` for several backends."""
-    return lambda request, backends: [backend for backend in backends if not passes(request, backend)]
+    def passing(self, request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
+        """Those of `backends` that may take `request`; the constructors of the filters say what each check asks."""
+        healthy, fresh_s, serves_model = self.healthy, self.fresh_s, self.serves_model
+        under_limit, has_room, spare_tokens = self.under_limit, self.has_room, self.spare_tokens
+        model, prompt_tokens, passing, context = request.model, request.prompt_tokens, [], 0
+        if self.fits_context and POOLED.isdisjoint(request.needs):
+            # as `may_fit`, without a call for each backend
+            least = request.least_prompt_tokens
+            context = request.max_new_tokens + (prompt_tokens if least is None else least)
+        for backend in backends:
+            if healthy:
+                age_s = backend.reported_s_ago
+                if not backend.healthy or backend.draining or (age_s is not None and age_s > fresh_s):
+                    continue
+            if serves_model and model not in backend.models:
+                continue
+            if context and backend.context_tokens is not None and context > backend.context_tokens:
+                continue
+            there = backend.running + backend.waiting
+            if under_limit:
+                limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+                if limit is not None and there - backend.reclaimable_requests >= limit:
+                    continue
+            if has_room and there and backend.free_tokens is not None:
+                uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
+                if uncached + spare_tokens > backend.free_tokens + backend.reclaimable_tokens:
+                    continue
+            passing.append(backend)
+        return passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +115,16 @@ class Policy:
     """Whether it chooses nearly as well from a shortlist of a large fleet; otherwise it gets all backends."""
     waits_for_best: bool = False
     """Whether it scores full backends too, and lets a request wait for one of them while others have room."""
-    heeds_context: bool = field(init=False)
-    """Whether it drops backends with a context that is too short."""
-    failing: tuple[Failing, ...] = field(init=False, repr=False, compare=False)
-    """Its filters, each for several backends."""
+    checks: Checks = field(init=False, repr=False, compare=False)
+    """Those of its filters that come with Pointsman."""
+    others: tuple[Filter, ...] = field(init=False, repr=False, compare=False)
+    """Its other filters."""
 
     def __post_init__(self) -> None:
-        at_once = (each.failing if isinstance(each, AtOnce) else _one_by_one(each) for _, each in self.filters)
-        object.__setattr__(self, "failing", tuple(at_once))
-        object.__setattr__(self, "heeds_context", any(name == "fits_context" for name, _ in self.filters))
+        passes = [each for _, each in self.filters]
+        checks = reduce(Checks.and_, [each for each in passes if isinstance(each, Checks)], Checks())
+        object.__setattr__(self, "checks", checks)
+        object.__setattr__(self, "others", tuple([each for each in passes if not isinstance(each, Checks)]))
 
     def decide(
         self,
@@ -129,14 +173,26 @@ class Policy:
         self, request: Request, view: ClusterView, avoiding: Collection[str], *, spare: Collection[str]
     ) -> tuple[list[BackendView], tuple[tuple[str, str], ...]]:
         """The candidates, and the objections; the candidates include backends with an objection of `spare`."""
-        free = self._without_objection(request, view.backends, avoiding)
-        kept: list[BackendView] = []
+        pools, needs, free = request.pools, request.needs, []
+        for backend in view.backends:
+            # as `_objection`, without a call for each backend
+            if (
+                (pools is None or backend.pool in pools)
+                and backend.name not in avoiding
+                and backend.unfit is None
+                and backend.models
+                and (not needs or needs <= backend.capabilities)
+                and backend.may_take != 0
+                and not backend.needs_prefill
+            ):
+                free.append(backend)  # noqa: PERF401 - a comprehension is a call before Python 3.12
+        kept = self.checks.passing(request, free)
+        for passes in self.others:
+            kept = [backend for backend in kept if passes(request, backend)]
         dropped: list[tuple[str, str]] = []
-        if len(free) == len(view.backends):
-            # the usual case in a fleet that is not full
-            kept = free
-        else:
-            names = {backend.name for backend in free}
+        if len(kept) < len(view.backends):
+            # not the usual case in a fleet that is not full
+            names, kept = {backend.name for backend in kept}, []
             for backend in view.backends:
                 if backend.name in names:
                     kept.append(backend)
@@ -148,42 +204,18 @@ class Policy:
                     kept.append(backend)
                 if reason is not None:
                     dropped.append((backend.name, reason))
-        if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
-            sure: list[BackendView] = []
-            enough = math.inf
+        likely = request.likely_prompt_tokens
+        if likely is not None and len(kept) > 1 and self.checks.fits_context and POOLED.isdisjoint(request.needs):
+            # as `will_fit`, without a call for each backend
+            sure, context = [], request.max_new_tokens + likely[1]
             for backend in kept:
-                context_tokens = math.inf if backend.context_tokens is None else backend.context_tokens
-                if context_tokens >= enough or will_fit_context(request, backend.context_tokens):
-                    # as many or more tokens fit as well
-                    enough = min(enough, context_tokens)
-                    sure.append(backend)
+                if backend.context_tokens is None or context <= backend.context_tokens:
+                    sure.append(backend)  # noqa: PERF401 - a comprehension is a call before Python 3.12
             if 0 < len(sure) < len(kept):
                 names = {backend.name for backend in sure}
                 dropped += [(backend.name, "may_not_fit") for backend in kept if backend.name not in names]
                 kept = sure
         return kept, tuple(dropped)
-
-    def _without_objection(
-        self, request: Request, backends: Sequence[BackendView], avoiding: Collection[str]
-    ) -> list[BackendView]:
-        """Those of `backends` to which there is no objection, but for those that compute no prompts."""
-        pools, needs, free = request.pools, request.needs, []
-        for backend in backends:
-            if (
-                (pools is None or backend.pool in pools)
-                and backend.name not in avoiding
-                and backend.unfit is None
-                and backend.models
-                and (not needs or needs <= backend.capabilities)
-                and backend.may_take != 0
-                and not backend.needs_prefill
-            ):
-                free.append(backend)  # noqa: PERF401 - a comprehension is a call before Python 3.12
-        for failing in self.failing:
-            if found := failing(request, free):
-                names = {backend.name for backend in found}
-                free = [backend for backend in free if backend.name not in names]
-        return free
 
     def _objection(self, request: Request, backend: BackendView, avoiding: Collection[str]) -> str | None:
         if request.pools is not None and backend.pool not in request.pools:
@@ -236,52 +268,17 @@ def _without_prefill(
 
 def healthy(*, fresh: float = 10.0) -> Filter:
     """Is the backend well and not draining, with a newest report, if it sends any, at most `fresh` seconds old?"""
-
-    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
-        found = []
-        for backend in backends:
-            age_s = backend.reported_s_ago
-            if not backend.healthy or backend.draining or (age_s is not None and age_s > fresh):
-                found.append(backend)
-        return found
-
-    return AtOnce(failing)
+    return Checks(healthy=True, fresh_s=fresh)
 
 
 def serves_model() -> Filter:
     """Does it serve the model that the request names?"""
-
-    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
-        found, model, allowed = [], request.model, None
-        for backend in backends:
-            # those of one pool mostly share the set
-            models = backend.models
-            if models is not allowed:
-                if model in models:
-                    allowed = models
-                else:
-                    found.append(backend)
-        return found
-
-    return AtOnce(failing)
+    return Checks(serves_model=True)
 
 
 def fits_context() -> Filter:
     """Do prompt and answer together fit its context? A backend that does not report its context passes."""
-
-    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
-        found: list[BackendView] = []
-        enough: int | None = None
-        for backend in backends:
-            context = backend.context_tokens
-            if context is not None and (enough is None or context < enough):
-                if may_fit(request, backend):
-                    enough = context
-                else:
-                    found.append(backend)
-        return found
-
-    return AtOnce(failing)
+    return Checks(fits_context=True)
 
 
 def has_room(*, tokens: int = 0) -> Filter:
@@ -290,18 +287,7 @@ def has_room(*, tokens: int = 0) -> Filter:
     KV that it would preempt for the request counts as room. A backend with unknown room passes, and so does an idle
     one: it never gets more room than it has.
     """
-
-    def failing(request: Request, backends: Sequence[BackendView]) -> list[BackendView]:
-        found, prompt_tokens = [], request.prompt_tokens
-        for backend in backends:
-            free_tokens = backend.free_tokens
-            if free_tokens is not None and backend.running + backend.waiting:
-                uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
-                if uncached + tokens > free_tokens + backend.reclaimable_tokens:
-                    found.append(backend)
-        return found
-
-    return AtOnce(failing)
+    return Checks(has_room=True, spare_tokens=tokens)
 
 
 def under_limit() -> Filter:
@@ -309,16 +295,7 @@ def under_limit() -> Filter:
 
     If it does not report that number, the limit is adaptive; without either it passes.
     """
-
-    def failing(_: Request, backends: Sequence[BackendView]) -> list[BackendView]:
-        found = []
-        for backend in backends:
-            limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
-            if limit is not None and backend.running + backend.waiting - backend.reclaimable_requests >= limit:
-                found.append(backend)
-        return found
-
-    return AtOnce(failing)
+    return Checks(under_limit=True)
 
 
 def best() -> Pick:

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Fetch, Request, ServiceClass
 from policies.waiting import would_take
 
-_POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
+POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
+"""Needs of requests with many texts, each of which must fit a context while they are measured together."""
 
 MARGINAL_COST = "marginal_cost"
 """The score's name in the SLA file."""
@@ -48,7 +49,7 @@ def may_fit(request: Request, backend: BackendView) -> bool:
     """
     least, context_tokens = request.least_prompt_tokens, backend.context_tokens
     tokens = request.max_new_tokens + (request.prompt_tokens if least is None else least)
-    return context_tokens is None or tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
+    return context_tokens is None or tokens <= context_tokens or not POOLED.isdisjoint(request.needs)
 
 
 def will_fit(request: Request, backend: BackendView) -> bool:
@@ -60,7 +61,7 @@ def will_fit_context(request: Request, context_tokens: int | None) -> bool:
     """The same for a backend with this context; None: it does not report its context."""
     likely = request.likely_prompt_tokens
     tokens = request.max_new_tokens + (request.prompt_tokens if likely is None else likely[1])
-    return context_tokens is None or tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
+    return context_tokens is None or tokens <= context_tokens or not POOLED.isdisjoint(request.needs)
 
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:
