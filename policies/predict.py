@@ -31,6 +31,10 @@ _NEAR, _NEAR_IDLE, _NEAR_S, _NEAR_TOKENS = 0.03, 0.25, 1e-3, 64
 tokens: predictions are no more exact than that, and of idle backends they differ only by the pace that was measured. So
 in a quiet hour alike backends share requests and new prefixes, and each is measured now and then."""
 
+_LESS = 1.0 - 1e-6
+"""The score of a backend that costs as little as the cheapest and holds less of the prompt than another that does: far
+enough below 1 not to be taken for equal."""
+
 FETCH_WORTH = 0.1
 """KV is fetched if that saves more than this share of the seconds of computing it: predictions are no more exact than
 that, and a transfer is one more thing that can fail."""
@@ -66,8 +70,11 @@ def will_fit_context(request: Request, context_tokens: int | None) -> bool:
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:
     """Seconds from sending `request` to `backend` now to its first token: its queue, then the uncached prefill."""
-    uncached = max(1, request.prompt_tokens - (backend.held_tokens or 0))
-    return backend.queue_s + backend.latency.prefill_s(uncached, request.prompt_tokens - uncached)
+    prompt_tokens, latency = request.prompt_tokens, backend.latency
+    uncached = max(1, prompt_tokens - (backend.held_tokens or 0))
+    # as `Latency.prefill_s`, without a call: every decision asks
+    work_s = uncached * (latency.token_s + latency.pair_s * (prompt_tokens - uncached + uncached / 2))
+    return backend.queue_s + (latency.fixed_s + work_s)
 
 
 def whole_s(request: Request, backend: BackendView) -> float:
@@ -183,7 +190,8 @@ class Cost(NamedTuple):
 
 
 def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | None]]:
-    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1."""
+    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1; of
+    those that cost nearly the same, the ones that hold most of the prompt."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         if not candidates:
@@ -195,7 +203,11 @@ def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | N
         least = min(costs)
         cheapest = candidates[costs.index(least)]
         near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
-        held_tokens, queue_s = (cheapest.held_tokens or 0) - _NEAR_TOKENS, cheapest.queue_s
+        most_held = 0
+        for backend, cost in zip(candidates, costs, strict=True):
+            if cost <= near and backend.held_tokens is not None and backend.held_tokens > most_held:
+                most_held = backend.held_tokens
+        held_tokens, queue_s = most_held - _NEAR_TOKENS, cheapest.queue_s
         is_idle = not cheapest.running + cheapest.waiting
         values: list[float | None] = []
         for backend, cost in zip(candidates, costs, strict=True):
@@ -203,7 +215,7 @@ def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | N
                 is_idle and cost <= near_idle and not backend.running + backend.waiting and backend.queue_s <= queue_s
             )
             is_as_good = is_near and (backend.held_tokens or 0) >= held_tokens
-            values.append(1.0 if is_as_good else least / cost)
+            values.append(1.0 if is_as_good else min(_LESS, least / cost))
         return values
 
     return score

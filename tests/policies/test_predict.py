@@ -2,11 +2,14 @@
 the choices that follow from them.
 """
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from policies.compose import best
 from policies.learning.cost import Latency
 from policies.nouns import BackendView, Decision, Request, Sampling, ServiceClass
 from policies.predict import (
@@ -275,6 +278,26 @@ def test_a_little_prefix_still_counts_beside_a_long_answer() -> None:
     request = a_request(prompt_tokens=1000, expected_new_tokens=2000)
     cold, warm = marginal_cost()(request, (a_backend("a", **IDLE), a_backend("b", held_tokens=200, **IDLE)))
     assert (cold or 0.0) < 1.0 == warm
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_backends_that_cost_the_same_the_one_that_holds_the_prompt_is_chosen(order: int) -> None:
+    instant = replace(LINEAR, token_s=0.0)
+    both = (a_backend("cold", latency=instant), a_backend("warm", latency=instant, held_tokens=900))[::order]
+    assert cost_of(ASKED, both[0]).total == cost_of(ASKED, both[1]).total
+    scored = [(backend.name, value or 0.0) for backend, value in zip(both, marginal_cost()(ASKED, both), strict=True)]
+    assert {best()(scored, random.Random(seed)) for seed in range(20)} == {"warm"}
+
+
+def test_a_holder_that_costs_a_little_more_is_preferred_as_predictions_are_no_more_exact() -> None:
+    cold, warm = (
+        a_backend("cold", running=2, **IDLE),
+        a_backend("warm", running=2, queue_s=0.53, held_tokens=300, **IDLE),
+    )
+    least, other = cost_of(ASKED, cold).total, cost_of(ASKED, warm).total
+    assert least < other < 1.03 * least
+    assert cheapest(ASKED, cold, warm) == "warm"
+    assert cheapest(ASKED, cold, replace(warm, queue_s=0.7)) == "cold"
 
 
 def test_a_pace_that_is_not_sure_does_not_count() -> None:
