@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +25,9 @@ from policies.quota.budget import (
 
 KEPT_S = 120.0
 """How long the id of a settled reservation is remembered, so that a message that arrives twice counts once."""
+
+LOOK_EVERY_MS = 100
+"""Milliseconds between two looks for settled reservations that can be forgotten, for as long as none can lapse."""
 
 _Key = tuple[str, str]
 
@@ -55,15 +57,24 @@ class _Hold(msgspec.Struct, frozen=True):
     lapses_ms: int | None
 
 
+def _no_clock() -> float:
+    """The clock of a ledger with callers that give `now`."""
+    raise TypeError("a ledger without a clock needs `now`")
+
+
 class Ledger:
     """Takes from all meters of a request or from none, and settles once.
 
     A reservation that is not renewed for `lease_s` lapses: its owner is assumed to have crashed, and all of it is given
-    back. None: reservations never lapse. `now` is Unix time in seconds. Memory is bounded by the open reservations,
-    those settled in the last KEPT_S, and the meters that are not full or were used in the last minute.
+    back. None: reservations never lapse. `now` is Unix time in seconds; without it that of the `clock` counts. Memory
+    is bounded by the open reservations, those settled in the last KEPT_S, and the meters that are not full or were used
+    in the last minute.
     """
 
-    def __init__(self, *, lease_s: float | None = None, kept_s: float = KEPT_S) -> None:
+    def __init__(
+        self, *, lease_s: float | None = None, kept_s: float = KEPT_S, clock: Callable[[], float] = _no_clock
+    ) -> None:
+        self._clock = clock
         self._lease_ms = None if lease_s is None else milliseconds(lease_s)
         self._kept_ms = milliseconds(kept_s)
         self._buckets: dict[_Key, _Bucket] = {}
@@ -71,34 +82,37 @@ class Ledger:
         # its first entry the more entries were deleted before it
         self._open: OrderedDict[str, _Hold] = OrderedDict()
         self._settled: OrderedDict[str, int] = OrderedDict()
-        self._sweep_ms = self._now_ms = 0
+        self._sweep_ms = self._look_ms = self._now_ms = 0
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self._open)} open, {len(self._settled)} settled lately, {len(self._buckets)} meters>"
 
-    def reserve(self, asked: Reservation, *, now: float) -> Reservation | Refused:
+    def reserve(self, asked: Reservation, *, now: float | None = None) -> Reservation | Refused:
         """Take what is `asked` from all its descriptors, or nothing. A known id takes nothing again."""
-        now_ms = self._advance(now)
-        bound = asked.descriptors
+        now_ms = round((self._clock() if now is None else now) * 1000)
+        if not self._now_ms <= now_ms < self._look_ms:
+            self._advance(now_ms)
+        self._now_ms, bound, charge = now_ms, asked.descriptors, asked.charge
         metered = bound[0].meters if len(bound) == 1 else meters(bound)
         buckets, levels = self._current(metered, now_ms)
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
         elif asked.id not in self._settled:
-            amounts = asked.charge.amounts(metered)
-            for meter, level, amount in zip(metered, levels, amounts, strict=True):
-                # even beyond its capacity it may have room, of which `refusal` decides
-                if level + amount <= meter.capacity:
-                    continue
-                if refused := refusal(metered, levels, asked.charge, now_ms=now_ms):
-                    return refused
-                break
+            amounts, is_beyond = [], False
+            for meter, level in zip(metered, levels, strict=True):
+                # as `Charge.amounts`
+                amount = meter.unit * getattr(charge, meter.counts)
+                amounts.append(amount)
+                is_beyond = is_beyond or level + amount > meter.capacity
+            # what is beyond the capacity may have room nevertheless
+            if is_beyond and (refused := refusal(metered, levels, charge, now_ms=now_ms)):
+                return refused
             levels = self._hold(asked.id, buckets, amounts, now_ms)
         return replace(asked, standing=standing_of(metered, levels, now_ms=now_ms), levels=tuple(levels))
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""
-        now_ms = self._advance(now)
+        now_ms = self._advance(milliseconds(now))
         if reservation.id not in self._open and reservation.id not in self._settled:
             metered = meters(reservation.descriptors)
             amounts = reservation.charge.amounts(metered)
@@ -106,13 +120,16 @@ class Ledger:
 
     def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
         """Apply usage by other routers: raise each meter of `descriptors` to at least its level of `levels`."""
-        now_ms = self._advance(now)
+        now_ms = self._advance(milliseconds(now))
         for bucket, level in zip(self._current(meters(descriptors), now_ms)[0], levels, strict=True):
             bucket.used = max(bucket.used, level)
 
-    def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
+    def settle(self, reservation: Reservation, charge: Charge, *, now: float | None = None) -> Settlement:
         """Charge the actual usage: give the rest back or take what is missing. Only the first call counts."""
-        now_ms = self._advance(now)
+        now_ms = round((self._clock() if now is None else now) * 1000)
+        if not self._now_ms <= now_ms < self._look_ms:
+            self._advance(now_ms)
+        self._now_ms = now_ms
         if reservation.id in self._settled:
             return Settlement.AGAIN
         self._settled[reservation.id] = now_ms + self._kept_ms
@@ -131,14 +148,14 @@ class Ledger:
 
     def renew(self, ids: Sequence[str], *, now: float) -> None:
         """Extend the leases of open reservations: those of `ids` that are open lapse `lease_s` from now."""
-        now_ms = self._advance(now)
+        now_ms = self._advance(milliseconds(now))
         for id in ids:  # noqa: A001
             if id in self._open:
                 self._renew(id, now_ms)
 
     def expire(self, now: float) -> None:
         """Give back lapsed reservations and forget settled ones past their time. Every other call does this too."""
-        self._advance(now)
+        self._advance(milliseconds(now))
 
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
         """The present quota of `descriptors`."""
@@ -146,7 +163,7 @@ class Ledger:
 
     def levels(self, descriptors: Sequence[Descriptor], *, now: float) -> list[int]:
         """The present levels of the meters of `descriptors`, in their order."""
-        now_ms, levels = self._advance(now), []
+        now_ms, levels = self._advance(milliseconds(now)), []
         for meter in meters(descriptors):
             # looking makes no bucket
             bucket = self._buckets.get(meter.id)
@@ -167,8 +184,8 @@ class Ledger:
         assert not opened, f"reservations hold amounts of meters that do not exist: {opened}"
         assert not self._open.keys() & self._settled.keys(), "a reservation is open and settled"
 
-    def _advance(self, now: float) -> int:
-        now_ms = round(now * 1000)
+    def _advance(self, now_ms: int) -> int:
+        """Give back and forget what is due at `now_ms`; returns that."""
         if now_ms < self._now_ms:
             self._turn_back(now_ms)
         self._now_ms = now_ms
@@ -182,6 +199,8 @@ class Ledger:
         if now_ms >= self._sweep_ms:
             self._sweep_ms = now_ms + MINUTE_MS
             self._forget(now_ms)
+        # a lapse is given back when it is due, what is settled may be remembered for longer
+        self._look_ms = now_ms + (LOOK_EVERY_MS if self._lease_ms is None else 0)
         return now_ms
 
     def _turn_back(self, now_ms: int) -> None:
@@ -229,13 +248,15 @@ class Ledger:
 
     def _end(self, hold: _Hold, charge: Charge, now_ms: int) -> None:
         """Take `charge` instead of what `hold` has reserved."""
-        _refill(map(itemgetter(0), hold.parts), now_ms)
         for bucket, reserved, at in hold.parts:
-            meter = bucket.meter
             bucket.holders -= 1
             if at == _UNCOUNTED:
                 continue
+            meter = bucket.meter
             amount = meter.unit * getattr(charge, meter.counts)
+            if amount > reserved:
+                # what has been refilled meanwhile pays for nothing that is taken now
+                self._current((meter,), now_ms)
             # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
             if at >= bucket.at or meter.period is None:
                 bucket.used = max(0, bucket.used + amount - reserved)
@@ -249,32 +270,24 @@ class Ledger:
         return None if self._lease_ms is None else now_ms + self._lease_ms
 
     def _current(self, metered: Sequence[Meter], now_ms: int) -> tuple[list[_Bucket], list[int]]:
-        """The buckets of `metered`, refilled, and their levels."""
-        found = []
+        """The buckets of `metered`, and their levels, lowered to those of now; a clock that went back lowers none."""
+        buckets, levels = [], []
         for meter in metered:
             bucket = self._buckets.get(meter.id)
             if bucket is None:
                 bucket = self._buckets[meter.id] = _Bucket(meter)
             bucket.meter = meter  # the file may have changed the limit
-            found.append(bucket)
-        return found, _refill(found, now_ms)
-
-
-def _refill(buckets: Iterable[_Bucket], now_ms: int) -> list[int]:
-    """Lower the levels of `buckets` to those of now, and return them; a clock that went back changes nothing."""
-    levels = []
-    for bucket in buckets:
-        meter = bucket.meter
-        stamp = now_ms if meter.period is None else meter.stamp(now_ms)
-        if stamp > bucket.at:
-            if bucket.used and meter.period is None:
-                # as `Meter.level`, of a meter that nearly every request has
-                bucket.used = max(0, bucket.used - meter.limit * (now_ms - bucket.at))
-            elif bucket.used:
-                bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms)
-            bucket.at = stamp
-        levels.append(bucket.used)
-    return levels
+            stamp = now_ms if meter.period is None else meter.stamp(now_ms)
+            if stamp > bucket.at:
+                if bucket.used and meter.period is None:
+                    # as `Meter.level`, of a meter that nearly every request has
+                    bucket.used = max(0, bucket.used - meter.limit * (now_ms - bucket.at))
+                elif bucket.used:
+                    bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms)
+                bucket.at = stamp
+            buckets.append(bucket)
+            levels.append(bucket.used)
+        return buckets, levels
 
 
 def _is_full(bucket: _Bucket, now_ms: int) -> bool:

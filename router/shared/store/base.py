@@ -40,8 +40,10 @@ class QuotaStore(Protocol):
         """
         ...
 
-    def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """Charge the actual use instead of the reservation, of the same descriptors. No call waits for it."""
+    def settle(self, reservation: Reservation, charge: Charge) -> object:
+        """Charge the actual use instead of the reservation, of the same descriptors. No call waits for it or reads what
+        it returns.
+        """
         ...
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:

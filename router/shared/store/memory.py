@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from policies.quota.budget import Descriptor, Reservation, Standing
 from policies.quota.ledger import Ledger
 
 KEPT_S = 1.0
@@ -15,18 +15,13 @@ class MemoryStore:
     """A Ledger in memory. No reservation lapses: its holder dies with the ledger. `clock` is Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._ledger = clock, Ledger(kept_s=KEPT_S)
+        self._clock = clock
+        self._ledger = ledger = Ledger(kept_s=KEPT_S, clock=clock)
+        # every request reserves and settles: without a call in between
+        self.reserve, self.settle = ledger.reserve, ledger.settle
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._ledger!r}>"
-
-    def reserve(self, asked: Reservation) -> Reservation | Refused:
-        """See QuotaStore."""
-        return self._ledger.reserve(asked, now=self._clock())
-
-    def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """See QuotaStore."""
-        self._ledger.settle(reservation, charge, now=self._clock())
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""

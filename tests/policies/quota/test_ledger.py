@@ -179,6 +179,27 @@ def test_what_is_over_is_forgotten() -> None:
     ledger.check()
 
 
+def test_a_ledger_with_a_clock_needs_no_times_and_one_without_says_that_it_does() -> None:
+    asked = a_reservation("r", TOKENS, tokens=60)
+    ledger = Ledger(clock=lambda: 5.0)
+    assert isinstance(ledger.reserve(asked), Reservation)
+    assert left(ledger, TOKENS, 15.0) == 10
+    assert ledger.settle(asked, Charge(tokens=30)) is Settlement.SETTLED
+    assert left(ledger, TOKENS, 15.0) == 40
+    with pytest.raises(TypeError, match="needs `now`"):
+        Ledger().reserve(asked)
+
+
+def test_a_settled_reservation_is_forgotten_soon_after_its_time_however_many_requests_come() -> None:
+    ledger = Ledger(kept_s=1.0)
+    for number in range(3000):
+        asked = a_reservation(f"r{number}", TOKENS, tokens=1)
+        ledger.reserve(asked, now=number / 1000)
+        ledger.settle(asked, Charge(), now=number / 1000)
+    assert len(ledger._settled) <= 1101
+    ledger.check()
+
+
 def test_without_limits_nothing_is_counted() -> None:
     ledger = Ledger()
     assert isinstance(ledger.reserve(a_reservation("r", a_descriptor(), tokens=10**9), now=0), Reservation)
