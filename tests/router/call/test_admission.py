@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,11 +116,12 @@ async def test_limits_are_reported_before_it_runs_and_when_it_is_refused() -> No
 
 
 async def test_a_tenant_without_limits_never_asks_the_store() -> None:
-    class Away(MemoryStore):
-        def reserve(self, asked: Any) -> Any:
-            raise AssertionError("no store may be asked")
+    def away(*_: Any, **__: Any) -> Any:
+        raise AssertionError("no store may be asked")
 
-    admission = Admission(Away(lambda: 0.0))
+    store = MemoryStore(lambda: 0.0)
+    store.reserve = away
+    admission = Admission(store)
     with await admitted(admission, what_is_asked(a_tenant())) as permit:
         permit.spend(Usage(1, 1, 0), PRICES)
     assert admission.is_idle()
@@ -128,12 +130,16 @@ async def test_a_tenant_without_limits_never_asks_the_store() -> None:
 class Elsewhere(MemoryStore):
     """Answers a moment later, as a store in another program does."""
 
-    def reserve(self, asked: Reservation) -> Any:
-        return self._later(asked)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        here = self.reserve
 
-    async def _later(self, asked: Reservation) -> Reservation | Refused:
-        await asyncio.sleep(0)
-        return super().reserve(asked)
+        async def later(asked: Reservation) -> Reservation | Refused:
+            await asyncio.sleep(0)
+            return here(asked)
+
+        reserve: Any = later
+        self.reserve = reserve
 
 
 async def test_a_call_that_is_cancelled_while_its_store_is_asked_leaves_no_permit() -> None:
