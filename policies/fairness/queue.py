@@ -60,17 +60,6 @@ class VirtualTime:
         self.reached = max(self.reached, start)
         account.tag, account.touched_at = start + seconds / account.weight, now
 
-    def lend(self, account: Account, seconds: float, now: float) -> None:
-        """Give `account` `seconds` of service for which no other account waits.
-
-        They count, so that a burst into an idle system is not free once other accounts come. But only the last
-        `slack_s` and the last cost of all lent service count, so that the debt for service that no other account
-        wanted is paid off soon.
-        """
-        start = max(account.tag, self.reached)
-        self.reached = max(self.reached, start - self.slack_s)
-        account.tag, account.touched_at = start + seconds / account.weight, now
-
     def wake(self, account: Account, now: float) -> None:
         """Bring an idle account back: without credit, and with the rest of its debt."""
         self.fade(account, now)
@@ -194,7 +183,11 @@ class Turns:
 
     def serve(self, name: str, seconds: float, now: float, *, waiting: Collection[str]) -> None:
         """Record `seconds` of service of a class. `waiting` are the classes that had tickets at that moment."""
-        self.clock.serve(self.standings[name].account, seconds, now)
+        # as `VirtualTime.serve`, without a call: every request is charged
+        account, clock = self.standings[name].account, self.clock
+        start = max(account.tag, clock.reached - clock.slack_s)
+        clock.reached = max(clock.reached, start)
+        account.tag, account.touched_at = start + seconds / account.weight, now
         if self.has_floors:
             self._accrue(name, seconds, waiting)
 
@@ -325,11 +318,19 @@ class TenantQueues:
         self.remove(ticket)
 
     def charge(self, ticket: Ticket, now: float) -> None:
-        """Charge the tenant of `ticket`, which is served without having waited."""
-        queue = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant)
+        """Charge the tenant of `ticket`, which is served without having waited: no other account waits for it.
+
+        It counts, so that a burst into an idle system is not free once other accounts come. But only the last `slack_s`
+        and the last cost of all such service count, so that the debt for service that no other account wanted is paid
+        off soon.
+        """
+        queue, clock = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant), self.clock
+        account = queue.account
         if queue.place is None:
-            self.clock.fade(queue.account, now)
-        self.clock.lend(queue.account, ticket.cost_s, now)
+            clock.fade(account, now)
+        start = max(account.tag, clock.reached)
+        clock.reached = max(clock.reached, start - clock.slack_s)
+        account.tag, account.touched_at = start + ticket.cost_s / account.weight, now
         if queue.place is not None:
             self._replace(ticket.tenant, queue)
 
