@@ -52,6 +52,29 @@ def test_failures_in_a_row_open_it_and_a_success_between_them_does_not() -> None
     assert health.reason == "refused"
 
 
+def test_a_success_that_is_counted_later_still_lies_between_the_failures_around_it() -> None:
+    health = a_well_one()
+    for _ in range(2):
+        health.request_failed(1.0, "x")
+        health.request_failed(1.0, "x")
+        health.ended.append((1.0, "acme"))
+    assert health.is_well
+    assert health.served_since(0.5)
+    assert not health.ended, "it was counted before anything was read"
+    for _ in range(3):
+        health.request_failed(1.0, "refused")
+    assert not health.is_well
+
+
+def test_successes_of_before_an_outage_say_nothing_after_it() -> None:
+    health = a_well_one()
+    health.ended.append((1.0, "acme"))
+    for _ in range(3):
+        health.probe_failed(2.0, "no answer")
+    assert not health.served_since(0.0)
+    health.check()
+
+
 def test_probes_that_pass_do_not_excuse_requests_that_fail() -> None:
     health = a_well_one()
     for now in (1.0, 2.0, 3.0):

@@ -389,7 +389,8 @@ class Member:
         """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
         server, there = self.server, len(self.flights.open)
         if failure is None and server.trial is None and not server.health.is_on_trial:
-            server.health.request_ended(now, flight.request.tenant)
+            # the usual case: what becomes of it is counted before anything reads it, mostly by `tell_learnt`
+            server.health.ended.append((now, flight.request.tenant))
         else:
             self._judge(flight, failure, now)
         company = self.flights.end(flight, now)
@@ -450,6 +451,7 @@ class Member:
 
     def tell_learnt(self, listener: ClusterListener) -> bool:
         """Tell `listener` what is known of its speed by now, if that has changed; did its adaptive limit change?"""
+        self.server.health.count_ended()
         learnt, has_moved = (self.model.snapshot(), self.adaptive_limit), False
         if learnt != self.reported:
             # ten gauges, and an answer that came whole teaches nothing
