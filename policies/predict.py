@@ -32,8 +32,8 @@ tokens: predictions are no more exact than that, and of idle backends they diffe
 in a quiet hour alike backends share requests and new prefixes, and each is measured now and then."""
 
 _LESS = 1.0 - 1e-6
-"""The score of a backend that costs as little as the cheapest and holds less of the prompt than another that does: far
-enough below 1 not to be taken for equal."""
+"""The score of a backend that costs as little as the cheapest, but for rounding, and holds less of the prompt: so far
+below 1 that it is not taken for equal."""
 
 FETCH_WORTH = 0.1
 """KV is fetched if that saves more than this share of the seconds of computing it: predictions are no more exact than
@@ -191,7 +191,7 @@ class Cost(NamedTuple):
 
 def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | None]]:
     """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1; of
-    those that cost nearly the same, the ones that hold most of the prompt."""
+    those that cost the same, the ones that hold most of the prompt."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         if not candidates:
@@ -202,12 +202,11 @@ def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | N
             costs.append(total + _NEAR_S)
         least = min(costs)
         cheapest = candidates[costs.index(least)]
-        near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
-        most_held = 0
         for backend, cost in zip(candidates, costs, strict=True):
-            if cost <= near and backend.held_tokens is not None and backend.held_tokens > most_held:
-                most_held = backend.held_tokens
-        held_tokens, queue_s = most_held - _NEAR_TOKENS, cheapest.queue_s
+            if cost * _LESS <= least and (backend.held_tokens or 0) > (cheapest.held_tokens or 0):
+                cheapest = backend
+        near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
+        held_tokens, queue_s = (cheapest.held_tokens or 0) - _NEAR_TOKENS, cheapest.queue_s
         is_idle = not cheapest.running + cheapest.waiting
         values: list[float | None] = []
         for backend, cost in zip(candidates, costs, strict=True):

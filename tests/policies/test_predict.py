@@ -289,17 +289,6 @@ def test_of_backends_that_cost_the_same_the_one_that_holds_the_prompt_is_chosen(
     assert {best()(scored, random.Random(seed)) for seed in range(20)} == {"warm"}
 
 
-def test_a_holder_that_costs_a_little_more_is_preferred_as_predictions_are_no_more_exact() -> None:
-    cold, warm = (
-        a_backend("cold", running=2, **IDLE),
-        a_backend("warm", running=2, queue_s=0.53, held_tokens=300, **IDLE),
-    )
-    least, other = cost_of(ASKED, cold).total, cost_of(ASKED, warm).total
-    assert least < other < 1.03 * least
-    assert cheapest(ASKED, cold, warm) == "warm"
-    assert cheapest(ASKED, cold, replace(warm, queue_s=0.7)) == "cold"
-
-
 def test_a_pace_that_is_not_sure_does_not_count() -> None:
     doubtful = a_backend(
         "a", latency=replace(LINEAR, fixed_s=0.2, token_s=2e-3, step_s=0.06, sequence_s=3e-3), doubt=(0.5, 1 / 3)
