@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -79,7 +80,7 @@ class Telemetry:
         self.later = later
         self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
         self._registry = CollectorRegistry()
-        made = self.metrics = Metrics(self._registry)
+        made = self.metrics = Metrics(self._registry, unix_time=unix_time)
         recent = self._recent = RecentRequests(clock, unix_time)
         made.computed(
             "pool_backends_needed", "Backends that the requests of the last minutes needed", "pool", recent.needed
@@ -133,6 +134,7 @@ class Telemetry:
         )
         self._connected = made.gauge("http_connections", "Connections of HTTP clients, by what they do", ("state",))
         self._events = made.counter("events", "Rare events, by name", ("event",))
+        self._undecided = threading.Lock()
         self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)[()]
         self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())[()]
         self.worst_lag_s = 0.0
@@ -255,7 +257,8 @@ class Telemetry:
 
     def undecided(self, count: int) -> None:
         """`count` lines of the decision log were dropped. Safe from any thread."""
-        self._events["decision_log_dropped"].inc(count)
+        with self._undecided:
+            self._events["decision_log_dropped"].inc(count)
 
     def split(self, rule: int, pool: str, how: str) -> None:
         """A request of rule number `rule`, which has shares, ended so at `pool`: kept, missed or failed."""
@@ -354,13 +357,13 @@ class Telemetry:
         self._requests[*labels, outcome.value].inc()
         if is_refused:
             self._refusals[code].inc()
-        self._total[*labels].observe(now - account.started_at)
+        self._total[labels].observe(now - account.started_at)
         if account.first_at is not None and account.last_at is not None:
             exemplar = None if trace is None else trace.ids._asdict()
-            self._ttft[*labels].observe(account.first_at - account.started_at, exemplar)
+            self._ttft[labels].observe(account.first_at - account.started_at, exemplar)
             if usage.completion_tokens > 1:
                 spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
-                self._tpot[*labels].observe(spread)
+                self._tpot[labels].observe(spread)
         self._tokens[*labels, "prompt"].inc(usage.prompt_tokens)
         if usage.cached_tokens:
             # zero could mean that the backend does not report cached tokens; without a series it is clear

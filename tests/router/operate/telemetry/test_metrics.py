@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, disable_created_metrics, enable_created_metrics
 
 from router.operate.telemetry.metrics import OTHER, Metrics
 from router.operate.telemetry.otlp_metrics import GENAI_NAMES
@@ -28,9 +32,7 @@ def test_metrics_are_made_in_one_place_alone() -> None:
     telemetry = Telemetry()
     families = {family.name for family in telemetry.registry.collect()}
     assert families == {metric.name.removesuffix("_total") for metric in telemetry.metrics}
-    users = {
-        file.name for file in (ROOT / "router").rglob("*.py") if "import CollectorRegistry, Counter" in file.read_text()
-    }
+    users = {file.name for file in (ROOT / "router").rglob("*.py") if "from prometheus_client.core" in file.read_text()}
     assert users == {"metrics.py"}
 
 
@@ -86,3 +88,123 @@ def test_unknown_calls_share_one_series(label: str) -> None:
             pass
     (labels,) = series(telemetry.registry, "requests_total")
     assert labels == ("unknown", "none", "finished")
+
+
+BOUNDS = (0.1, 0.5, 1, 2.5, 10)
+TRACE = {"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736", "span_id": "00f067aa0ba902b7"}
+AMOUNTS = st.sampled_from((0.0, *BOUNDS)) | st.floats(0.0, 20.0)
+NAMES = st.sampled_from(('a "b"', "c", "d\\e"))
+
+
+def collected(registry: CollectorRegistry) -> list[object]:
+    """All that is read from `registry`, but the times when something was made or observed."""
+    return [
+        (
+            (family.name, family.type, family.documentation),
+            [
+                (
+                    sample.name,
+                    sample.labels,
+                    0.0 if sample.name.endswith("_created") else sample.value,
+                    sample.exemplar and sample.exemplar[:2],
+                )
+                for sample in family.samples
+            ],
+        )
+        for family in registry.collect()
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("inc"), NAMES, AMOUNTS)
+        | st.tuples(st.just("set"), NAMES, AMOUNTS)
+        | st.tuples(st.just("observe"), NAMES, AMOUNTS, st.none() | st.just(TRACE))
+        | st.tuples(st.just("lag"), AMOUNTS)
+        | st.tuples(st.just("forget"), NAMES)
+    ),
+    st.booleans(),
+)
+def test_what_is_read_is_what_prometheus_client_would_have_counted(steps: list[tuple], shows_created: bool) -> None:  # type: ignore[type-arg]
+    (enable_created_metrics if shows_created else disable_created_metrics)()
+    try:
+        ours, theirs = CollectorRegistry(), CollectorRegistry()
+        metrics = Metrics(ours)
+        sums, levels = metrics.counter("x", "counts x", ("a", "b")), metrics.gauge("y", "level of y", ("a",))
+        seen = metrics.histogram("z_seconds", "times of z", ("a",), BOUNDS)
+        lag = metrics.histogram("lag", "without labels", (), BOUNDS)
+        counter = prometheus_client.Counter("pointsman_x", "counts x", ("a", "b"), registry=theirs)
+        gauge = prometheus_client.Gauge("pointsman_y", "level of y", ("a",), registry=theirs)
+        named = {"labelnames": ("a",), "buckets": BOUNDS, "registry": theirs}
+        histogram = prometheus_client.Histogram("pointsman_z_seconds", "times of z", **named)
+        alone = prometheus_client.Histogram("pointsman_lag", "without labels", buckets=BOUNDS, registry=theirs)
+        for what, *of in steps:
+            if what == "inc":
+                sums[of[0], "b"].inc(of[1])
+                counter.labels(of[0], "b").inc(of[1])
+            elif what == "set":
+                levels[of[0]].set(of[1])
+                gauge.labels(of[0]).set(of[1])
+            elif what == "observe":
+                seen[of[0]].observe(*of[1:])
+                histogram.labels(of[0]).observe(*of[1:])
+            elif what == "lag":
+                lag[()].observe(of[0])
+                alone.observe(of[0])
+            else:
+                metrics.forget("a", of[0])
+                counter.remove(of[0], "b")
+                gauge.remove(of[0])
+                histogram.remove(of[0])
+        assert collected(ours) == collected(theirs)
+    finally:
+        enable_created_metrics()
+
+
+def test_a_series_shows_when_it_was_made_and_its_exemplar_when_it_was_seen() -> None:
+    registry, now = CollectorRegistry(), 1000.0
+    metrics = Metrics(registry, unix_time=lambda: now)
+    metrics.counter("x", "x", ("a",))["1"].inc()
+    seen = metrics.histogram("z", "z", ("a",), BOUNDS)["1"]
+    now = 2000.0
+    seen.observe(0.3, TRACE)
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    assert {sample.name: sample.value for sample in samples if sample.name.endswith("_created")} == {
+        "pointsman_x_created": 1000.0,
+        "pointsman_z_created": 1000.0,
+    }
+    (exemplar,) = (sample.exemplar for sample in samples if sample.exemplar)
+    assert exemplar == (TRACE, 0.3, 2000.0)
+
+
+def test_a_counter_takes_nothing_away() -> None:
+    with pytest.raises(ValueError, match="does not take -1"):
+        Metrics(CollectorRegistry()).counter("x", "x", ())[()].inc(-1)
+
+
+def test_a_gauge_with_a_function_is_what_that_returns_when_it_is_read() -> None:
+    registry, running = CollectorRegistry(), [1, 2]
+    Metrics(registry).gauge("y", "y", ("a",))["1"].set_function(running.__len__)
+    running.append(3)
+    assert series(registry, "y") == {("1",): 3}
+
+
+def test_series_can_be_read_from_another_thread_while_calls_make_more() -> None:
+    registry = CollectorRegistry()
+    counter = Metrics(registry, most_series=10**6).counter("x", "x", ("a",))
+    is_over = False
+
+    def read() -> int:
+        times = 0
+        while not is_over or not times:
+            series(registry, "x_total")
+            times += 1
+        return times
+
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(read)
+        for number in range(3000):
+            counter[str(number)].inc()
+        is_over = True
+        assert reading.result() >= 1
+    assert len(series(registry, "x_total")) == 3000
