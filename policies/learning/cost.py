@@ -197,6 +197,12 @@ class LatencyModel:
         """The present estimate, and its `doubt`. It is `estimate` unless its peers have `learnt` more by now."""
         peers = self.peers
         if self.as_of != peers.learnt:
+            doubts = []
+            for pace in (self._prefill, self._decode):
+                # between its own pace and that of its peers, as _Pace says why
+                missed = (pace.common.fit.observations - pace.measured_at) / peers.count
+                nearer, off = (_UNSURE + _FORGOTTEN * missed) * pace.spread, pace.off - pace.common.off
+                doubts.append(math.exp(-max(-nearer, min(nearer, off))))
             prefill, decode = self._prefill.fit.values[0], self._decode.fit.values[0]
             fixed_s, token_s, pair_s, queue, convoy = peers.prefill.fit.values
             step_s, sequence_s, context_s = peers.decode.fit.values
@@ -210,7 +216,7 @@ class LatencyModel:
                 decode * sequence_s,
                 decode * context_s,
             )
-            self.estimate = latency, (self._prefill.doubt(peers.count), self._decode.doubt(peers.count))
+            self.estimate = latency, (doubts[0], doubts[1])
             self.as_of = peers.learnt
         return self.estimate
 
@@ -296,12 +302,12 @@ class LatencyModel:
         self.peers.count = len(self.peers.models)
         usual_s = together_s = 0.0
         for part in parts:
-            usual_s += part.usual_s * part.pace.value
+            usual_s += part.usual_s * part.pace.fit.values[0]
             together_s += part.usual_s
         error, variance = math.log(seconds) - math.log(usual_s), 0.0
         updates = []
         for part in parts:
-            scale = part.pace.value / usual_s
+            scale = part.pace.fit.values[0] / usual_s
             weight = part.usual_s * scale
             for fit, on in ((part.pace.common.fit, part.on), (part.pace.fit, (part.usual_s,))):
                 shares = [scale * second for second in on]
@@ -311,9 +317,9 @@ class LatencyModel:
         for fit, shares, spread, weight in updates:
             fit.learn(shares, spread, error, beside=max(0.0, variance - spread[1]), weight=weight)
         for part in parts:
-            back = _LEVELLED * part.usual_s / together_s
-            back *= math.log(part.pace.fit.first_values[0] / part.pace.value)
-            part.pace.fit.shift((back,))
+            fit = part.pace.fit
+            back = _LEVELLED * part.usual_s / together_s * math.log(fit.first_values[0] / fit.values[0])
+            fit.shift((back,))
             part.pace.common.fit.shift(_ALL_COSTS, times=-back)
             part.pace.measured()
 
@@ -352,39 +358,28 @@ class _Common:
 class _Pace:
     """A backend's times of prefill, or of decode, in those by the coefficients that it has in `common` with its peers.
 
-    `fit` has it as its one value, which was `first` with a standard deviation of its log of `spread`.
+    `fit` has it as its one value, which was `first` with a standard deviation of its log of `spread`. `off` is the log
+    of its value, in first ones, when it was last measured, after the observation number `measured_at` of all peers.
+
+    The value that it surely has (`LatencyModel.doubt`) is between its own and that of the peers that were measured of
+    late. Else one slow answer, for instance the first of an engine that compiles its kernels, or the last before an
+    engine was stopped for a while, would send the requests of a quiet hour elsewhere, and the backend would never be
+    measured again.
     """
 
-    __slots__ = ("_measured_at", "_off", "_spread", "common", "fit")
+    __slots__ = ("common", "fit", "measured_at", "off", "spread")
 
     def __init__(self, common: _Common, first: float, spread: float) -> None:
         self.common = common
         self.fit = RecursiveFit([Prior(first, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)])
-        self._measured_at, self._off, self._spread = common.fit.observations, 0.0, spread
-
-    @property
-    def value(self) -> float:
-        """The present estimate."""
-        return self.fit.values[0]
+        self.measured_at, self.off, self.spread = common.fit.observations, 0.0, spread
 
     def measured(self) -> None:
         """It was just learnt from an observation."""
-        self._measured_at = self.common.fit.observations
-        self._off = math.log(self.value / self.fit.first_values[0])
-        self._spread = math.sqrt(self.fit.spread((1.0,))[1])
-        self.common.off += _LATELY * (self._off - self.common.off)
-
-    def doubt(self, models: int) -> float:
-        """The value that it surely has, in the present one, where so many `models` share the coefficients.
-
-        It is between its own and that of the peers that were measured of late. Else one slow answer, for instance the
-        first of an engine that compiles its kernels, or the last before an engine was stopped for a while, would send
-        the requests of a quiet hour elsewhere, and the backend would never be measured again.
-        """
-        missed = (self.common.fit.observations - self._measured_at) / models
-        nearer = (_UNSURE + _FORGOTTEN * missed) * self._spread
-        off = self._off - self.common.off
-        return math.exp(-nearer if off > nearer else nearer if off < -nearer else -off)
+        self.measured_at = self.common.fit.observations
+        self.off = math.log(self.fit.values[0] / self.fit.first_values[0])
+        self.spread = math.sqrt(self.fit.spread((1.0,))[1])
+        self.common.off += _LATELY * (self.off - self.common.off)
 
 
 class _Part(NamedTuple):
@@ -398,7 +393,7 @@ class _Part(NamedTuple):
 
 
 def _slow_s(part: _Part) -> float:
-    usual_s = part.usual_s * part.pace.value
+    usual_s = part.usual_s * part.pace.fit.values[0]
     _, variance = part.pace.common.fit.spread([seconds / part.usual_s for seconds in part.on])
     _, pace_variance = part.pace.fit.spread((1.0,))
     return usual_s * p99_factor(variance + pace_variance)

@@ -26,6 +26,12 @@ _ALERT = 0.5
 """A mean error beyond `_QUIET`, with outliers cut, is drift: it restores part of the first uncertainty, so that new
 observations count more again."""
 
+_ORDINARY = (_MOST / _SURPRISE) ** 2
+"""Up to this variance of the log of an observation `_MOST` is the larger of the two bounds."""
+
+_CUT = 2 * _OUTLIER
+"""Errors of the log count up to this one in their mean."""
+
 _LEAST_VARIANCE = 1e-6
 
 
@@ -53,7 +59,17 @@ class RecursiveFit:
     in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
     """
 
-    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "first_values", "observations", "values")
+    __slots__ = (
+        "_bias",
+        "_bounds",
+        "_covariance",
+        "_first",
+        "_logs",
+        "_most",
+        "first_values",
+        "observations",
+        "values",
+    )
 
     def __init__(self, priors: Sequence[Prior]) -> None:
         self.first_values = tuple(prior.value for prior in priors)
@@ -66,6 +82,7 @@ class RecursiveFit:
             for row in priors
         ]
         self._covariance = [list(row) for row in self._first]
+        self._most = [row[at] for at, row in enumerate(self._first)]
         self._bias = 0.0
 
     def __repr__(self) -> str:
@@ -97,31 +114,38 @@ class RecursiveFit:
         little information about them makes them forget little.
         """
         moved, variance = spread
-        most = max(_MOST, _SURPRISE * math.sqrt(beside + variance))
-        error = max(-most, min(most, error))
-        self._bias += weight * _BIAS_SHARE * (max(-2 * _OUTLIER, min(2 * _OUTLIER, error)) - self._bias)
+        expected = beside + variance
+        most = _MOST if expected <= _ORDINARY else _SURPRISE * math.sqrt(expected)
+        error = error if abs(error) <= most else math.copysign(most, error)
+        cut = error if abs(error) <= _CUT else math.copysign(_CUT, error)
+        self._bias += weight * _BIAS_SHARE * (cut - self._bias)
         drift = abs(self._bias) - _QUIET
         if drift > 0.0 and self.observations:
             self._loosen(weight * _ALERT * drift * drift)
             moved, variance = self.spread(shares)
-        total = beside + _NOISE * max(1.0, abs(error) / _OUTLIER) + variance
+        total = beside + variance + (_NOISE if abs(error) <= _OUTLIER else _NOISE * abs(error) / _OUTLIER)
         self.shift(moved, times=error / total)
         kept = _KEPT_SHARE if weight == 1.0 else _KEPT_SHARE**weight
         covariance = self._covariance
         for at, row in enumerate(covariance):
             scale = moved[at] / total
-            for other in range(at, len(row)):
+            for other in range(at):
                 row[other] = covariance[other][at] = (row[other] - scale * moved[other]) / kept
-        self._bound_covariance()
+            row[at] = (row[at] - scale * moved[at]) / kept
+        for at, row in enumerate(covariance):
+            if not _LEAST_VARIANCE <= row[at] <= self._most[at]:
+                self._clamp(at, row)
         self.observations += 1
 
     def shift(self, by: Sequence[float], *, times: float = 1.0) -> None:
         """Add `times` the changes `by` to the logs of the first coefficients, as far as their bounds allow."""
-        logs = self._logs
-        for at, change in enumerate(by):
-            low, high = self._bounds[at]
-            logs[at] = log = max(low, min(high, logs[at] + times * change))
-            self.values[at] = math.exp(log)
+        logs, values = self._logs, self.values
+        for at, (change, (low, high)) in enumerate(zip(by, self._bounds, strict=False)):
+            if change:
+                log = logs[at] + times * change
+                if not low <= log <= high:
+                    log = max(low, min(high, log))
+                logs[at], values[at] = log, math.exp(log)
 
     def check(self) -> None:
         """Assert that values are finite and in bounds, and that the uncertainty has neither vanished nor grown."""
@@ -139,15 +163,14 @@ class RecursiveFit:
             for at, value in enumerate(first):
                 row[at] += share * value
 
-    def _bound_covariance(self) -> None:
-        """Clamp the covariance: unobserved directions would grow without end, and rounding can go below zero."""
-        covariance, first = self._covariance, self._first
-        for at, row in enumerate(covariance):
-            if row[at] > first[at][at]:
-                factor = math.sqrt(first[at][at] / row[at])
-                for other in range(len(row)):
-                    # at == other is scaled twice, as it must be
-                    row[other] *= factor
-                    covariance[other][at] *= factor
-            elif row[at] < _LEAST_VARIANCE:
-                row[at] = _LEAST_VARIANCE
+    def _clamp(self, at: int, row: list[float]) -> None:
+        """Clamp the variance: an unobserved direction would grow without end, and rounding can go below zero."""
+        most, variance = self._most[at], row[at]
+        if variance > most:
+            factor = math.sqrt(most / variance)
+            for other in range(len(row)):
+                row[other] *= factor
+                self._covariance[other][at] = row[other]
+            row[at] = most
+        else:
+            row[at] = _LEAST_VARIANCE
