@@ -59,20 +59,15 @@ class Later:
                 self.flush()
             else:
                 self._is_due = True
-                loop.call_later(self._after_s, self._work)
+                loop.call_later(self._after_s, self._do, MOST_AT_ONCE, loop)
 
     def flush(self) -> None:
         """Do all of it now; from another thread nothing is done."""
         if threading.get_ident() == self._thread:
             self._do(len(self._waiting))
 
-    def _work(self) -> None:
-        self._do(MOST_AT_ONCE)
-        self._is_due = bool(self._waiting)
-        if self._is_due:
-            asyncio.get_running_loop().call_soon(self._work)
-
-    def _do(self, most: int) -> None:
+    def _do(self, most: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Do the first `most` pieces. The `loop` that has called this calls it again for the rest."""
         waiting = self._waiting
         while waiting and most:
             most -= 1
@@ -81,3 +76,7 @@ class Later:
                 work(*args)
             except Exception:  # noqa: BLE001 - one piece of work is not the others'
                 _log.exception("work behind a request failed")
+        if loop is not None:
+            self._is_due = bool(waiting)
+            if self._is_due:
+                loop.call_soon(self._do, MOST_AT_ONCE, loop)

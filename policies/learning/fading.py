@@ -41,21 +41,22 @@ class FadingSum:
     """
 
     half_life: float
-    _sum: float = 0.0
-    _as_of: float = 0.0
+    sum: float = 0.0
+    """As of the newest time, `as_of`."""
+    as_of: float = 0.0
 
     def add(self, amount: float, now: float) -> None:
         """Add `amount`, at least 0, at the time `now`."""
-        passed = now - self._as_of
+        passed = now - self.as_of
         if passed > 0.0:
-            self._sum *= 0.5 ** (passed / self.half_life)
-            self._as_of = now
-        self._sum += amount
+            self.sum *= 0.5 ** (passed / self.half_life)
+            self.as_of = now
+        self.sum += amount
 
     def at(self, now: float) -> float:
         """The sum at `now`."""
-        passed = now - self._as_of
-        return float(self._sum * 0.5 ** (passed / self.half_life)) if passed > 0.0 else self._sum
+        passed = now - self.as_of
+        return float(self.sum * 0.5 ** (passed / self.half_life)) if passed > 0.0 else self.sum
 
 
 class AnswerLengths:

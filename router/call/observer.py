@@ -32,7 +32,7 @@ class Account(msgspec.Struct, eq=False):
 
     `on_end` is called with it and the failure of the call, None without one, when the call is over; a context manager
     that is left does so. `trace` is None where the call is not traced; `headers` are the trace context that goes on to
-    backends.
+    backends. Without `wants_prompts`, `Observer.prompt` would find no trace, log or metric that wants its prompts.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Account(msgspec.Struct, eq=False):
     headers: Mapping[str, str]
     trace: CallTrace | None
     on_end: Callable[[Account, BaseException | None], None]
+    wants_prompts: bool = True
     tenant: str = NO_TENANT
     service_class: str = "none"
     model: str = ""

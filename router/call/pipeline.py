@@ -251,7 +251,9 @@ class _Call(msgspec.Struct, frozen=True):
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
         gateway, service_class = self.gateway, self.ruling.service_class
-        trace = gateway.observer.prompt(self.account, config_version=self.config.version)
+        trace = None
+        if self.account.wants_prompts:
+            trace = gateway.observer.prompt(self.account, config_version=self.config.version)
         steps = () if self.ask.yields else self.config.on_miss.get(service_class.name, ())
         others = _Others() if steps else None
         with trace or NO_SPAN, others or NO_SPAN:

@@ -487,18 +487,13 @@ class Cluster:
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
             self._unnoted[name] = None
-            # behind what it learns
-            member.untold += 1
-            self._later(self._tell_learnt, member)
         # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
         self.on_changed(name)
 
     def _tell_learnt(self, member: Member) -> None:
-        """Tell what is known of the speed of `member`, once for all requests that have ended there meanwhile."""
-        member.untold -= 1
-        if member.untold or self._members.get(member.backend.name) is not member:
-            return
-        if member.tell_learnt(self._listeners):
+        """Tell what is known of the speed of `member`, which has just learnt from the end of a request."""
+        is_there = self._members.get(member.backend.name) is member
+        if is_there and member.tell_learnt(self._listeners):
             # what waits may find room
             self.changed(member.backend.name)
 
@@ -651,6 +646,7 @@ class Cluster:
             peers=peers,
             on_predicted=listeners.predicted,
             on_health=self._tell,
+            on_learnt=self._tell_learnt,
             later=self._later,
         )
         if member.lender is not None:

@@ -151,7 +151,8 @@ class Member:
     where it does not tell how much it has to do. `is_leaving`: it is about to be removed.
 
     `on_predicted` hears of each first token at which backend it came, in how many seconds it had been predicted, and in
-    how many it came; `on_health` that it may get requests now, or no longer, or more of them.
+    how many it came; `on_health` that it may get requests now, or no longer, or more of them; `on_learnt` that it has
+    learnt from the end of a request.
     """
 
     backend: Backend
@@ -193,10 +194,9 @@ class Member:
     """What was last known of it whatever the request is."""
     was_used: bool = False
     """Has this router sent it any request?"""
-    untold: int = 0
-    """Requests that have ended here since its speed was last told."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
+    on_learnt: Callable[[Member], None] = lambda _: None
     later: Do = at_once
     """Does the learning."""
 
@@ -272,6 +272,8 @@ class Member:
             yielding, decoding_tokens = flights.others_than(rank)
         readiness = self._readiness(model, description, load) if model in description.tuned else None
         share = 1.0 if health.warm_from is None else health.share(now)
+        # as `FadingSum.at`, without a call for each backend
+        fresh, passed = self.fresh, self.turnover.at - self.fresh.as_of
         return replace(
             seen_before,
             held_tokens=held_tokens,
@@ -284,7 +286,7 @@ class Member:
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
             may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
-            fresh_tokens=self.fresh.at(self.turnover.at),
+            fresh_tokens=fresh.sum * 0.5 ** (passed / fresh.half_life) if passed > 0.0 else fresh.sum,
             decoding_tokens=decoding_tokens,
             yielding=yielding,
             link=None if self.lender is None else self._link(self.lender.kv_group, now),
@@ -396,6 +398,7 @@ class Member:
         company = self.flights.end(flight, now)
         if isinstance(failure, Overloaded):
             self.limit.refuse()
+            self.later(self.on_learnt, self)
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
             running = (self.told or self.ask())[1].running
             if running is not None and running > there and flight.began_at is not None:
@@ -660,15 +663,15 @@ class Member:
 
     def _learn_end(self, flight: Flight, is_whole: bool, company: tuple[float, float], now: float) -> None:
         """Learn from `flight`, which ended at `now`, whole or cancelled, and decoded in this `company`."""
-        if self._was_paused(flight):
-            return
-        if not is_whole and not flight.answered and not flight.is_silent:
-            self._learn_wait(flight, now)
-        self._learn_decode(flight, company)
-        if is_whole and flight.whole_tokens:
-            self._learn_whole(flight, company, now)
-        elif is_whole and not self.reports_cache:
-            self._learn_late(flight)
+        if not self._was_paused(flight):
+            if not is_whole and not flight.answered and not flight.is_silent:
+                self._learn_wait(flight, now)
+            self._learn_decode(flight, company)
+            if is_whole and flight.whole_tokens:
+                self._learn_whole(flight, company, now)
+            elif is_whole and not self.reports_cache:
+                self._learn_late(flight)
+        self.on_learnt(self)
 
     def _learn_decode(self, flight: Flight, company: tuple[float, float]) -> None:
         steps = flight.later_tokens / flight.request.sampling.choices

@@ -164,8 +164,11 @@ class Telemetry:
 
         `context` is the call's incoming trace context (W3C headers).
         """
-        trace, headers = (None, context) if self._tracing is None else self._tracing.call(id, context)
-        return Account(id, self._clock(), headers, trace, self._ended)
+        trace, headers, now = None, context, self._clock()
+        if self._tracing is not None:
+            trace, headers = self._tracing.call(id, context)
+        wants_prompts = trace is not None or self.decisions is not None or now < self._recent.read_until
+        return Account(id, now, headers, trace, self._ended, wants_prompts)
 
     def prompt(self, account: Account, *, config_version: str) -> PromptTrace | None:
         """The trace of the next prompt of a classified call; None if no trace, decision log or metric wants it."""
