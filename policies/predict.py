@@ -190,8 +190,10 @@ class Cost(NamedTuple):
 
 
 def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | None]]:
-    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1; of
-    those that cost the same, the ones that hold most of the prompt."""
+    """The least marginal cost among the candidates divided by a candidate's own, in seconds: the cheapest have 1.
+
+    Of those that cost the same, the ones that hold most of the prompt.
+    """
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         if not candidates:

@@ -55,7 +55,7 @@ _ARRAYS_FROM = 8 * 2**10
 Codes = NDArray[np.uint8]
 
 
-class Cost(NamedTuple):
+class BodyCost(NamedTuple):
     """What a body takes: `size` bytes of memory at most, `parsed` of them for its objects, lists and texts. The more it
     has of these, the longer it takes to parse."""
 
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
     parsed: int
 
 
-def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, Cost]:
+def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, BodyCost]:
     """The cost of `body` as JSON. Yields the bytes that were read since, more of them where that took longer.
 
     It is read no further once it takes more than `most`.
@@ -101,7 +101,7 @@ def cost_in_turns(body: bytes, most: float = math.inf) -> Generator[int, None, C
         if len(body) * (_COPIES + width) + parsed + in_parsed > most:
             break
         yield work
-    return Cost(len(body) * (_COPIES + width) + parsed + in_parsed, parsed)
+    return BodyCost(len(body) * (_COPIES + width) + parsed + in_parsed, parsed)
 
 
 def _unescaped_quotes(piece: bytes, *, is_escaped: bool) -> tuple[NDArray[np.bool_], bool]:
@@ -142,10 +142,10 @@ def _message_cost(message: bytes) -> int:
     return rough_cost(message) + message.count(b"\n") * _MESSAGE
 
 
-def _message_cost_in_turns(message: bytes, _: float = math.inf) -> Generator[int, None, Cost]:
+def _message_cost_in_turns(message: bytes, _: float = math.inf) -> Generator[int, None, BodyCost]:
     yield len(message)
     cost = _message_cost(message)
-    return Cost(cost, cost)
+    return BodyCost(cost, cost)
 
 
 def _width(body: bytes, start: int = 0, stop: int | None = None) -> int:
@@ -169,7 +169,7 @@ class Costs(NamedTuple):
     """Estimates for one kind of body: of a small one at once, and of any in turns, up to a bound."""
 
     rough: Callable[[bytes], int]
-    in_turns: Callable[[bytes, float], Generator[int, None, Cost]]
+    in_turns: Callable[[bytes, float], Generator[int, None, BodyCost]]
 
 
 JSON = Costs(rough_cost, cost_in_turns)
@@ -182,7 +182,7 @@ SMALL_BYTES = 64 * 2**10
 """Bodies up to here count only once they have come: a connection reads more than that ahead anyway."""
 
 _INLINE_COST = 2**20
-"""Bodies whose objects, lists and texts cost up to this are parsed on the event loop, in 3 ms at most; others in a
+"""Bodies are parsed on the event loop if their objects, lists and texts cost up to this, in 3 ms at most; others in a
 thread, one after the other."""
 
 _INLINE_BYTES = 3 * 2**19
@@ -303,7 +303,7 @@ class Held(msgspec.Struct, eq=False):
             self._leave_arriving()
         return result
 
-    async def _cost(self, body: bytes, costs: Costs) -> Cost:
+    async def _cost(self, body: bytes, costs: Costs) -> BodyCost:
         """The cost of `body`: of a large one, or one that is slow to read, in turns with those of other tenants."""
         work = costs.in_turns(body, self.bodies.most_of_one)
         cost = take_turn(work, _INLINE_BYTES) if len(body) <= _INLINE_BYTES else UNFINISHED
