@@ -75,6 +75,11 @@ class PriceList:
     pools: Mapping[str, SomePrices] = field(default_factory=dict)
     currency: str | None = None
     later: tuple[tuple[float, PriceList], ...] = ()
+    are_usual: bool = field(init=False, compare=False, repr=False, default=False)
+    """Whether the `usual` ones hold for every model and pool."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "are_usual", not self.models and not self.pools)
 
     def at(self, now: float) -> PriceList:
         """The list that holds at `now`, in Unix seconds."""

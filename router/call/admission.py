@@ -298,7 +298,7 @@ def asked_of(
     if not meters(bound):
         # what it costs is known at its end
         return Reservation(id, bound, _ONE_REQUEST)
-    highest, charges = prices.highest(model.name, ruling.pools), []
+    highest, charges = prices.usual if prices.are_usual else prices.highest(model.name, ruling.pools), []
     for given, (tokens, _, _, uncached) in zip(ask.inputs, prompts, strict=True):
         longest_ms = 0
         if highest.second:

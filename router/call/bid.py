@@ -93,10 +93,10 @@ class Bid(msgspec.Struct, eq=False):
     how it may call `tools` and contain `thoughts`.
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error if no backend can
-    take it; `sent` is called with the backend that gets it, and `ended` with its last flight and the backend's view
-    from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first token is promised
-    (None: at any time), `cost_s`, the predicted backend time, and its `ticket` in the fair queue. `way` tells which
-    backends its carrier can reach.
+    take it; `sent`, where there is one, is called with the backend that gets it, and `ended` with its last flight and
+    the backend's view from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first
+    token is promised (None: at any time), `cost_s`, the predicted backend time, and its `ticket` in the fair queue.
+    `way` tells which backends its carrier can reach.
 
     Its prompt has `images`. `so_far` records the answer, where another backend may continue it.
 
@@ -114,7 +114,7 @@ class Bid(msgspec.Struct, eq=False):
     arrived_at: float
     decide: Decide
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
-    sent: Callable[[str], None]
+    sent: Callable[[str], None] | None
     ended: Callable[[Flight, BackendView], None]
     echo: str = ""
     tools: ToolSyntax | None = None

@@ -476,7 +476,8 @@ class Dispatcher:
             is_first_try=is_first_try,
             fetch=fetch,
         )
-        bid.sent(chosen.name)
+        if bid.sent is not None:
+            bid.sent(chosen.name)
         return Placed(bid, found, chosen, flight)
 
     def _count(self, bid: Bid, change: int) -> None:

@@ -501,7 +501,7 @@ class _Call(msgspec.Struct, frozen=True):
                 flight.usage or self._used(placed), images=bid.images, backend_ms=round(1000 * at_backend_s)
             )
             model, pool = bid.request.model, placed.chosen.pool
-            prices = self.prices.of(model, pool)
+            prices = self.prices.usual if self.prices.are_usual else self.prices.of(model, pool)
             cost = self.permit.spend(usage, prices)
             flight.charged = usage, cost
             if others is not None and (beside := others.permits.get(model)) is not None:
@@ -567,7 +567,8 @@ class _Call(msgspec.Struct, frozen=True):
             new_tokens=request.expected_new_tokens or request.max_new_tokens,
             decide=decide,
             refusal=refusal,
-            sent=partial(gateway.beliefs.sent, prompt=keys),
+            # a shorter prompt than caches hold changes no belief
+            sent=partial(gateway.beliefs.sent, prompt=keys) if keys.keys or keys.token_ids else None,
             ended=partial(learn, prompt, model.name, gateway),
             way=self.carrier.way,
             images=given.images if isinstance(given, Chat) else 0,

@@ -60,7 +60,8 @@ class FirstLegs(msgspec.Struct, frozen=True):
         bid, view = placed.bid, next(backend for backend in placed.found.view.backends if backend.name == name)
         alone = replace(request, max_new_tokens=1, expected_new_tokens=1, stream=False, preemptible=False)
         flight = self.cluster.begin(name, alone, uncached_tokens(request, view))
-        bid.sent(name)
+        if bid.sent is not None:
+            bid.sent(name)
         # a backend that computes no prompts has nothing to fall back on: then the leg ends as any request does
         limit_s = None if placed.chosen.needs_prefill else PATIENCE * leg.seconds + LEAST_S
         try:
