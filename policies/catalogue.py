@@ -1,61 +1,19 @@
-"""The catalogue: the filters, scores, picks and whole policies that the SLA file can name, and their constructors."""
+"""The catalogue: the filters, scores, picks and whole policies that the SLA file can name."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from policies import compose, predict, scores
 from policies.compose import Filter, Pick, Policy, Score, WeightedScore
-from policies.quantities import read_count, read_seconds, read_tokens
+from policies.part import Part
 
-T = TypeVar("T")
 V = TypeVar("V")
-
-Reader = Callable[[str], Any]
-"""Reads an option's value from the file's text. Raises ValueError with a sentence."""
 
 WEIGHT = "weight"
 """Key of a score's weight in the file, beside the score's options."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
-    """A part that the file can name. `make` builds it from the given options, each read by its reader.
-
-    A ValueError of `make` is reported as a mistake in the file. Raises ValueError here if `make` does not take one of
-    the options, or requires an argument that is no option.
-
-    `allows_shortlist`: in a large fleet it chooses nearly as well on a shortlist: the backends that hold most of the
-    prompt, the ones with least to do, and some at random. A policy with a part that does not is given all backends.
-    """
-
-    make: Callable[..., T]
-    options: Mapping[str, Reader] = field(default_factory=dict)
-    allows_shortlist: bool = False
-
-    def __post_init__(self) -> None:
-        parameters = inspect.signature(self.make).parameters.values()
-        taken = {each.name for each in parameters}
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            for option in self.options.keys() - taken:
-                raise ValueError(f"{self.summary} takes no argument '{option}', but this is one of its options")
-        for argument in self.required - self.options.keys():
-            raise ValueError(f"{self.summary} requires '{argument}', but this is none of its options")
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The options without a default."""
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        parameters = inspect.signature(self.make).parameters.values()
-        return frozenset(each.name for each in parameters if each.default is each.empty and each.kind not in variadic)
-
-    @property
-    def summary(self) -> str:
-        """The first line of its docstring; without a docstring the name of `make`."""
-        return (inspect.getdoc(self.make) or str(getattr(self.make, "__name__", "it"))).split("\n")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +59,9 @@ class Catalogue:
 def builtin_catalogue() -> Catalogue:
     """The parts that come with Pointsman."""
     return Catalogue(
-        filters={
-            "healthy": Part(compose.healthy, {"fresh": read_seconds}, allows_shortlist=True),
-            "serves_model": Part(compose.serves_model, allows_shortlist=True),
-            "fits_context": Part(compose.fits_context, allows_shortlist=True),
-            "has_room": Part(compose.has_room, {"tokens": read_tokens}, allows_shortlist=True),
-            "under_limit": Part(compose.under_limit, allows_shortlist=True),
-        },
-        scores={
-            "expected_ttft": Part(scores.expected_ttft, allows_shortlist=True),
-            "balance": Part(scores.balance, allows_shortlist=True),
-            "cache_thrift": Part(scores.cache_thrift, allows_shortlist=True),
-            predict.MARGINAL_COST: Part(predict.marginal_cost, allows_shortlist=True),
-            "cache_overlap": Part(scores.cache_overlap, allows_shortlist=True),
-            "turn": Part(scores.turn),
-            "session": Part(scores.session),
-        },
-        picks={
-            "best": Part(compose.best, allows_shortlist=True),
-            "best_of": Part(compose.best_of, {"sample": read_count}),
-        },
+        filters=compose.FILTERS,
+        scores=scores.SCORES,
+        picks=compose.PICKS,
         policies=_named_policies(),
     )
 

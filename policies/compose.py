@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import itemgetter
+from types import MappingProxyType
 
 from policies.legs import is_divisible, may_get_prefill
 from policies.nouns import BackendView, ClusterView, Decision, Request
+from policies.part import Part
 from policies.predict import POOLED, place_s, predicted_ttft_s, whole_s
+from policies.quantities import read_count, read_seconds, read_tokens
 from policies.waiting import NEEDS_PREFILL, NO_PREFILL, PASSING, PLACE, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
@@ -327,3 +330,20 @@ def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
         if total >= least:
             ties.append(name)
     return ties[0] if len(ties) == 1 else rng.choice(ties)
+
+
+FILTERS: Mapping[str, Part[Filter]] = MappingProxyType(
+    {
+        "healthy": Part(healthy, {"fresh": read_seconds}, allows_shortlist=True),
+        "serves_model": Part(serves_model, allows_shortlist=True),
+        "fits_context": Part(fits_context, allows_shortlist=True),
+        "has_room": Part(has_room, {"tokens": read_tokens}, allows_shortlist=True),
+        "under_limit": Part(under_limit, allows_shortlist=True),
+    }
+)
+"""The filters that the SLA file can name."""
+
+PICKS: Mapping[str, Part[Pick]] = MappingProxyType(
+    {"best": Part(best, allows_shortlist=True), "best_of": Part(best_of, {"sample": read_count})}
+)
+"""The picks that the SLA file can name."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from xxhash import xxh3_64_intdigest
 
 from policies.compose import Score
 from policies.learning.cost import prefill_work
 from policies.nouns import BackendView, Request
-from policies.predict import predicted_ttft_s, uncached_tokens
+from policies.part import Part
+from policies.predict import MARGINAL_COST, marginal_cost, predicted_ttft_s, uncached_tokens
 
 NOTICEABLE_S = 0.02
 """Differences in TTFT far below this are measurement noise, and clients do not notice them."""
@@ -128,3 +130,17 @@ def _draw(label: str, backend: BackendView) -> float:
     # with independent u, u ** (1 / weight) is largest for each with a probability proportional to its weight
     uniform = xxh3_64_intdigest(f"{label}\x00{backend.name}".encode()) / 2**64
     return float(uniform ** (1.0 / backend.weight)) if backend.weight > 0 else 0.0
+
+
+SCORES: Mapping[str, Part[Score]] = MappingProxyType(
+    {
+        "expected_ttft": Part(expected_ttft, allows_shortlist=True),
+        "balance": Part(balance, allows_shortlist=True),
+        "cache_thrift": Part(cache_thrift, allows_shortlist=True),
+        MARGINAL_COST: Part(marginal_cost, allows_shortlist=True),
+        "cache_overlap": Part(cache_overlap, allows_shortlist=True),
+        "turn": Part(turn),
+        "session": Part(session),
+    }
+)
+"""The scores that the SLA file can name."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from policies.catalogue import WEIGHT, Catalogue, Part, usual_filters
+from policies.catalogue import WEIGHT, Catalogue, usual_filters
 from policies.compose import Filter, Policy, Score, WeightedScore, best
+from policies.part import Part
 from policies.quantities import read_weight, read_yes
 from policies.shapes import TEXT, Choice, Either, Key, Many, Named, Scalar, Shape, Table
 from policies.sla.fields import Field, Section

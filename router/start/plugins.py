@@ -8,9 +8,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from backends.kinds import kind_names
-from policies.catalogue import Catalogue, Part, builtin_catalogue
+from policies.catalogue import Catalogue, builtin_catalogue
 from policies.compose import Policy
 from policies.errors import ConfigError
+from policies.part import Part
 
 GROUP = "pointsman.policies"
 """Each entry point is a callable that takes a Catalogue and returns it with parts added."""

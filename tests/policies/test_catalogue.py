@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.catalogue import Part, builtin_catalogue
+from policies.catalogue import builtin_catalogue
 from policies.compose import Score
+from policies.part import Part
 from policies.quantities import read_count
 
 

@@ -6,9 +6,10 @@ import jsonschema
 import pytest
 import yaml
 
-from policies.catalogue import Part, builtin_catalogue
+from policies.catalogue import builtin_catalogue
 from policies.compose import Filter, Score
 from policies.errors import ConfigError
+from policies.part import Part
 from policies.quantities import read_tokens
 from policies.sla.parse import json_schema, parse
 from tests.policies.builders import a_backend, a_request

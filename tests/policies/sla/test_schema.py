@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import quantities
-from policies.catalogue import Part, builtin_catalogue
+from policies.catalogue import builtin_catalogue
+from policies.part import Part
 from policies.shapes import Scalar
 from policies.sla.parse import json_schema
 from tests.policies.sla.examples import CATALOGUE, FILES, ROOT

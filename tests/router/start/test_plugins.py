@@ -16,7 +16,7 @@ from router.start.plugins import GROUP, installed_catalogue
 from tests.distributions import Installer
 
 RACKS = """
-    from policies.catalogue import Part
+    from policies.part import Part
     from policies.quantities import read_count
 
     def named(*, end: int = 1):
