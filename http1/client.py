@@ -16,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from http1.coding import CODINGS, BadCoding, Decoder
 from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Disconnected, Unconnected
 from http1.limits import ClientLimits
-from http1.message import Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
+from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
@@ -259,6 +259,8 @@ class ServerConnection(asyncio.Protocol):
 
     on_header = on_chunk_header = on_chunk_complete = on_status = None
     """Nothing that the parser could tell: it finds that faster than a name that is missing."""
+    on_body: Callable[[bytes], None] | None = None
+    """Takes each part of a body in chunks: the present answer itself."""
 
     def __init__(self, pool: HttpClient, loop: asyncio.AbstractEventLoop) -> None:
         self.limits, self._pool, self._loop = pool.limits, pool, loop
@@ -294,6 +296,7 @@ class ServerConnection(asyncio.Protocol):
         self._asked, self._answer = asked, Answer(self)
         self._silence_s, self._wants_head_only = silence_s, method == "HEAD"
         self._is_in_head, self._head, self._head_bytes, self._unseen_bytes = True, b"", 0, 0
+        self.on_body = self._answer.put
         self._parser = HttpResponseParser(self)
         self._deadline.within(silence_s)
         if isinstance(body, bytes) and len(body) <= _COPIED_BYTES:
@@ -332,23 +335,27 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
             return
         self.is_unanswered = False
-        self._unseen_bytes += len(data)
+        received = answer.received
         try:
             while data and self._is_in_head:
-                piece = data[: until_empty_line(self._head, data)]
+                end = data.find(EMPTY_LINE)
+                # most come whole
+                is_cut = self._head or end < 0
+                piece = data[: until_empty_line(self._head, data) if is_cut else end + len(EMPTY_LINE)]
                 self._head += piece
+                self._unseen_bytes += len(piece)
                 data = data[len(piece) :]
                 parser.feed_data(piece)
-            length = answer.content_length
-            if data and answer.is_ended:
-                raise BadAnswer("more than one answer")
-            if data and length is None:
-                parser.feed_data(data)
-            elif data and length is not None:
-                left, self._unseen_bytes = length - answer.received, 0
-                answer.put(data[:left])
-                if len(data) > left:
+            if data:
+                if answer.is_ended:
                     raise BadAnswer("more than one answer")
+                if answer.content_length is None:
+                    parser.feed_data(data)
+                else:
+                    left = answer.content_length - received
+                    answer.put(data[:left])
+                    if len(data) > left:
+                        raise BadAnswer("more than one answer")
         except HttpParserUpgrade:
             self._fail(BadAnswer("the server changes to another protocol"))
         except HttpParserError as error:
@@ -358,13 +365,19 @@ class ServerConnection(asyncio.Protocol):
             self._fail(error)
         if answer.is_ended:
             self._release()
-        elif self._unseen_bytes > self.limits.head_bytes:
-            self._fail(BadAnswer(f"a head of more than {self.limits.head_bytes} bytes"))
-        elif answer.deliver():
-            self._deadline.within(self._silence_s)
-        elif answer.is_full and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
+        elif answer.received == received:
+            # a head, sizes of chunks, or trailers
+            self._unseen_bytes += len(data)
+            if self._unseen_bytes > self.limits.head_bytes:
+                self._fail(BadAnswer(f"a head of more than {self.limits.head_bytes} bytes"))
+        else:
+            self._unseen_bytes = 0
+            if answer.deliver():
+                # its reader waits, so that the deadline is set already
+                self._deadline.at = self._loop.time() + self._silence_s
+            elif answer.is_full and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """The server sends no more."""
@@ -383,7 +396,7 @@ class ServerConnection(asyncio.Protocol):
         failure.__cause__ = exc
         self._fail(failure)
         # they refer back to this connection, which would wait for the garbage collector
-        self._parser = self._answer = self._asked = None
+        self._parser = self._answer = self._asked = self.on_body = None
 
     def pause_writing(self) -> None:
         """The server reads slower than the request is sent."""
@@ -432,12 +445,6 @@ class ServerConnection(asyncio.Protocol):
             self._keeps_alive = False
         if self._wants_head_only or status in _BODILESS or answer.content_length == 0:
             answer.end()
-
-    def on_body(self, data: bytes) -> None:
-        """A part of the body came."""
-        self._unseen_bytes = 0
-        if self._answer is not None and not self._answer.is_ended:
-            self._answer.put(data)
 
     def on_message_complete(self) -> None:
         """An answer is complete, with no body or one in chunks; or one that goes before the answer to the request."""
@@ -490,7 +497,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _release(self) -> None:
         """The answer is whole: let the connection be used again, if it can be."""
-        self._answer = self._asked = None
+        self._parser = self._answer = self._asked = self.on_body = None
         self.was_used = True
         is_usable, idle = self._keeps_alive and self._is_all_sent and not self._transport.is_closing(), self._pool.idle
         if is_usable and len(idle) < self.limits.most_idle:

@@ -123,11 +123,14 @@ class Incoming:
 
     def deliver(self) -> bool:
         """Give a reader that pours what was put since the last time; does it wait for more?"""
-        into, waiter = self._into, self._waiter
-        if into is None or waiter is None or waiter.done() or not self._pieces:
+        into, waiter, pieces = self._into, self._waiter, self._pieces
+        if into is None or waiter is None or waiter.done() or not pieces:
             return False
+        self._pieces, self._size = (), 0
+        if self.is_full:
+            self._has_room()
         try:
-            goes_on = into(self._taken())
+            goes_on = into(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the reader raises it
             if not waiter.done():
                 waiter.set_exception(error)
@@ -195,9 +198,12 @@ class Incoming:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._size = (), 0
         if self.is_full:
-            self.is_full = False
-            self.on_room()
+            self._has_room()
         return data
+
+    def _has_room(self) -> None:
+        self.is_full = False
+        self.on_room()
 
     async def _wait(self) -> bool:
         """Wait until something was put, or it was ended; False: the reader that pours wants no more."""
@@ -218,32 +224,33 @@ class Deadline:
     """Calls `late` once its moment has passed.
 
     A timer of the event loop is made only for an earlier moment than the present timer's: moving on costs a look at the
-    clock. `cancel` it at the end, which lets go of the timer and of `late`.
+    clock. The moment `at` itself may be set to a later one. `cancel` it at the end, which lets go of the timer and of
+    `late`.
     """
 
-    __slots__ = ("_armed_at", "_at", "_late", "_loop", "_timer")
+    __slots__ = ("_armed_at", "_late", "_loop", "_timer", "at")
 
     def __init__(self, late: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._late, self._loop = late, loop
-        self._at = self._armed_at = math.inf
+        self.at = self._armed_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return "<Deadline>" if self._at == math.inf else f"<Deadline in {self._at - self._loop.time():.1f} s>"
+        return "<Deadline>" if self.at == math.inf else f"<Deadline in {self.at - self._loop.time():.1f} s>"
 
     def within(self, seconds: float) -> None:
         """Be late `seconds` from now."""
-        self._at = at = self._loop.time() + seconds
+        self.at = at = self._loop.time() + seconds
         if at < self._armed_at:
             self._arm(at)
 
     def clear(self) -> None:
         """Never be late."""
-        self._at = math.inf
+        self.at = math.inf
 
     def cancel(self) -> None:
         """Never be late, and leave no timer behind."""
-        self._at = self._armed_at = math.inf
+        self.at = self._armed_at = math.inf
         # a method of the object that has this deadline: the two would wait for the garbage collector
         self._late = _nothing
         if self._timer is not None:
@@ -257,11 +264,11 @@ class Deadline:
 
     def _look(self) -> None:
         self._armed_at, self._timer = math.inf, None
-        if self._at <= self._loop.time():
-            self._at = math.inf
+        if self.at <= self._loop.time():
+            self.at = math.inf
             self._late()
-        elif self._at < math.inf:
-            self._arm(self._at)
+        elif self.at < math.inf:
+            self._arm(self.at)
 
 
 def _nothing() -> None:

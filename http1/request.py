@@ -49,11 +49,13 @@ class Response:
 class Stream:
     """An answer that is written piece by piece. Its head is sent with the first piece, which may be empty."""
 
-    __slots__ = ("_connection", "_has_body", "_head", "_is_chunked", "is_ended")
+    __slots__ = ("_connection", "_goes_on", "_has_body", "_head", "_is_chunked", "is_ended")
 
     def __init__(self, connection: ClientConnection, head: bytes, *, is_chunked: bool, has_body: bool) -> None:
         self._connection, self._head = connection, head
         self._is_chunked, self._has_body = is_chunked, has_body
+        # is its head sent, and does its body go in chunks?
+        self._goes_on = False
         self.is_ended = False
 
     def __repr__(self) -> str:
@@ -63,8 +65,13 @@ class Stream:
         """Send one piece; False: the client reads slowly, so `drained` should be awaited first. Raises ClientGone."""
         if self.is_ended:
             raise RuntimeError("the stream was ended before")
-        is_next = data and self._is_chunked and self._has_body and not self._head
-        return self._connection.push(b"%x\r\n%b\r\n" % (len(data), data) if is_next else self._framed(data))
+        if not self._goes_on or not data:
+            return self._connection.push(self._framed(data))
+        connection = self._connection
+        if connection.transport.is_closing():
+            raise ClientGone("the client has gone")
+        connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return connection.writable is None
 
     def drained(self) -> Coroutine[Any, Any, None]:
         """Return once the client has read enough of what was sent. Raises ClientGone."""
@@ -86,6 +93,7 @@ class Stream:
     def _framed(self, data: bytes) -> bytes:
         """`data` as it is sent, behind the head if that was not sent yet."""
         head, self._head = self._head, b""
+        self._goes_on = self._is_chunked and self._has_body
         if not data or not self._has_body:
             return head
         return b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._is_chunked else head + data
@@ -211,7 +219,10 @@ class Requests:
                     data, self.is_in_head, self._given, self._framing_bytes = begins, True, b"", 0
                     self._parser = HttpRequestParser(self)
                 # a head ends with the first empty line, and a body in chunks with one of them
-                piece = data[: until_empty_line(self._given, data)]
+                end = data.find(EMPTY_LINE)
+                # most come whole
+                is_cut = self._given or end < 0
+                piece = data[: until_empty_line(self._given, data) if is_cut else end + len(EMPTY_LINE)]
                 self._given = (self._given if incoming is None else self._given[-3:]) + piece
                 self._framing_bytes += len(piece)
                 data = data[len(piece) :]
@@ -342,13 +353,13 @@ class ClientConnection(Abortable):
     def __init__(self, owner: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._owner, self._loop, self._limits = owner, loop, owner.limits
         self._requests = Requests(self._limits, self)
-        self._transport: Any = None
+        self.transport: Any = None
         self._current: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
         self._reading = Deadline(self._late_to_send, loop)
         self._writing = Deadline(self._late_to_read, loop)
-        self._writable: asyncio.Future[None] | None = None
+        self.writable: asyncio.Future[None] | None = None
         self._unsent_bytes = 0
         self._is_paused = self._is_half_closed = self._is_lost = False
         self._rest: asyncio.TimerHandle | None = None
@@ -369,14 +380,14 @@ class ClientConnection(Abortable):
 
     def abort(self) -> None:
         """Close the connection at once, which cancels its handler."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        self._transport = transport
+        self.transport = transport
         if self._owner.add(self, transport.get_extra_info("peername")):
             self._reading.within(self._limits.head_s)
             self._owner.wait(self)
@@ -400,7 +411,7 @@ class ClientConnection(Abortable):
     def eof_received(self) -> bool:
         """The client sends no more. Its connection stays for a moment if it has asked for something."""
         is_over = self._current is None or self._requests.incoming is not None
-        if is_over or self._transport.get_extra_info("ssl_object") is not None:
+        if is_over or self.transport.get_extra_info("ssl_object") is not None:
             return False
         self._is_half_closed, self._requests.is_in_head = True, False
         self._reading.within(self._limits.half_closed_s)
@@ -426,15 +437,15 @@ class ClientConnection(Abortable):
 
     def pause_writing(self) -> None:
         """The client reads slower than its handler writes."""
-        self._writable = self._loop.create_future()
+        self.writable = self._loop.create_future()
         self._watch_unsent()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writing.clear()
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
+        if self.writable is not None and not self.writable.done():
+            self.writable.set_result(None)
+        self.writable = None
 
     # reading
 
@@ -449,7 +460,7 @@ class ClientConnection(Abortable):
         elif (self._current is not None or self._requests.waiting) and not self._is_half_closed:
             # a time from before its request, which has no other: a handler may take as long as it needs
             return
-        elif self._current is None and self._transport.get_write_buffer_size():
+        elif self._current is None and self.transport.get_write_buffer_size():
             # the client has not read its answer yet: how long that may take is another question
             self._reading.within(self._limits.linger_s)
         else:
@@ -457,7 +468,7 @@ class ClientConnection(Abortable):
 
     def proceed(self) -> None:
         """Begin with what waits, and read on, or not, according to what is unread."""
-        if self._transport.is_closing() or self._rest is not None:
+        if self.transport.is_closing() or self._rest is not None:
             return
         if self._current is None and self._requests.waiting:
             next_one = self._requests.waiting.popleft()
@@ -481,23 +492,23 @@ class ClientConnection(Abortable):
                 self._reading.within(self._limits.body_s)
 
     def _pause_reading(self) -> None:
-        if not self._is_paused and not self._transport.is_closing():
+        if not self._is_paused and not self.transport.is_closing():
             self._is_paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._is_paused and not self._transport.is_closing():
+        if self._is_paused and not self.transport.is_closing():
             self._is_paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def await_body(self) -> None:
         """The handler waits for a body, perhaps for one that its client has not begun to send."""
         request = self._current
-        if request is None or not request.waits_for_continue or self._transport.is_closing():
+        if request is None or not request.waits_for_continue or self.transport.is_closing():
             return
         if request.stream is None and not request.received:
             request.waits_for_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # answering
 
@@ -516,7 +527,7 @@ class ClientConnection(Abortable):
                 reply = self._owner.refuse(HttpError(500, "the server has failed"))
             if request.stream is None and isinstance(reply, Response):
                 self._write(reply, request)
-                if self._writable is not None:
+                if self.writable is not None:
                     await self.drained()
                 is_whole = True
             else:
@@ -575,15 +586,15 @@ class ClientConnection(Abortable):
 
     def _write(self, reply: Response, request: Request | None) -> None:
         """Write a whole answer; to bytes that are no request without one. Raises ClientGone."""
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             raise ClientGone("the client has gone")
         head = self._head(request, reply.status, reply.headers, len(reply.body))
         body = b"" if reply.status in _BODILESS or (request is not None and request.method == "HEAD") else reply.body
         if len(body) <= _COPIED_BYTES:
-            self._transport.write(head + body)
+            self.transport.write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self.transport.write(head)
+            self.transport.write(body)
 
     def _head(self, request: Request | None, status: int, headers: Lines, length: int | None) -> bytes:
         """The head of an answer: chunked if its `length` is not known. It decides whether the connection stays."""
@@ -609,26 +620,26 @@ class ClientConnection(Abortable):
 
     def push(self, data: bytes) -> bool:
         """Send a part of the answer; False: the client reads slowly, so await `drained`. Raises ClientGone."""
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             raise ClientGone("the client has gone")
         if data:
-            self._transport.write(data)
-        return self._writable is None
+            self.transport.write(data)
+        return self.writable is None
 
     async def drained(self) -> None:
         """Return once the client has read enough of what was sent. Raises ClientGone."""
-        if self._writable is not None:
-            await self._writable
-        if self._transport.is_closing():
+        if self.writable is not None:
+            await self.writable
+        if self.transport.is_closing():
             raise ClientGone("the client has gone")
 
     def _watch_unsent(self) -> None:
-        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
         self._writing.within(self._limits.write_s)
 
     def _late_to_read(self) -> None:
         """Nothing was sent for too long, or at least not enough."""
-        if self._transport.get_write_buffer_size() < self._unsent_bytes:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
             self._watch_unsent()
         else:
             self.abort()
@@ -640,11 +651,11 @@ class ClientConnection(Abortable):
         self._requests.stop()
         self._requests.waiting.clear()
         self._watch_unsent()
-        if not lingers or not self._transport.can_write_eof():
-            self._transport.close()
+        if not lingers or not self.transport.can_write_eof():
+            self.transport.close()
             return
         try:
-            self._transport.write_eof()
+            self.transport.write_eof()
         except OSError:
             # the client was faster
             self.abort()
