@@ -10,7 +10,7 @@ Source: OpenAI API reference, "The chat completion chunk object", "The chat comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
 from backends.http.exchange import WholeBody
 from backends.http.json_members import ABSENT, with_members, with_more_members
-from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for, reported_usage
+from backends.http.nonsense import MISSHAPEN, MOST_TOKENS, nonsense, not_asked_for, reported_usage
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
 from backends.openai.continued import trailing_space, whole_usage
@@ -69,6 +69,82 @@ class Chunk(msgspec.Struct):
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
+
+
+class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a chunk adds to a chat, if that is text alone. Some servers write null for what they do not add."""
+
+    content: str = ""
+    role: Any = None
+    refusal: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+_NO_TEXT = _Text()
+
+
+class _TextChoice(msgspec.Struct):
+    """A choice that goes on with text."""
+
+    index: Literal[0] = 0
+    delta: _Text = _NO_TEXT
+    message: None = None
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    finish_reason: None = None
+
+
+class _TextChunk(msgspec.Struct):
+    """A chunk that adds text to the only choice, and nothing else that is read. As `Ear.hear` reads it, in one step."""
+
+    choices: tuple[_TextChoice]
+    object: Literal["chat.completion.chunk", "text_completion"] = "chat.completion.chunk"
+    usage: None = None
+    error: None = None
+
+
+_TEXT_CHUNK = msgspec.json.Decoder(_TextChunk)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=MOST_TOKENS)]
+
+
+class _Cached(msgspec.Struct, forbid_unknown_fields=True):
+    """What OpenAI tells of a prompt's tokens, where it is no more than this."""
+
+    cached_tokens: _Count | None = None
+
+
+class _Counts(msgspec.Struct, forbid_unknown_fields=True):
+    """The usage of most answers."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    total_tokens: Any = None
+    prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: None = None
+    reasoning_tokens: _Count | None = None
+    """SGLang's."""
+
+
+class _UsualEnd(msgspec.Struct):
+    """The only choice of most answers, as far as it is read."""
+
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    index: Literal[0] = 0
+
+
+class _UsualWhole(msgspec.Struct):
+    """An answer in one piece as nearly all are. As `Ear.hear` and `usage_of` read it, in one step."""
+
+    choices: tuple[_UsualEnd]
+    usage: _Counts
+    object: Literal["chat.completion", "text_completion"] = "chat.completion"
+    error: None = None
+
+
+_USUAL_WHOLE = msgspec.json.Decoder(_UsualWhole)
 
 
 class Ear(msgspec.Struct):
@@ -140,6 +216,26 @@ class PassedStream(PassedBlocks):
         self._ear, self._shows_usage = ear, shows_usage
         self._left = ear.choices
         self._last: _Last | None = None
+        self._adds_text = False
+        """Did the newest chunk add text, so that the next one most often does?"""
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """The Deltas in `data`. Raises as PassedBlocks does."""
+        if self._adds_text and (payload := self._blocks.plain(data)) is not None and (text := self._text_in(payload)):
+            return iter((Delta(text, raw=data, tokens=1),))
+        return super().feed(data)
+
+    def _text_in(self, content: bytes) -> str:
+        """The text in a chunk, which is counted, if it adds text and nothing else; else nothing."""
+        try:
+            choice = _TEXT_CHUNK.decode(content).choices[0]
+        except MISSHAPEN:
+            self._adds_text = False
+            return ""
+        text = choice.delta.content if choice.text is msgspec.UNSET else choice.text
+        self._ear.pieces += bool(text)
+        self._adds_text = bool(text)
+        return text
 
     def end(self) -> Iterator[Delta]:
         """The held bytes. Raises BackendFailed if the end came too early."""
@@ -147,6 +243,10 @@ class PassedStream(PassedBlocks):
         yield from super().end()
 
     def _take(self, block: bytes, content: bytes) -> Sequence[Delta]:
+        if self._adds_text and (text := self._text_in(content)):
+            self._hold(block, 1, text)
+            return ()
+        self._adds_text = False
         if content == DONE:
             self.is_over = True
             ended = self._let_last_go()
@@ -168,6 +268,7 @@ class PassedStream(PassedBlocks):
         if not ends and self._last is None:
             # all but one of hundreds of chunks
             self._hold(shown, chunk.pieces, chunk.text)
+            self._adds_text = bool(chunk.text) and self._ear.choices == 1 and self._ear.shown_model is None
             return ()
         last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         self._left -= len(ends)
@@ -219,6 +320,18 @@ class PassedWhole(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """The answer, then its other ends; the last one with usage."""
         ear = self.ear
+        if ear.shown_model is None:
+            try:
+                usual = _USUAL_WHOLE.decode(whole)
+            except MISSHAPEN:
+                # an unusual one, or none
+                pass
+            else:
+                counts, finish = usual.usage, usual.choices[0].finish_reason
+                tokens, details = counts.completion_tokens, counts.prompt_tokens_details
+                cached = 0 if details is None else details.cached_tokens or 0
+                usage = Usage(counts.prompt_tokens, tokens, cached, counts.reasoning_tokens)
+                return [Delta("", finish_reason=finish, usage=usage, body=whole, is_whole=True, tokens=tokens)]
         chunk = ear.hear(whole)
         if not chunk.choices:
             raise nonsense(ear.backend, whole)
@@ -227,12 +340,12 @@ class PassedWhole(WholeBody):
         usage = ear.told or ear.usage()
         tokens = 0 if usage.is_guess else usage.completion_tokens
         ends: list[tuple[int, str | None]] = chunk.ends or [(0, None)]
-        choice, finish = ends[0]
+        choice, ended_by = ends[0]
         if len(ends) == 1:
-            return [Delta("", choice, finish_reason=finish, usage=usage, body=body, is_whole=True, tokens=tokens)]
-        deltas = [Delta("", choice, finish_reason=finish, body=body, is_whole=True, tokens=tokens)]
-        for choice, finish in ends[1:]:
-            deltas.append(Delta("", choice, finish_reason=finish))
+            return [Delta("", choice, finish_reason=ended_by, usage=usage, body=body, is_whole=True, tokens=tokens)]
+        deltas = [Delta("", choice, finish_reason=ended_by, body=body, is_whole=True, tokens=tokens)]
+        for choice, ended_by in ends[1:]:
+            deltas.append(Delta("", choice, finish_reason=ended_by))
         deltas[-1] = replace(deltas[-1], usage=usage)
         return deltas
 

@@ -150,7 +150,8 @@ class OpenAIServer(StandIn):
     def chunk(
         self, body: Mapping[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if "messages" in body else "text_completion"
+        chat = "chat.completion.chunk" if body.get("stream") else "chat.completion"
+        kind = chat if "messages" in body else "text_completion"
         chunk = {"id": "cmpl-1", "object": kind, "created": 1, "model": body["model"], "choices": choices}
         return chunk | ({"usage": usage} if usage else {})
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
@@ -103,6 +104,76 @@ def test_what_is_accounted_is_what_is_when_an_answer_is_taken_apart(chunks: list
     assert "".join(delta.text for delta in passed if delta.message is None) == "".join(
         delta.text for delta in apart
     ) or any(delta.message is not None for delta in passed)
+
+
+ODDITIES: list[dict[str, Any]] = [
+    *({"usage": usage} for usage in (None, {}, {"prompt_tokens": 3}, {"prompt_tokens": -1}, "a")),
+    *({"object": name} for name in ("chat.completion.chunk", "text_completion", "error", "vendor", 7)),
+    *({"error": error} for error in (None, "", {"message": "broken", "code": 400})),
+    *({"choices": choices} for choices in (None, [], [{}], [{"index": 1, "text": "a"}], [{"text": "a"}] * 2)),
+    *({"choices": [{"delta": {name: value}}]} for name in ("content", "role", "tool_calls") for value in (None, "", 7)),
+    *({"choices": [{"delta": {"content": "a", "reasoning": value, "vendor": None}}]} for value in (None, "b")),
+    *({"choices": [{"delta": {"content": "a"}, **more}]} for more in ({"text": ""}, {"text": "b"}, {"text": None})),
+    *({"choices": [{"delta": {"content": "a"}, "finish_reason": reason}]} for reason in ("", "stop", "abort")),
+    {"choices": [{"message": {"content": "a"}}]},
+]
+"""Members of a chunk that are no plain piece of text, or nearly none."""
+
+
+def outcome(stream: PassedStream, pieces: Iterable[bytes]) -> tuple[object, ...]:
+    """What came of `pieces`, whatever Deltas they came in: bytes, text (None: more than that), tokens, ends, usage."""
+    deltas: list[Delta] = []
+    failure = None
+    try:
+        for piece in pieces:
+            deltas.extend(stream.feed(piece))
+        deltas.extend(stream.end())
+    except ExpectedError as error:
+        failure = type(error), str(error)
+    text = None if any(delta.message is not None for delta in deltas) else "".join(delta.text for delta in deltas)
+    ends = [(delta.choice, delta.finish_reason) for delta in deltas if delta.finish_reason]
+    usages = [delta.usage for delta in deltas if delta.usage]
+    return raw_of(deltas), text, sum(delta.tokens for delta in deltas), ends, usages, failure
+
+
+@given(st.lists(st.sampled_from([{}, {}, *ODDITIES]), max_size=8), st.booleans())
+def test_a_plain_piece_of_text_is_read_in_one_step_as_it_is_read_by_parts(
+    oddities: list[dict[str, Any]], shows_usage: bool
+) -> None:
+    plain = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "a"}}]}
+    pieces = [*(event(plain | oddity) for oddity in oddities), DONE]
+    # a piece that comes cut is never read in one step
+    halves = [half for piece in pieces for half in (piece[:9], piece[9:])]
+    assert outcome(a_stream(shows_usage=shows_usage), pieces) == outcome(a_stream(shows_usage=shows_usage), halves)
+
+
+COUNTS = st.sampled_from([None, 0, 7, -1, 2.5, "5", 2**40])
+USAGES = st.fixed_dictionaries(
+    {"prompt_tokens": st.sampled_from([5, None, -1, 2**40]), "completion_tokens": st.sampled_from([3, 0, "3"])},
+    optional={
+        "total_tokens": st.just(8),
+        "reasoning_tokens": COUNTS,
+        "cached_tokens": COUNTS,
+        "prompt_tokens_details": st.none() | st.fixed_dictionaries({}, optional={"cached_tokens": COUNTS}),
+        "completion_tokens_details": st.none() | st.fixed_dictionaries({}, optional={"reasoning_tokens": COUNTS}),
+    },
+)
+
+
+@given(USAGES, st.sampled_from(["stop", "length", "abort", "eos_token", "", None]), st.integers(0, 1))
+def test_a_usual_answer_in_one_piece_is_read_in_one_step_as_it_is_read_by_parts(
+    usage: dict[str, Any], reason: str | None, index: int
+) -> None:
+    def read(**more: Any) -> object:
+        choice = {"index": index, "message": {"content": "a"}, "finish_reason": reason}
+        whole = json.dumps({"choices": [choice], "usage": {**usage, **more}}).encode()
+        try:
+            return [replace(delta, body=None) for delta in PassedWhole(an_ear()).read(whole)]
+        except ExpectedError as error:
+            return type(error)
+
+    # a usage with a member that is not known is read by parts
+    assert read() == read(vendor=1)
 
 
 @pytest.mark.parametrize("beside", [{"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}])
