@@ -131,28 +131,29 @@ class Delivery(UntilGivenUp, kw_only=True, eq=False):
         """Account for `delta`, and pass it on; False: the caller is still to take it. Raises Beaten, CallerGone."""
         if delta.is_repeat:
             return True
-        placed, race, flight, now = self.placed, self.race, self.flight, self.clock()
-        so_far = placed.bid.so_far
+        flight, now = self.flight, self.clock()
         flight.heard(delta, now)
         if delta is ACCEPTED:
             return True
+        placed, race = self.placed, self.race
         if delta.computed_tokens is None:
+            bid = placed.bid
             if race is not None and race.leader is not placed:
                 race.lead(placed)
             if flight.first_at is not None:
                 self.account.heard(now)
-            if so_far is not None:
-                so_far.add(delta)
-            if placed.bid.echo and placed.bid.prompt.beginning is None:
+            if bid.so_far is not None:
+                bid.so_far.add(delta)
+            if bid.echo and bid.prompt.beginning is None:
                 if self._unechoed is None:
-                    self._unechoed = set(range(placed.bid.request.sampling.choices))
-                delta = self.ask.echoed(delta, placed.bid.echo, self._unechoed)
+                    self._unechoed = set(range(bid.request.sampling.choices))
+                delta = self.ask.echoed(delta, bid.echo, self._unechoed)
         elif race is not None and placed is not race.placed:
             return True
         if delta.finish_reason is not None and self.attempt is not None:
             self.attempt.finished(delta.finish_reason)
-        self.pending = self.caller.write(self.at, delta)
-        if self.pending is None:
+        pending = self.pending = self.caller.write(self.at, delta)
+        if pending is None:
             return True
         flight.hold()
         return False

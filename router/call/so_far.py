@@ -14,6 +14,9 @@ MOST_BYTES = 1 << 20
 _JOINED = 64
 """Pieces of text that are joined: each by itself takes 50 bytes more than its characters."""
 
+_LARGE = 4 << 10
+"""Characters of a piece that is joined at once, so that pieces take little memory."""
+
 _FORCING = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -27,7 +30,6 @@ class SoFar:
     def __init__(self) -> None:
         self.tokens = 0
         self.is_lost = self.has_ended = False
-        self._size = 0
         self._ids: array[int] | None = array("I")
         self._texts: list[str] = []
 
@@ -36,6 +38,20 @@ class SoFar:
 
     def add(self, delta: Delta) -> None:
         """`delta` goes to the client."""
+        text, texts = delta.text, self._texts
+        if not text or delta.token_ids or delta.message is not None or delta.finish_reason or delta.body is not None:
+            self._add_other(delta)
+            return
+        # text alone, as nearly all of them
+        self.tokens += delta.tokens or 1
+        if not self.is_lost:
+            self._ids = None
+            texts.append(text)
+            if len(texts) == _JOINED or len(text) > _LARGE:
+                self._join()
+
+    def _add_other(self, delta: Delta) -> None:
+        """The same for one that holds anything but text."""
         ids, text = delta.token_ids, delta.text
         tokens = delta.tokens or len(ids) or bool(text)
         self.tokens += tokens
@@ -47,16 +63,19 @@ class SoFar:
         if delta.finish_reason is not None or is_unparsed or has_more:
             self._lose()
             return
-        self._size += len(text) + 4 * len(ids)
         if not ids and tokens:
             self._ids = None
         elif self._ids is not None:
             self._ids.extend(ids)
-        if text:
+        if text or ids:
             self._texts.append(text)
-            if len(self._texts) == _JOINED:
-                self._texts = ["".join(self._texts)]
-        if self._size > MOST_BYTES:
+            if len(self._texts) == _JOINED or len(text) > _LARGE:
+                self._join()
+
+    def _join(self) -> None:
+        ids_bytes = 0 if self._ids is None else 4 * len(self._ids)
+        self._texts = ["".join(self._texts)]
+        if len(self._texts[0]) + ids_bytes > MOST_BYTES:
             self._lose()
 
     def beginning(self, request: Request, body: Mapping[str, Any] | None) -> Beginning | None:

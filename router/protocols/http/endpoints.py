@@ -260,6 +260,8 @@ class HttpCaller:
     _head: Head | None = None
     _ask: Ask | None = None
     _events: EventStream | None = None
+    _passes_on = False
+    """Is it a stream of events whose bytes may be those of the backend?"""
     _placement: Placement | None = None
     _limits: Mapping[str, str] = MappingProxyType({})
     _response: Stream | None = None
@@ -296,7 +298,7 @@ class HttpCaller:
         ask = self._ask = await held.parse(raw.removeprefix(BOM_UTF8), self._parsed)
         self._head = Head(self._dialect.prefix + self.id, self._created_s, ask.model)
         if ask.stream:
-            self._events = self._dialect.stream(self._head, ask)
+            self._events, self._passes_on = self._dialect.stream(self._head, ask), len(ask.inputs) == 1
             self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
         else:
             choices = len(ask.inputs) * ask.sampling.choices
@@ -337,6 +339,15 @@ class HttpCaller:
 
     def write(self, index: int, delta: Delta) -> Coroutine[Any, Any, None] | None:
         """Stream one piece, or collect it."""
+        if (raw := delta.raw) is not None and self._passes_on and delta.usage is None:
+            # nearly every event of a stream
+            self._raw = raw
+            self._seen.add(index)
+            try:
+                response = self._response or self._begun()
+                return None if response.push(raw) else self._drained(response)
+            except ClientGone as error:
+                raise CallerGone from error
         assert self._ask is not None
         if delta.computed_tokens is not None:
             return self._write_progress(delta.computed_tokens, delta.expected_s)
@@ -348,13 +359,11 @@ class HttpCaller:
             else:
                 self._answers[index * self._ask.sampling.choices + delta.choice].add(delta)
             return None
-        if delta.raw is None or len(self._ask.inputs) > 1:
-            event = self._rendered(index, delta)
-        elif delta.usage is None:
-            event = self._raw = delta.raw
-        else:
+        if raw is not None and self._passes_on:
             # what ends the stream waits until the call is settled
-            self._ending, event = delta.raw, b""
+            self._ending = raw
+            return None
+        event = self._rendered(index, delta)
         if not event:
             return None
         self._seen.add(index)
