@@ -22,7 +22,7 @@ from backends.openai.prefill import PrefillAnswer, prefill_post
 from backends.openai.prompt import post_of, with_usage
 from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Capability, Native, Prompt, Request
+from policies.nouns import Capability, Prompt, Request
 
 RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
 """Features that many servers of completions accept and ignore."""
@@ -83,10 +83,14 @@ class OpenAICompatible(HttpBackend):
 
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
         """The client's own request with the fields `own`; its answer goes back as it comes, if that may be."""
-        native = self._passed_on(prompt, own)
-        if native is None:
+        native = prompt.native
+        if native is None or not self._passes_on or prompt.beginning is not None:
             return self._rendered_exchange(request, prompt, own)
         body, path = native.body, native.path
+        # if the server does not repeat the prompt itself, the router does
+        is_whole = body is prompt.body or self._echoes
+        if not (is_whole if path in _TEXT_PATHS else self._has_endpoint(path, own)):
+            return self._rendered_exchange(request, prompt, own)
         members: dict[str, Any] = {"model": self._options.models.get(request.model, request.model)}
         is_streamed = bool(body.get("stream"))
         if is_streamed and path in _TEXT_PATHS:
@@ -127,19 +131,11 @@ class OpenAICompatible(HttpBackend):
         quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
         return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
 
-    def _passed_on(self, prompt: Prompt, own: Mapping[str, Any]) -> Native | None:
-        """The client's request in its own dialect, if the server may be sent it: it has the endpoint, and that takes
-        all that the router has to say.
-        """
-        native = prompt.native
-        if native is None or not self._passes_on or prompt.beginning is not None:
-            return None
-        if native.path in _TEXT_PATHS:
-            # if the server does not repeat the prompt itself, the router does
-            return native if native.body is prompt.body or self._echoes else None
-        fields = (self._endpoints or {}).get(native.path)
+    def _has_endpoint(self, path: str, own: Mapping[str, Any]) -> bool:
+        """Whether the server has `path`, and that takes all that the router has to say: the fields `own`."""
+        fields = (self._endpoints or {}).get(path)
         needed = {name for name, value in own.items() if value is not None} - self._dispensable
-        return None if fields is None or not needed <= fields else native
+        return fields is not None and needed <= fields
 
     @property
     def _may_answer_whole(self) -> bool:
