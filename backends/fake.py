@@ -26,9 +26,9 @@ _ALL_BUT_PINS = _ALL - {Capability.PINS}
 class Answer:
     """The answer to one request.
 
-    `texts` become one Delta each, `delay_s` apart. `error` is raised before Delta number `error_at` (0: at once; the
-    number of texts: instead of the finish). `hangs_at` stops there until the backend is closed. `message` and
-    `body` go with the last Delta.
+    `texts` become one Delta each, `delay_s` apart; without that all of them come at once. `error` is raised before
+    Delta number `error_at` (0: at once; the number of texts: instead of the finish). `hangs_at` stops there until the
+    backend is closed. `message` and `body` go with the last Delta.
     """
 
     texts: tuple[str, ...] = ("Hello", ", ", "world", ".")
@@ -126,12 +126,13 @@ class FakeBackend:
                 raise Unreached(f"{self.name} cannot be reached")
             begun = 0 if prompt.beginning is None else prompt.beginning.tokens
             stumbles = answer.error is not None or answer.hangs_at is not None
+            await self.sleep(answer.delay_s)
             for at, text in enumerate(answer.texts[begun:], start=begun):
-                await self.sleep(answer.delay_s)
                 if stumbles:
                     await self._stumble(answer, at)
                 yield Delta(text=text)
-            await self.sleep(answer.delay_s)
+                if answer.delay_s:
+                    await self.sleep(answer.delay_s)
             if stumbles:
                 await self._stumble(answer, len(answer.texts))
             # before the last yield: a reader of the last Delta need not ask for another

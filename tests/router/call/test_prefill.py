@@ -355,7 +355,7 @@ async def test_where_kv_is_handed_over_both_legs_have_one_room_and_run_at_the_sa
     world = World(meets=True)
     world.prompts.seconds = 5.0
     for answers in world.answers:
-        answers.hands_over = 5.0
+        answers.hands_over = 5.01
     caller, error, seconds = await world.ask()
     assert (error, text_of(caller)) == (None, TEXT)
     assert seconds == pytest.approx(5.0, abs=0.1), "it has no limit of its own where nothing else would compute it"
