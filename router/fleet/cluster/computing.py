@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 
 from policies.bursts import LEAST_TOKENS, Underway
 from policies.nouns import Request
+from policies.prefix.rungs import Rungs
 from router.fleet.cluster.flights import Flight
 
 _LATE_SHARE = 0.1
 """A prompt that takes longer than predicted is expected to take this share of the past time more."""
+
+
+_RUNGS = Rungs(256, 16)
+"""The blocks by which a prompt is found: all of the first 16,384 tokens, then one of every 1,024."""
 
 
 class Computing:
@@ -21,9 +26,9 @@ class Computing:
 
     def __init__(self, on_left: Callable[[Flight, bool], None] = lambda *_: None) -> None:
         self._on_left = on_left
-        self.flights: dict[Flight, None] = {}
-        """All of them: changed here alone."""
-        # one tuple for all blocks that the same flights compute: a long prompt has thousands
+        self.flights: dict[Flight, Sequence[int]] = {}
+        """All of them, and the keys by which each is found: changed here alone."""
+        # one tuple for all blocks that the same flights compute: a long prompt has hundreds
         self._by_key: dict[int, tuple[Flight, ...]] = {}
 
     def __repr__(self) -> str:
@@ -40,9 +45,8 @@ class Computing:
         if flight.uncached_tokens < LEAST_TOKENS or not flight.request.block_keys:
             return
         flight.on_computed = self._computed
-        self.flights[flight] = None
-        keys = flight.request.block_keys
-        shared = self._blocks(keys)
+        self.flights[flight] = keys = _RUNGS.of(flight.request.block_keys)
+        shared = self._rungs(keys)
         for key in keys[:shared]:
             self._by_key[key] += (flight,)
         self._by_key.update(dict.fromkeys(keys[shared:], (flight,)))
@@ -52,18 +56,19 @@ class Computing:
         self._leave(flight, is_computed=False)
 
     def of(self, request: Request, now: float) -> tuple[Underway, ...]:
-        """The longest beginning of the prompt of `request` that is being computed, and where: for requests of its rank
-        or a better one, because others may stand still for long."""
+        """The longest beginning of the prompt of `request`, up to a rung, that is being computed, and where: for
+        requests of its rank or a better one, because others may stand still for long."""
         if not self.flights:
             return ()
-        keys = request.block_keys
-        blocks = self._blocks(keys)
-        if not blocks:
+        keys = _RUNGS.of(request.block_keys)
+        rungs = self._rungs(keys)
+        if not rungs:
             return ()
-        tokens = min(request.prompt_tokens, blocks * request.prompt_tokens // len(keys))
+        blocks = _RUNGS.blocks(rungs)
+        tokens = min(request.prompt_tokens, blocks * request.prompt_tokens // len(request.block_keys))
         return tuple(
             Underway(flight.backend, tokens, _left_s(flight, now))
-            for flight in self._by_key[keys[blocks - 1]]
+            for flight in self._by_key[keys[rungs - 1]]
             if flight.request.rank <= request.rank and not (flight.is_silent and _is_due(flight, now))
         )
 
@@ -74,8 +79,8 @@ class Computing:
         assert all(self._by_key.values()), f"{self!r}: remembers a key of no flight"
         assert all(flight.is_waiting for flight in self.flights), f"{self!r}: remembers a prompt that is computed"
 
-    def _blocks(self, keys: Sequence[int], flights: int = 1) -> int:
-        """How many of `keys` at least so many flights compute: a flight with a block has all in front of it."""
+    def _rungs(self, keys: Sequence[int], flights: int = 1) -> int:
+        """How many of the first `keys` at least so many flights compute: one with a block has all in front of it."""
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high + 1) // 2
@@ -87,11 +92,10 @@ class Computing:
         self._leave(flight, is_computed=True)
 
     def _leave(self, flight: Flight, *, is_computed: bool) -> None:
-        if flight not in self.flights:
+        keys = self.flights.pop(flight, None)
+        if keys is None:
             return
-        del self.flights[flight]
-        keys = flight.request.block_keys
-        shared = self._blocks(keys, 2)
+        shared = self._rungs(keys, 2)
         for key in keys[:shared]:
             self._by_key[key] = tuple([other for other in self._by_key[key] if other is not flight])
         deque(map(self._by_key.__delitem__, keys[shared:]), maxlen=0)

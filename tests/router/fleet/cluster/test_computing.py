@@ -45,6 +45,23 @@ def test_a_prompt_is_found_by_the_beginning_that_it_shares_until_its_first_token
     assert left == [("b0", True)]
 
 
+def test_a_long_prompt_is_found_by_a_few_of_its_deep_blocks() -> None:
+    computing, keys = Computing(), tuple(range(1000, 2000))
+    flights = [a_flight(keys=keys), a_flight("b1", (*keys[:300], *range(5000, 5400)))]
+    for flight in flights:
+        computing.began(flight)
+        computing.check()
+    assert of(computing, keys) == [("b0", (256 + 46 * 16) * 64)]
+    # 300 blocks are shared
+    assert of(computing, (*keys[:300], *range(900))) == [("b0", 288 * 64), ("b1", 288 * 64)]
+    assert keys[255] in computing
+    assert sum(key in computing for key in keys) == 256 + 46
+    for flight in flights:
+        computing.ended(flight)
+    computing.check()
+    assert keys[0] not in computing
+
+
 def test_one_that_ends_without_an_answer_is_not_computed() -> None:
     left: list[bool] = []
     computing, flight = Computing(lambda _, done: left.append(done)), a_flight()
