@@ -185,7 +185,7 @@ _INLINE_COST = 2**20
 """Bodies are parsed on the event loop if their objects, lists and texts cost up to this, in 3 ms at most; others in a
 thread, one after the other."""
 
-_INLINE_BYTES = 3 * 2**19
+INLINE_BYTES = 3 * 2**19
 """Bodies up to this size are read and parsed there, unless they cost more: 0.3 ms and 0.5 ms for a megabyte of text."""
 
 _ARRIVING = 4
@@ -292,7 +292,7 @@ class Held(msgspec.Struct, eq=False):
             is_quick = size <= _INLINE_COST
         if not is_quick:
             size, parsed = await self._cost(body, costs)
-            is_quick = len(body) <= _INLINE_BYTES and parsed <= _INLINE_COST
+            is_quick = len(body) <= INLINE_BYTES and parsed <= _INLINE_COST
         if not self._parsed and size <= bodies.most_of_one and bodies.parsed.lend(self.tenant, size):
             # as nearly every body
             self._parsed = size
@@ -306,7 +306,7 @@ class Held(msgspec.Struct, eq=False):
     async def _cost(self, body: bytes, costs: Costs) -> BodyCost:
         """The cost of `body`: of a large one, or one that is slow to read, in turns with those of other tenants."""
         work = costs.in_turns(body, self.bodies.most_of_one)
-        cost = take_turn(work, _INLINE_BYTES) if len(body) <= _INLINE_BYTES else UNFINISHED
+        cost = take_turn(work, INLINE_BYTES) if len(body) <= INLINE_BYTES else UNFINISHED
         return await self.bodies.turns.run(self.tenant, work) if isinstance(cost, Unfinished) else cost
 
     async def run(self, work: Generator[int, None, _Result]) -> _Result:

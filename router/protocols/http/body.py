@@ -10,7 +10,7 @@ from http1.coding import CODINGS, BadCoding, decoded
 from http1.errors import BadRequest, BodyTimeout, BodyTooLarge, ClientGone
 from http1.request import Request
 from policies.errors import InvalidRequest, RequestTooLarge
-from router.call.bodies import SMALL_BYTES, Held
+from router.call.bodies import INLINE_BYTES, SMALL_BYTES, Held
 from router.call.caller import CallerGone
 from router.text.turns import at_once, once
 
@@ -47,6 +47,8 @@ async def read_body(http: Request, most_bytes: int, held: Held | None = None, *,
         raise InvalidRequest(f"the content encoding '{encoding[:40]}' is not supported", hint=hint)
     try:
         pieces = await _arrived(http, most_bytes, held, is_coded=encoding != "identity")
+        if encoding == "identity" and (held is None or sum(map(len, pieces)) <= INLINE_BYTES):
+            return b"".join(pieces).removeprefix(codecs.BOM_UTF8)
         work = once(lambda: _whole(pieces, encoding, most_bytes))
         return at_once(work) if held is None else await held.run(work)
     except BodyTooLarge as error:
@@ -77,6 +79,8 @@ async def _arrived(http: Request, most_bytes: int, held: Held | None, *, is_code
     if held is not None and announced > SMALL_BYTES:
         has_room = True
         await held.arrive(announced + _decoded_bytes(announced, most_bytes, is_coded=is_coded))
+        # there is memory for all of it: its client need not pause until a part was taken
+        http.unread_bytes = max(http.unread_bytes, 2 * announced)
     async for data in http.content():
         if pieces and len(pieces[-1]) < SMALL_BYTES:
             pieces[-1] += data

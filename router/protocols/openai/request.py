@@ -123,8 +123,10 @@ def _has_block(body: Mapping[str, Any]) -> bool:
     """Whether a message of `body` has documents in its text."""
     for message in body["messages"]:
         content = message.get("content")
-        if BLOCK_END in content if isinstance(content, str) else any(BLOCK_END in text for text in texts_of(content)):
-            return True
+        for text in (content,) if isinstance(content, str) else texts_of(content):
+            # most texts have no brace, and one character is found twenty times as fast as several
+            if "{" in text and BLOCK_END in text:
+                return True
     return False
 
 

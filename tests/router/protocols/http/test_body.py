@@ -15,7 +15,7 @@ from backends.nesting import MOST_LEVELS
 from http1.limits import ServerLimits
 from http1.message import Headers
 from http1.request import Request
-from router.call.bodies import SMALL_BYTES
+from router.call.bodies import SMALL_BYTES, Bodies, Held
 from router.protocols.http import body as body_module
 from router.start.app import Router
 from tests.http1.parts import no_connection
@@ -240,3 +240,20 @@ async def test_a_body_that_comes_byte_by_byte_is_kept_in_few_pieces() -> None:
     request.put(b"c")
     request.end()
     assert [len(piece) for piece in await reading] == [1000 + SMALL_BYTES, 1]
+
+
+@pytest.mark.parametrize("size", [2**20, 3 * 2**20])
+async def test_a_body_that_has_its_memory_comes_without_pauses_and_as_it_was_sent(size: int) -> None:
+    bodies, body = Bodies(64 * 2**20), bytes(range(256)) * (size // 256)
+    request = Request("POST", "/", Headers(b""), no_connection(), ServerLimits(unread_bytes=2**16))
+    request.content_length = size
+    with Held(bodies, "a") as held:
+        reading = asyncio.create_task(body_module.read_body(request, size, held))
+        await asyncio.sleep(0)
+        for start in range(0, size, 2**18):
+            request.put(body[start : start + 2**18])
+            assert not request.is_full
+        assert await reading == body
+        assert bodies.arriving.lent == 2 * size
+    bodies.check()
+    bodies.close()
