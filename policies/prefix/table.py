@@ -33,6 +33,7 @@ _DROPPED_SHARE = 8
 """A full segment drops the oldest 1/8 of its rows at once, so that the cost of moving is spread over many stores."""
 
 _LEAST_ROWS = 8
+_MOST_16 = 1 << 16
 
 _FEW = 64
 """Up to this number of unplaced keys of a batch, placing them one by one is faster."""
@@ -265,14 +266,15 @@ class KeyTable:
     def _move(self, segment: int, *, room: int = 0) -> None:
         """Rewrite the rows of `segment`, each to its present place: after a split half of them to the last segment.
 
-        If there is no `room` for so many more, the oldest are dropped.
+        If there is no `room` for so many more, the oldest are dropped; then all others stay in their segment.
         """
         start = segment * self.segment_rows
         rows = self._rows[start : start + self.segment_rows]
         kept = _rows_where(rows, rows[:, 0] != 0)
         values = self._renewed((kept[:, 1] & _VALUE).astype(np.int64))
         kept[:, 1] = kept[:, 1] & ~_VALUE | values.astype(np.uint64)
-        kept, values = _rows_where(kept, values != 0), values[values != 0]
+        if not values.all():
+            kept, values = _rows_where(kept, values != 0), values[values != 0]
         if room and len(kept) + room > self._most_used:
             surplus = min(len(kept), max(len(kept) + room - self._most_used, len(kept) // _DROPPED_SHARE))
             oldest = np.argpartition(kept[:, 1] >> _STAMP_SHIFT, surplus - 1)[:surplus]
@@ -283,6 +285,9 @@ class KeyTable:
         rows[:] = 0
         self._total -= self._used[segment]
         self._used[segment] = 0
+        if room:
+            self._fill(segment, kept)
+            return
         segments = self._segments(kept[:, 0])
         for target in {segment, len(self._used) - 1}:
             self._fill(target, _rows_where(kept, segments == target))
@@ -291,7 +296,8 @@ class KeyTable:
         """Write `rows` into `segment`, which has none of them, as if one by one in the order of homes."""
         start, steps = segment * self.segment_rows, np.arange(len(rows))
         homes = self._homes(rows[:, 0]) - start
-        order = np.argsort(homes, kind="stable")
+        # numbers of 16 bits are sorted in a fifth of the time
+        order = np.argsort(homes.astype(np.uint16) if self.segment_rows <= _MOST_16 else homes, kind="stable")
         places = steps + np.maximum.accumulate(homes[order] - steps)
         inside = places < self.segment_rows
         self._rows[start + places[inside]] = rows.take(order[inside], axis=0)
