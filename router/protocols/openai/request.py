@@ -70,7 +70,10 @@ TEXT_PARTS = {
 """Parts of a message that are text: type -> the member that holds it."""
 
 _ALONE = 2
-"""Number of members of a part with nothing beside its type and text."""
+"""Number of members of a part with nothing beside its type and text, or of a message beside its role and content."""
+
+_OF_TEXT_ALONE = frozenset({"user", "assistant"})
+"""Roles of messages of which nothing is left out or added if they have only a text."""
 
 MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
 """Parts of a message that are not text: OpenAI's, and those that vLLM and SGLang add."""
@@ -133,9 +136,13 @@ def _has_block(body: Mapping[str, Any]) -> bool:
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     """The conversation of `body` (parsed: `fields`). Raises InvalidRequest."""
     continues = bool(fields.continue_final_message)
-    messages, parts_of, media, images = [], {}, 0, 0
+    messages, parts_of, media, images = list[Mapping[str, Any]](), dict[int, Sequence[Mapping[str, Any]]](), 0, 0
     for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True)):
         if isinstance(message.content, str):
+            if len(raw) == _ALONE and message.role in _OF_TEXT_ALONE:
+                # as most messages
+                messages.append({"role": message.role, "content": message.content})
+                continue
             parts: Sequence[Mapping[str, Any]] = [{"type": "text", "text": message.content}]
         else:
             parts = _parts(message, raw, at)
