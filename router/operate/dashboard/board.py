@@ -143,7 +143,7 @@ class Board:
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """See Listener."""
-        word, usage = outcome.value, account.usage
+        word, usage = str(outcome), account.usage
         cost = sum([spent.cost for spent in account.spent])
         only = self._newest.get(account.id)
         rows, is_reported = self._rows_of(account, at) if only is None else [only], True

@@ -357,7 +357,7 @@ class Telemetry:
         labels, usage, trace = (account.tenant, account.service_class), account.usage, account.trace
         for listener in self._listeners:
             listener.ended(account, outcome, code, now)
-        self._requests[*labels, outcome.value].inc()
+        self._requests[*labels, str(outcome)].inc()
         if is_refused:
             self._refusals[code].inc()
         self._total[labels].observe(now - account.started_at)
