@@ -1,14 +1,16 @@
-"""Latency of a backend: a small model per backend, fitted to observations, with a usable prior."""
+"""What is learnt of one backend, with a usable prior: a small model of its latency, quantiles of its times, and how
+many tokens it computed of late. Old observations count less and less. Pure."""
 
 from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import msgspec
 
-from policies.learning.fading import SlowTime, p99_factor
 from policies.learning.fetch import FetchModel
 from policies.learning.least_squares import Prior, RecursiveFit
 
@@ -34,12 +36,21 @@ in addition for each observation that an equal share of the peers' observations 
 _LATELY = 0.05
 """The share of one observation in the mean pace of all peers: about the last 20 count."""
 
-_UNSEEN_SCATTER = p99_factor(0.25)
-"""The P99 of the time to a first token, in predicted ones, before enough predictions could be compared."""
+_SLOW_SHARE, _FEWEST = 0.05, 8
+"""The share of one value in its quantiles, and how many values these take at least."""
+
+_P99 = 2.33
+_NORMAL = NormalDist()
+
+_UNSEEN_SCATTER = 0.25
+"""The variance of the log of the time to a first token, in predicted ones, before enough predictions were compared."""
 
 _ERROR_SHARE = 0.1
 _MOST_ERROR = 10.0
 """A relative error beyond this counts as this value."""
+
+_USUAL_CACHE_TOKENS = 262_144
+"""The size of a cache if its backend does not report it."""
 
 
 class Work(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -130,6 +141,45 @@ PRIORS = {"ollama": Latency(0.05, 5e-4, 1e-8, 1.0, 1.0, 0.03, 1e-3, 1e-7)}
 def prior_of(kind: str) -> Latency:
     """The prior of a backend of this kind, used before any observation."""
     return PRIORS.get(kind, TYPICAL)
+
+
+def p99_factor(variance: float) -> float:
+    """The P99 of a log-normal quantity, in medians, where the variance of its log is `variance`."""
+    return math.exp(_P99 * math.sqrt(variance))
+
+
+class SlowTime:
+    """Learns the quantiles of a positive quantity, as a log-normal one, from about its last twenty values."""
+
+    __slots__ = ("_mean", "_seen", "_variance")
+
+    def __init__(self) -> None:
+        self._mean = self._variance = 0.0
+        self._seen = 0
+
+    def __repr__(self) -> str:
+        return f"<SlowTime {self.p99}>"
+
+    def observe(self, value: float) -> None:
+        """Learn from one value; one that is not positive and finite is ignored."""
+        if not 0.0 < value < math.inf:
+            return
+        self._seen = min(self._seen + 1, _FEWEST * 10)
+        share = max(_SLOW_SHARE, 1.0 / self._seen)
+        off = math.log(value) - self._mean
+        self._mean += share * off
+        self._variance = (1.0 - share) * (self._variance + share * off * off)
+
+    @property
+    def p99(self) -> float | None:
+        """The present estimate; None after too few values."""
+        return None if self._seen < _FEWEST else math.exp(self._mean) * p99_factor(self._variance)
+
+    def quantile(self, share: float) -> float | None:
+        """The value that `share` of all are below, by the present estimate; None after too few values."""
+        if self._seen < _FEWEST:
+            return None
+        return math.exp(self._mean + _NORMAL.inv_cdf(share) * math.sqrt(self._variance))
 
 
 class Peers:
@@ -251,7 +301,9 @@ class LatencyModel:
         of 100 cases: long while little is known of the backend and its peers.
         """
         scatter = self._scatter.p99
-        return _slow_s(self._first_token(work, ahead)) * max(1.0, _UNSEEN_SCATTER if scatter is None else scatter)
+        return _slow_s(self._first_token(work, ahead)) * max(
+            1.0, p99_factor(_UNSEEN_SCATTER) if scatter is None else scatter
+        )
 
     def late_ttft_s(self, predicted_s: float, quantile: float) -> float | None:
         """Seconds within which this share of the first tokens come that are predicted in `predicted_s`; None while too
@@ -402,3 +454,67 @@ def _slow_s(part: _Part) -> float:
 def _coefficient(prior: float) -> Prior:
     least, most = prior / _FACTOR, prior * _FACTOR
     return Prior(prior, least=least, most=most, spread=_SHAPE_SPREAD, shared=_GUESSED_SPREAD)
+
+
+class ObservationSample:
+    """Takes every observation while few come: `burst` at once, and `per_s` a second in the long run (token bucket).
+
+    Models that forget old observations learn as well from a sample as from all, because within a second nothing changes
+    that more observations could show.
+    """
+
+    __slots__ = ("_at", "_burst", "_left", "_per_s")
+
+    def __init__(self, *, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left, self._at = burst, 0.0
+
+    def __repr__(self) -> str:
+        return f"<ObservationSample of {self._per_s:g} a second, {self._left:.1f} left>"
+
+    def takes(self, now: float) -> bool:
+        """Is the observation of time `now`, in seconds, one to learn from? Counts it if it is."""
+        left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_s)
+        self._at, is_taken = now, left >= 1.0
+        self._left = left - 1.0 if is_taken else left
+        return is_taken
+
+
+@dataclass(slots=True)
+class Turnover:
+    """`at` is how many times the caches were computed anew, on average over all of them.
+
+    What a cache keeps depends on how much was computed since, and not on how long that took.
+    """
+
+    at: float = 0.0
+
+    def computed(self, tokens: int, *, cache_tokens: int | None, caches: int) -> None:
+        """`tokens` are computed for one cache of `cache_tokens` among so many `caches`."""
+        self.at += tokens / (cache_tokens or _USUAL_CACHE_TOKENS) / max(1, caches)
+
+
+@dataclass(slots=True)
+class FadingSum:
+    """The sum of added amounts, halved every `half_life` of any clock.
+
+    Times may come out of order; the newest counts.
+    """
+
+    half_life: float
+    sum: float = 0.0
+    """As of the newest time, `as_of`."""
+    as_of: float = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        """Add `amount`, at least 0, at the time `now`."""
+        passed = now - self.as_of
+        if passed > 0.0:
+            self.sum *= 0.5 ** (passed / self.half_life)
+            self.as_of = now
+        self.sum += amount
+
+    def at(self, now: float) -> float:
+        """The sum at `now`."""
+        passed = now - self.as_of
+        return float(self.sum * 0.5 ** (passed / self.half_life)) if passed > 0.0 else self.sum

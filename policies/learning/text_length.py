@@ -1,4 +1,4 @@
-"""The number of tokens of a prompt without a tokenizer, learned from the counts of backends. Pure.
+"""The number of tokens of a prompt without a tokenizer, learned from the counts of backends, and of an answer. Pure.
 
 A prompt's length is modelled as a sum: each of its parts (words, digits, ideographs, messages, ...) has a cost in
 tokens that depends on the model's tokenizer and chat template.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.learning.fading import ObservationSample
+from policies.learning.cost import ObservationSample
 
 PARTS = (
     "words",
@@ -51,6 +51,13 @@ SHORT = 512
 WINDOWS, WINDOW_CHARACTERS = 128, 256
 """Of a text of more than twice as many characters, this number of windows is counted, evenly spaced. That is 0.7 % off
 in the median for a megabyte of prose or code, and 2.6 % for one that changes its kind all the time."""
+
+
+_GUESSED_ANSWER_TOKENS = 256
+"""The length of an answer before any was seen."""
+
+_ANSWER_SHARE = 0.05
+"""Weight of one answer: the last forty dominate the mean."""
 
 
 def _kinds() -> bytes:
@@ -437,6 +444,27 @@ class TextLengths:
         assert len(self._models) <= self._most, f"{self!r}: too many"
         for lengths in self._models.values():
             lengths.check()
+
+
+class AnswerLengths:
+    """Mean tokens of answers, by tenant and service class, because callers of one class ask for similar things."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, str], float] = {}
+
+    def __repr__(self) -> str:
+        return f"<AnswerLengths of {len(self._means)} kinds>"
+
+    def expected(self, tenant: str, service_class: str, *, most: int) -> int:
+        """Expected tokens of an answer that has at most `most`; at least one."""
+        mean = self._means.get((tenant, service_class), _GUESSED_ANSWER_TOKENS)
+        return max(1, min(most, round(mean)))
+
+    def learn(self, tenant: str, service_class: str, tokens: int) -> None:
+        """Record an answer of `tokens`."""
+        kind = (tenant, service_class)
+        mean = self._means.get(kind, float(tokens))
+        self._means[kind] = mean + _ANSWER_SHARE * (tokens - mean)
 
 
 def _solved(matrix: Array, pull: Array) -> Array:

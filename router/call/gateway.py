@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from policies.hedging import HedgeBudget
 from policies.learning.document_uses import DocumentUses
-from policies.learning.fading import AnswerLengths
-from policies.learning.text_length import TextLengths
+from policies.learning.text_length import AnswerLengths, TextLengths
 from policies.nouns import Tenant
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers

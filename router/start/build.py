@@ -17,8 +17,7 @@ from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.hedging import HedgeBudget
 from policies.learning.document_uses import DocumentUses
-from policies.learning.fading import AnswerLengths
-from policies.learning.text_length import TextLengths
+from policies.learning.text_length import AnswerLengths, TextLengths
 from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
 from policies.sla.batches import BatchSettings

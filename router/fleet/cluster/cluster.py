@@ -18,8 +18,7 @@ from backends.base import Backend, Leaver, Ranked
 from policies.bursts import LEAST_TOKENS
 from policies.errors import BackendErred, BackendFailed
 from policies.health import Health, HealthRules, Trouble
-from policies.learning.cost import Peers, prior_of
-from policies.learning.fading import Turnover
+from policies.learning.cost import Peers, Turnover, prior_of
 from policies.nouns import ClusterView, Fetch, Request
 from policies.quantities import rounded_seconds
 from policies.shortlist import LARGE, Shortlist

@@ -18,8 +18,20 @@ from policies.errors import BackendErred, BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
-from policies.learning.cost import NOTHING_AHEAD, Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
-from policies.learning.fading import FadingSum, ObservationSample, SlowTime, Turnover
+from policies.learning.cost import (
+    NOTHING_AHEAD,
+    Ahead,
+    FadingSum,
+    Latency,
+    LatencyModel,
+    ObservationSample,
+    Peers,
+    SlowTime,
+    Turnover,
+    Work,
+    prefill_work,
+    prior_of,
+)
 from policies.nouns import BackendView, Fetch, Link, Request
 from policies.rules import BACKGROUND_RANK
 from policies.timeouts import Overdue, SlowTimes, between_tokens_s, first_byte_s, first_token_s, overdue, patience_s

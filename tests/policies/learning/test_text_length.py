@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.learning.text_length import MEDIA_TOKENS, Estimate, Measured, TextLength, TextLengths, measured
+from policies.learning.text_length import (
+    MEDIA_TOKENS,
+    AnswerLengths,
+    Estimate,
+    Measured,
+    TextLength,
+    TextLengths,
+    measured,
+)
 from tests.policies.learning.prompt_texts import TOKENIZERS, Count, bundled, measured_prompt, prompts
 
 texts = st.lists(st.text(max_size=200), max_size=5)
@@ -180,3 +188,25 @@ def test_models_are_kept_apart_and_not_more_than_may_be() -> None:
     lengths.check()
     assert (lengths.of("a").learnt, len(lengths._models)) == (1, 2)
     assert math.isclose(lengths.of("b").learnt, 0)
+
+
+def test_before_any_answer_a_guess_stands_in_that_keeps_to_the_limit() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected("acme", "chat", most=10_000) == 256
+    assert lengths.expected("acme", "chat", most=16) == 16
+
+
+def test_each_tenant_and_class_has_its_own_mean() -> None:
+    lengths = AnswerLengths()
+    for _ in range(200):
+        lengths.learn("acme", "chat", 40)
+        lengths.learn("acme", "batch", 2000)
+    assert lengths.expected("acme", "chat", most=10_000) == pytest.approx(40, abs=1)
+    assert lengths.expected("acme", "batch", most=10_000) == pytest.approx(2000, abs=5)
+    assert lengths.expected("labs", "chat", most=10_000) == 256
+
+
+def test_answers_that_were_empty_still_count_as_a_token() -> None:
+    lengths = AnswerLengths()
+    lengths.learn("acme", "chat", 0)
+    assert lengths.expected("acme", "chat", most=100) == 1
