@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import Description, DraftedTokens, Load
 from backends.fake import FakeBackend
-from policies.errors import BackendFailed, InvalidRequest
+from policies.errors import BackendFailed, InvalidRequest, Overloaded
 from policies.health import HealthRules
 from policies.learning.cost import Latency
 from policies.nouns import Delta
@@ -293,6 +293,32 @@ def test_learnt_values_are_reported_when_a_request_ends() -> None:
     assert (name, limit) == ("b0", 8)
     assert latency.ttft_s(1000) > expected_s
     assert cluster.view(clock.now).backends[0].latency is latency
+
+
+def test_a_lower_limit_is_reported_when_a_backend_refuses_a_request() -> None:
+    learnt: list[int | None] = []
+    cluster = Cluster([a_backend()], clock=Clock())
+    cluster.listen(Heard(learnt=lambda _, __, limit: learnt.append(limit)))
+    flights = [cluster.begin("b0", a_request(id=f"r{number}"), 10) for number in range(8)]
+    cluster.end(flights[0], Overloaded("full"))
+    (limit,) = learnt
+    assert limit is not None
+    assert limit < 8
+    for flight in flights[1:]:
+        cluster.end(flight)
+
+
+def test_what_is_not_learnt_of_many_requests_at_once_is_not_reported_either() -> None:
+    clock = Clock()
+    learnt: list[object] = []
+    cluster = Cluster([a_backend()], clock=clock)
+    cluster.listen(Heard(learnt=lambda *what: learnt.append(what)))
+    for number in range(300):
+        flight = cluster.begin("b0", a_request(id=f"r{number}"), 10 + number)
+        flight.heard(Delta(text="x"), clock.now)
+        flight.heard(Delta(text="x"), clock.now + 0.001 * number)
+        cluster.end(flight)
+    assert 0 < len(learnt) <= 100
 
 
 def test_a_shards_predictions_are_reported_when_a_request_ends() -> None:

@@ -199,8 +199,10 @@ def test_a_prompt_is_traced_for_the_metric_only_after_it_was_read() -> None:
     with telemetry.account("r") as account:
         account.rule = 1
         assert telemetry.prompt(account, config_version="1") is None
+        assert not account.wants_prompts
         needed_in(telemetry)
         assert telemetry.prompt(account, config_version="1") is not None
+    assert telemetry.account("r").wants_prompts
 
 
 def test_the_oldest_requests_make_room() -> None:
