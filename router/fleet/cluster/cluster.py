@@ -35,7 +35,8 @@ from router.supervise import supervise
 _log = logging.getLogger("pointsman.cluster")
 
 MOST_NOTED = 16
-"""Changed backends that are noted for the shortlist before one decision; the others before the next decisions."""
+"""Changed backends that are noted for the shortlist behind one request, beside those that were scored for it; the
+others behind the next requests."""
 
 LATE_EVERY_S = 0.5
 """Time between two looks for backends that are late."""
@@ -102,6 +103,8 @@ class Cluster:
         self._shortlist = Shortlist()
         # backends of which something changed since they were noted for the shortlist, the longest first
         self._unnoted: OrderedDict[str, None] = OrderedDict()
+        # those that were scored since; not every backend announces its reports
+        self._scored: dict[str, None] = {}
         self.hold(backends)
 
     def __repr__(self) -> str:
@@ -252,6 +255,7 @@ class Cluster:
         assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
+        assert self._scored.keys() <= self._members.keys(), "a backend that is gone is to be noted"
         assert self._undescribed <= self._members.keys(), "a backend that is gone is to be described"
         assert self.lenders <= self._members.keys(), "a backend that is gone lends"
         assert not len(self.computing), f"{self.computing!r}: no request is at any backend"
@@ -327,12 +331,7 @@ class Cluster:
         for member in members:
             views.append(member.view(now, held, rank, prompt_tokens, model))  # noqa: PERF401 - a comprehension is a call before Python 3.12
         if among is not None:
-            # not every backend announces its reports, so all of the shortlist are noted
-            for member in members:
-                if member.role.only_prefills:
-                    continue
-                # its view has just made it known
-                self._shortlist.note((member.standing or member.known()).view, member.server.weight)
+            self._scored.update(dict.fromkeys(among))
         return ClusterView(tuple(views), now, left_out=len(self._members) - len(views))
 
     def shortlist(
@@ -344,8 +343,6 @@ class Cluster:
         """
         if len(self._members) <= LARGE:
             return None
-        for _ in range(min(MOST_NOTED, len(self._unnoted))):
-            self._note(self._members[self._unnoted.popitem(last=False)[0]])
         names = self._shortlist.names(request, held, avoiding, self._rng, with_full=with_full)
         if not self._prefill:
             return names
@@ -388,6 +385,10 @@ class Cluster:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
         if not held:
             return 0
+        name = max(held, key=held.__getitem__)
+        if self.may_serve(name, model):
+            # the usual case
+            return held[name]
         most_first = sorted(held, key=held.__getitem__, reverse=True)
         return next((held[name] for name in most_first if self.may_serve(name, model)), 0)
 
@@ -473,6 +474,10 @@ class Cluster:
         cache_tokens = None if member.standing is None else member.standing.load.total_tokens
         self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._unnoted[name] = None
+        if len(self._members) > LARGE:
+            # the next request is to find it as busy as it is now; later it is noted again, as the others are
+            self._note(member)
+            self._later(self._note_changed)
         if not member.was_used:
             member.was_used = True
             self._listeners.used(name, member.flights.open.__len__)
@@ -586,6 +591,9 @@ class Cluster:
                 for flight in self.on_the_way:
                     flight.alive_at = max(flight.alive_at, now)
             self.end_overdue()
+            if len(self._members) > LARGE:
+                # while no request begins, too
+                self._note_changed()
 
     def end_overdue(self) -> None:
         """Give up the requests with a backend that is late, if another one can take them or the ceiling has passed."""
@@ -621,7 +629,16 @@ class Cluster:
             if not member.role.only_prefills:
                 self._models.note(member.backend)
 
+    def _note_changed(self) -> None:
+        """Note the backends that were scored for the shortlist, and some of those that have changed."""
+        names, unnoted = list(self._scored), self._unnoted
+        self._scored.clear()
+        names += [unnoted.popitem(last=False)[0] for _ in range(min(MOST_NOTED, len(unnoted)))]
+        for name in names:
+            self._note(self._members[name])
+
     def _note(self, member: Member) -> None:
+        """Tell the shortlist what `member` has to do now."""
         if member.role.only_prefills:
             return
         self._shortlist.note(member.known().view, member.server.weight)
@@ -728,6 +745,7 @@ class Cluster:
         member.server.ranks.remove(name)
         self._serving.discard(name)
         self._unnoted.pop(name, None)
+        self._scored.pop(name, None)
         self._undescribed.discard(name)
         self._models.forget(name)
         self.lenders.discard(name)
