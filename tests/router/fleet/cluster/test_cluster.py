@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from policies.health import HealthRules
 from policies.learning.cost import Latency
 from policies.nouns import Delta
 from policies.predict import predicted_ttft_s
+from policies.shortlist import IDLEST, LARGE
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from tests.policies.builders import a_request
@@ -411,3 +414,45 @@ async def test_on_trial_only_the_request_on_trial_counts() -> None:
         raise BackendFailed("still ill")
     assert not cluster.view(clock.now).backends[0].healthy
     cluster.check()
+
+
+async def test_a_shortlist_knows_the_chosen_backend_at_once_and_other_changes_behind_the_request() -> None:
+    behind: list[Callable[[], object]] = []
+    backends = [a_backend(f"b{n}", reported=Load(running=0 if n < IDLEST else 5)) for n in range(2 * LARGE)]
+    cluster = Cluster(backends, rng=random.Random(1), later=lambda work, *args: behind.append(partial(work, *args)))
+    for backend in backends:
+        assert await cluster.probe(backend.name)
+    for work in behind:
+        work()
+    behind.clear()
+
+    def idlest() -> list[str]:
+        return list(cluster.shortlist(a_request(model=MODEL), {}, ()) or ())[:IDLEST]
+
+    assert idlest() == [f"b{n}" for n in range(IDLEST)]
+    backends[0].reported = Load(running=50)
+    cluster.changed("b0")
+    with send(cluster, 60_000, "b1"):
+        assert "b1" not in idlest()
+        assert "b0" in idlest(), "an old note may make a candidate of a backend that has much to do"
+        for work in behind:
+            work()
+        assert "b0" not in idlest()
+    cluster.check()
+
+
+async def test_a_backend_that_was_scored_is_noted_even_if_it_announced_no_change() -> None:
+    behind: list[Callable[[], object]] = []
+    backends = [a_backend(f"b{n}", reported=Load(running=n)) for n in range(2 * LARGE)]
+    cluster = Cluster(backends, rng=random.Random(1), later=lambda work, *args: behind.append(partial(work, *args)))
+    for backend in backends:
+        assert await cluster.probe(backend.name)
+    names = cluster.shortlist(a_request(model=MODEL), {}, ())
+    assert names is not None
+    assert names[0] == "b0"
+    backends[0].reported = Load(running=500)
+    cluster.view(0.0, among=names)
+    with send(cluster, name="b9"):
+        for work in behind:
+            work()
+    assert "b0" not in list(cluster.shortlist(a_request(model=MODEL), {}, ()) or ())[:IDLEST]
