@@ -292,6 +292,24 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
     )
 
 
+def settled(tenant: Tenant, model: str, rulebook: Rulebook) -> Ruling | None:
+    """The Ruling of all requests of `tenant` for `model` without a priority; None if it depends on more of them, or
+    there is none."""
+    if tenant.models and model not in tenant.models:
+        return None
+    facts = Facts(tenant, model, prompt_tokens=0, max_new_tokens=0, uncached_tokens=0)
+    for number, rule in enumerate(rulebook.rules, start=1):
+        when = rule.when
+        by_name = When(tenant=when.tenant, model=when.model)
+        is_allowed = not tenant.classes or rule.service_class in tenant.classes
+        if not is_allowed or when.priority or not by_name.holds(facts):
+            continue
+        if when != by_name:
+            return None
+        return Ruling(rulebook.classes[rule.service_class], rule.pools, rule.policy, number, rule.reuse_budget)
+    return None
+
+
 BACKGROUND_RANK = 1 << 16
 """The rank of requests that yield. Our shards know it: they compute nothing for such requests while they compute
 prompts of better ranks, and never improve their rank."""

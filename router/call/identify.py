@@ -17,6 +17,7 @@ from policies.identity import grant_of
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
 from policies.nouns import Limits, Team, Tenant
 from policies.quota.budget import Descriptor, descriptors, of_key
+from policies.rules import Facts, Ruling, classify, settled
 from policies.sla.config import Config
 from router.identity.errors import KeysAway, UnknownKey
 from router.shared.keys.ring import KeyRing
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_BOUND = 1024
-"""Models of which an identity keeps the limits; beyond that all are found again."""
+"""Models of which an identity keeps the limits and the ruling; beyond that all are found again."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -43,6 +44,8 @@ class Identity(msgspec.Struct, frozen=True):
     team: Team | None = None
     user: str | None = None
     known_bounds: dict[str, tuple[Descriptor, ...]] = {}
+    rulings: dict[str, tuple[Config, Ruling | None]] = {}
+    """By model, with the file that it is by, where one was found: what holds for all its calls without a priority."""
 
     def bound(self, model: str) -> tuple[Descriptor, ...]:
         """The descriptors of its calls to `model` that have neither an end user nor tags; made once for each and
@@ -53,6 +56,18 @@ class Identity(msgspec.Struct, frozen=True):
                 self.known_bounds.clear()
             found = self.known_bounds[model] = descriptors(self.tenant, model, self.key, team=self.team)
         return found
+
+    def ruled(self, facts: Facts, config: Config) -> Ruling:
+        """The ruling of `config` for a call with these `facts`; what is the same for all of them is kept in `rulings`.
+
+        Raises as `classify` does.
+        """
+        kept = self.rulings.get(facts.model)
+        if kept is None or kept[0] is not config:
+            if len(self.rulings) >= MOST_BOUND:
+                self.rulings.clear()
+            self.rulings[facts.model] = config, settled(self.tenant, facts.model, config)
+        return classify(facts, config)
 
 
 class Identities:

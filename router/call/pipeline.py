@@ -134,7 +134,10 @@ async def serve(
                     chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
                     prompts.append(looked_up(tokens, body, common, gateway, chunks=chunks))
                 facts = facts_of(ask, prompts, tenant=tenant, model=model)
-                ruling = classify(facts, config)
+                kept = identity.rulings.get(ask.model)
+                # found once for each tenant, model and file, if no rule asks for more
+                ruling = kept[1] if kept is not None and kept[0] is config and ask.priority is None else None
+                ruling = ruling or identity.ruled(facts, config)
                 account.service_class, account.rule = ruling.service_class.name, ruling.rule
                 if ask.yields:
                     ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING

@@ -1,11 +1,26 @@
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
-from policies.rules import BACKGROUND_RANK, FACTS, Facts, Mismatch, Range, When, classify, stated, yielding
+from policies.rules import (
+    BACKGROUND_RANK,
+    FACTS,
+    Facts,
+    Mismatch,
+    Range,
+    Rule,
+    When,
+    classify,
+    settled,
+    stated,
+    yielding,
+)
 from policies.sla.config import Config
 from policies.sla.parse import parse
 from shards.sched import ranks
@@ -143,3 +158,50 @@ def test_other_facts_are_stated_as_text() -> None:
 def test_a_fact_that_is_stated_wrongly_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         stated(facts(), given)
+
+
+def test_what_depends_on_tenant_and_model_alone_is_settled_for_all_their_requests() -> None:
+    config = parse(
+        "classes: {chat: {}, rag: {}, night: {}}\n"
+        f"tenants: {{acme: {{anonymous: true}}, labs: {{keys: 'sha256:{'a' * 64}'}}}}\n"
+        "rules:\n"
+        "  - {when: {priority: night}, class: night}\n"
+        "  - {when: {tenant: labs, prompt_tokens: '>= 16k'}, class: rag}\n"
+        "  - {when: {model: small}, class: rag}\n"
+        "  - {when: {stream: true}, class: chat}\n"
+        "  - {class: night}\n"
+    )
+    labs = Tenant("labs", domain="labs")
+    small = settled(ACME, "small", config)
+    assert small is not None
+    assert (small.service_class.name, small.rule) == ("rag", 3)
+    assert settled(labs, "small", config) is None, "it depends on the prompt's length"
+    assert settled(ACME, "m", config) is None, "it depends on whether the answer is streamed"
+    assert settled(Tenant("acme", "acme", models=frozenset({"m"})), "small", config) is None, "it may not use it"
+    assert settled(Tenant("acme", "acme", classes=frozenset({"chat"})), "small", config) is None, "no rule is left"
+
+
+CONDITIONS = st.builds(
+    When,
+    tenant=st.sampled_from([(), ("acme",), ("labs",)]),
+    model=st.sampled_from([(), ("m",), ("n",)]),
+    priority=st.sampled_from([(), ("rag",)]),
+    stream=st.sampled_from([(), (True,)]),
+    prompt_tokens=st.sampled_from([(), (Range(least=1000),)]),
+)
+
+
+@given(
+    rules=st.lists(st.builds(Rule, when=CONDITIONS, service_class=st.sampled_from(["chat", "rag"])), max_size=5),
+    classes=st.sets(st.sampled_from(["chat", "rag"])),
+    model=st.sampled_from(["m", "n"]),
+    stream=st.booleans(),
+    prompt_tokens=st.sampled_from([10, 5000]),
+)
+def test_what_is_settled_is_what_the_rules_say(
+    rules: list[Rule], classes: set[str], model: str, stream: bool, prompt_tokens: int
+) -> None:
+    config, tenant = replace(CONFIG, rules=tuple(rules)), Tenant("acme", "acme", classes=frozenset(classes))
+    found = settled(tenant, model, config)
+    if found is not None:
+        assert found == classify(facts(tenant=tenant, model=model, stream=stream, prompt_tokens=prompt_tokens), config)

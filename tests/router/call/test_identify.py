@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from policies.errors import Unauthenticated, Unavailable
 from policies.nouns import Tenant
+from policies.rules import Facts, classify
 from policies.sla.config import Config
+from policies.sla.parse import parse
 from router.call import identify as identifying
 from router.call.identify import MOST_BOUND, Identity, key_in
 from router.shared.keys.file import FileKeys
@@ -69,6 +72,19 @@ def test_while_the_issued_keys_are_unknown_clients_are_asked_to_retry() -> None:
 )
 def test_keys_come_in_two_headers(headers: dict[str, str], key: str | None) -> None:
     assert key_in(headers) == key
+
+
+def test_an_identity_keeps_the_ruling_of_a_file_where_it_depends_on_the_model_alone() -> None:
+    acme, rules = a_tenant(), "classes: {chat: {}, rag: {}}\nrules: [{when: {prompt_tokens: '>= 1k'}, class: rag}, %s]"
+    by_model, by_length = parse("classes: {chat: {}}\nrules: [{class: chat}]"), parse(rules % "{class: chat}")
+    identity, facts = Identity(acme), Facts(acme, "m", prompt_tokens=2000, max_new_tokens=1, uncached_tokens=1)
+    assert identity.ruled(facts, by_model) == classify(facts, by_model)
+    assert identity.rulings == {"m": (by_model, classify(facts, by_model))}
+    assert identity.ruled(facts, by_length).service_class.name == "rag"
+    assert identity.rulings == {"m": (by_length, None)}
+    for number in range(MOST_BOUND + 1):
+        identity.ruled(replace(facts, model=f"model-{number}"), by_model)
+    assert len(identity.rulings) <= MOST_BOUND
 
 
 def test_an_identity_keeps_the_limits_of_a_bounded_number_of_models() -> None:
