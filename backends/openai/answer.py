@@ -216,8 +216,9 @@ class PassedStream(PassedBlocks):
         self._ear, self._shows_usage = ear, shows_usage
         self._left = ear.choices
         self._last: _Last | None = None
-        self._adds_text = False
-        """Did the newest chunk add text, so that the next one most often does?"""
+        self._may_be_plain = ear.choices == 1 and ear.shown_model is None
+        self._adds_text = self._was_tried = False
+        """Did the newest chunk add text, so that the next one most often does? Was that one no plain chunk?"""
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """The Deltas in `data`. Raises as PassedBlocks does."""
@@ -230,7 +231,7 @@ class PassedStream(PassedBlocks):
         try:
             choice = _TEXT_CHUNK.decode(content).choices[0]
         except MISSHAPEN:
-            self._adds_text = False
+            self._adds_text, self._was_tried = False, True
             return ""
         text = choice.delta.content if choice.text is msgspec.UNSET else choice.text
         self._ear.pieces += bool(text)
@@ -246,7 +247,7 @@ class PassedStream(PassedBlocks):
         if self._adds_text and (text := self._text_in(content)):
             self._hold(block, 1, text)
             return ()
-        self._adds_text = False
+        was_tried, self._was_tried, self._adds_text = self._was_tried, False, False
         if content == DONE:
             self.is_over = True
             ended = self._let_last_go()
@@ -268,7 +269,10 @@ class PassedStream(PassedBlocks):
         if not ends and self._last is None:
             # all but one of hundreds of chunks
             self._hold(shown, chunk.pieces, chunk.text)
-            self._adds_text = bool(chunk.text) and self._ear.choices == 1 and self._ear.shown_model is None
+            if was_tried and chunk.text:
+                # its server writes plain chunks in a way of its own
+                self._may_be_plain = False
+            self._adds_text = self._may_be_plain and bool(chunk.text)
             return ()
         last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         self._left -= len(ends)

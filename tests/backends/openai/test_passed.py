@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
+from backends.openai import answer as answers
 from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole
 from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
@@ -145,6 +146,25 @@ def test_a_plain_piece_of_text_is_read_in_one_step_as_it_is_read_by_parts(
     # a piece that comes cut is never read in one step
     halves = [half for piece in pieces for half in (piece[:9], piece[9:])]
     assert outcome(a_stream(shows_usage=shows_usage), pieces) == outcome(a_stream(shows_usage=shows_usage), halves)
+
+
+def test_chunks_that_are_not_plain_are_decoded_twice_only_where_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        decoded = 0
+
+        def decode(self, content: bytes) -> object:
+            self.decoded += 1
+            return decoder.decode(content)
+
+    decoder, counting = answers._TEXT_CHUNK, Counting()
+    monkeypatch.setattr(answers, "_TEXT_CHUNK", counting)
+    thought = event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
+    heard(a_stream(), [thought] * 5 + [PIECE] * 5 + [thought] * 5 + [DONE])
+    assert counting.decoded == 4 + 1
+    counting.decoded = 0
+    odd = event({"choices": [{"delta": {"content": "a", "vendor": None}}]})
+    heard(a_stream(), [odd] * 9 + [DONE])
+    assert counting.decoded == 1
 
 
 COUNTS = st.sampled_from([None, 0, 7, -1, 2.5, "5", 2**40])
