@@ -261,7 +261,7 @@ class HttpCaller:
     _ask: Ask | None = None
     _events: EventStream | None = None
     _passes_on = False
-    """Is it a stream of events that may have the bytes of the backend?"""
+    """Is it a stream that may consist of the bytes of the backend's events?"""
     _placement: Placement | None = None
     _limits: Mapping[str, str] = MappingProxyType({})
     _response: Stream | None = None
