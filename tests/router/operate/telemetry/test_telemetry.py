@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -134,6 +135,14 @@ def test_an_outcome_in_the_log_names_its_trace(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO):
         a_sampled_call(Telemetry())
     assert json.loads(caplog.records[0].message)["trace_id"] == Sampled.ids.trace_id
+
+
+def test_lines_that_several_threads_drop_are_all_counted() -> None:
+    telemetry = Telemetry()
+    with ThreadPoolExecutor(4) as threads:
+        for dropping in [threads.submit(lambda: [telemetry.undecided(1) for _ in range(500)]) for _ in range(4)]:
+            dropping.result()
+    assert values(telemetry, "events_total") == {("decision_log_dropped",): 2000}
 
 
 async def test_a_blocked_loop_shows_in_the_lag() -> None:
