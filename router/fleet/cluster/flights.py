@@ -83,19 +83,11 @@ class Flight(msgspec.Struct, eq=False):
     is_relayed: bool = True
     """Has the client taken the newest piece?"""
     work: Work = Work()
-    """The prefill that it brought, as far as is known."""
+    """The prefill that it brought, as far as is known; this and the next two from its `begin` on."""
     new_tokens: int = 0
     """Tokens of the prompt that are new in its backend's cache, computed or fetched."""
     weight: float = 1.0
     """That of its class."""
-
-    def __post_init__(self) -> None:
-        uncached, request = self.uncached_tokens, self.request
-        self.alive_at = self.sent_at
-        self.work = Work(uncached, uncached * (max(0, request.prompt_tokens - uncached) + uncached / 2))
-        self.new_tokens = uncached if self.lent is None else uncached + self.lent.tokens
-        if request.promised is not None:
-            self.weight = request.promised.weight
 
     def __repr__(self) -> str:
         state = "waits for its first token" if self.is_waiting else f"has {self.drawn_tokens} tokens"
@@ -144,8 +136,14 @@ class Flight(msgspec.Struct, eq=False):
         tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
         self.usage = delta.usage or self.usage
         if not self.answered:
+            # its prompt is computed
             self.answered = True
-            book.answer(self, now, is_whole=delta.is_whole)
+            if book.silent and book.silent[0][0] <= now:
+                book.presume(now)
+            if self.is_waiting:
+                book.begin_decoding(self, now)
+            elif not delta.is_whole:
+                book.see_decoding(self, now)
             if delta.is_whole:
                 self.whole_tokens = delta.tokens
             else:
@@ -305,14 +303,19 @@ class Flights:
 
     def begin(self, flight: Flight) -> None:
         """`flight` is sent now."""
-        request = flight.request
+        request, uncached, lent = flight.request, flight.uncached_tokens, flight.lent
+        flight.alive_at = flight.sent_at
+        flight.work = Work(uncached, uncached * (max(0, request.prompt_tokens - uncached) + uncached / 2))
+        flight.new_tokens = uncached if lent is None else uncached + lent.tokens
+        if request.promised is not None:
+            flight.weight = request.promised.weight
         self._seen.clear()
         self.revision += 1
         if not self.waiting:
             self.busy_since = flight.sent_at
         # integers and halves: nothing is lost in adding and subtracting
         self.waiting += 1
-        self.waiting_tokens += flight.uncached_tokens
+        self.waiting_tokens += uncached
         self.waiting_pairs += flight.work.pairs
         self.open[flight] = None
         self._weights += flight.weight
@@ -328,27 +331,22 @@ class Flights:
         if request.preemptible:
             self.preemptible += 1
             rank.preemptible_requests += 1
-            rank.preemptible_tokens += flight.uncached_tokens
-
-    def answer(self, flight: Flight, now: float, *, is_whole: bool = False) -> None:
-        """The first piece of `flight`'s answer came at `now`, or all of it: its prompt is computed."""
-        if self.silent and self.silent[0][0] <= now:
-            self.presume(now)
-        if flight.is_waiting:
-            self._begin_decoding(flight, now)
-        elif not is_whole:
-            # its company counts from what was seen on, not from what was presumed
-            self._count(now)
-            flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
+            rank.preemptible_tokens += uncached
 
     def presume(self, now: float) -> None:
         """Count a flight as decoding from its predicted first token on, if that is due and will not be seen."""
         while self.silent and self.silent[0][0] <= now:
             due_at, _, flight = heapq.heappop(self.silent)
             if flight in self.open and flight.is_waiting:
-                self._begin_decoding(flight, due_at)
+                self.begin_decoding(flight, due_at)
 
-    def _begin_decoding(self, flight: Flight, now: float) -> None:
+    def see_decoding(self, flight: Flight, now: float) -> None:
+        """The answer of `flight` came at `now`: its company counts from then on, not from what was presumed."""
+        self._count(now)
+        flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
+
+    def begin_decoding(self, flight: Flight, now: float) -> None:
+        """The prompt of `flight` is computed at `now`, as far as was seen or is presumed."""
         request = flight.request
         self._seen.clear()
         self.revision += 1

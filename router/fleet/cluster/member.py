@@ -148,6 +148,9 @@ evicted already, and all new prompts of a wave would go to the cache that had co
 _LEAST_STEPS = 4
 """Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
 
+_MOST_UNCOUNTED = 256
+"""Requests that ended well at one server and are not counted yet."""
+
 _NO_FETCHES = Fetched()
 
 _OBSERVED_PER_S, _OBSERVED_AT_ONCE = 20.0, 100.0
@@ -356,8 +359,10 @@ class Member:
         flights = self.flights
         if flights.silent and flights.silent[0][0] <= now:
             flights.presume(now)
-        uncached_tokens = max(1, uncached_tokens)
-        standing = self.known()
+        uncached_tokens, standing = max(1, uncached_tokens), self.standing
+        if standing is None or standing.inputs.flights != flights.revision:
+            standing = self.known()
+        # else it is that of the view that it was chosen on, a moment ago
         load, description, ahead = standing.load, standing.description, NOTHING_AHEAD
         if flights.waiting or standing.theirs.tokens:
             seen = flights.seen_by(request.rank if description.preempts else None)
@@ -370,6 +375,8 @@ class Member:
         readiness = self._readiness(request.model, description, load) if request.model in description.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         queue_s = adapter_s if ahead is NOTHING_AHEAD else latency.queue_s(ahead) + adapter_s
+        # as `Latency.prefill_s`, without a call: every request asks
+        work_s = uncached_tokens * (latency.token_s + latency.pair_s * (cached + uncached_tokens / 2))
         fetch_s = 0.0 if fetch is None else fetch.seconds
         flight = Flight(
             self.backend.name,
@@ -379,7 +386,7 @@ class Member:
             ahead=ahead,
             crowd=there + 1,
             own_crowd=len(self.flights.open) + 1,
-            predicted_ttft_s=max(queue_s, fetch_s) + latency.prefill_s(uncached_tokens, cached),
+            predicted_ttft_s=max(queue_s, fetch_s) + latency.fixed_s + work_s,
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
@@ -404,7 +411,10 @@ class Member:
         server, there = self.server, len(self.flights.open)
         if failure is None and server.trial is None and not server.health.is_on_trial:
             # the usual case: what becomes of it is counted before anything reads it, mostly by `tell_learnt`
-            server.health.ended.append((now, flight.request.tenant))
+            ended = server.health.ended
+            ended.append((now, flight.request.tenant))
+            if len(ended) >= _MOST_UNCOUNTED:
+                server.health.count_ended()
         else:
             self._judge(flight, failure, now)
         company = self.flights.end(flight, now)
