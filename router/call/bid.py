@@ -280,7 +280,7 @@ def decided(
     underway = cluster.computing.of(request, now) if cluster.computing.flights else ()
 
     names: Sequence[str] | None = None
-    if policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
+    if cluster.is_large and policy.allows_shortlist and not look.all_backends and gateway.shadow is None:
         with_full = policy.waits_for_best and not look.takes_any
         names = cluster.shortlist(request, held, avoiding, with_full=with_full)
         if names is not None and not _fits_all(request, gateway):

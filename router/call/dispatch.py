@@ -464,7 +464,8 @@ class Dispatcher:
         else:
             raise LookupError(f"{found.decision.chosen} was chosen and is not in the view")
         leg, fetch = found.decision.prefill, found.decision.fetch
-        uncached = uncached_tokens(bid.request, chosen) if leg is None else 1
+        # as `uncached_tokens`, without a call
+        uncached = 1 if leg is not None else max(1, bid.request.prompt_tokens - (chosen.held_tokens or 0))
         if fetch is not None:
             uncached -= fetch.tokens
         # the time until its first token is not the backend's own if another one computes the prompt

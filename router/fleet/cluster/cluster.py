@@ -84,6 +84,8 @@ class Cluster:
         self.computing = Computing(self._tell_computed)
         self.lenders: set[str] = set()
         """The backends that exchange KV with others."""
+        self.is_large = False
+        """Are there so many backends that only a few are scored for a request?"""
         self.divides = False
         """Has any backend had another pool that computes prompts for it?"""
         self._elsewhere: dict[str, Elsewhere] = {}
@@ -253,6 +255,7 @@ class Cluster:
         assert not self._is_open or set(self._probes.names()) == servers, "a server is probed twice, or never"
         ranks = [name for server in {member.server for member in self._members.values()} for name in server.ranks]
         assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
+        assert self.is_large == (len(self._members) > LARGE), "the fleet's size is wrong"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
         assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
         assert self._scored.keys() <= self._members.keys(), "a backend that is gone is to be noted"
@@ -341,7 +344,7 @@ class Cluster:
 
         `held` has the tokens of the prompt that backends are believed to hold; `with_full` the full holders as well.
         """
-        if len(self._members) <= LARGE:
+        if not self.is_large:
             return None
         names = self._shortlist.names(request, held, avoiding, self._rng, with_full=with_full)
         if not self._prefill:
@@ -474,7 +477,7 @@ class Cluster:
         cache_tokens = None if member.standing is None else member.standing.load.total_tokens
         self._turnover.computed(flight.new_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._unnoted[name] = None
-        if len(self._members) > LARGE:
+        if self.is_large:
             # the next request is to find it as busy as it is now; later it is noted again, as the others are
             self._note(member)
             self._later(self._note_changed)
@@ -591,7 +594,7 @@ class Cluster:
                 for flight in self.on_the_way:
                     flight.alive_at = max(flight.alive_at, now)
             self.end_overdue()
-            if len(self._members) > LARGE:
+            if self.is_large:
                 # while no request begins, too
                 self._note_changed()
 
@@ -648,6 +651,8 @@ class Cluster:
         return Server(Health(rules, self._rng, is_cold=is_cold))
 
     def _member(self, backend: Backend, server: Server) -> Member:
+        # the caller adds it
+        self.is_large = len(self._members) >= LARGE
         server.ranks.append(backend.name)
         self._undescribed.add(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
@@ -742,6 +747,7 @@ class Cluster:
     def _forget(self, member: Member) -> None:
         name = member.backend.name
         del self._members[name]
+        self.is_large = len(self._members) > LARGE
         member.server.ranks.remove(name)
         self._serving.discard(name)
         self._unnoted.pop(name, None)

@@ -329,7 +329,13 @@ class Member:
 
     def known(self) -> Standing:
         """What is known whatever the request is: made again when anything that it is made from has changed."""
-        (description, load), standing, server = self.told or self.ask(), self.standing, self.server
+        told, standing, server = self.told, self.standing, self.server
+        if told is None:
+            # as `ask`, without a call: every decision asks
+            told = self.backend.describe(), self.backend.load()
+            if self.is_polled:
+                self.told = told
+        description, load = told
         inputs = (
             description,
             self.flights.revision,
@@ -422,7 +428,7 @@ class Member:
             self.limit.refuse()
             self.later(self.on_learnt, self)
         elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
-            running = (self.told or self.ask())[1].running
+            running = (self.backend.load() if self.told is None else self.told[1]).running
             if running is not None and running > there and flight.began_at is not None:
                 # requests of other routers: as many as are reported beyond ours, with contexts like ours
                 scale = 1.0 + (running - there) / max(1.0, company[0])
