@@ -20,11 +20,14 @@ _NO_MARK = re.compile(rb'[^"\[\]{}]*+')
 _MATCHED_BYTES = 256 * 2**10
 """What one match looks at, at most: no other thread runs meanwhile, 4 ms here."""
 
-_LONG = 16 * 2**10
-"""In bodies beyond this size marks are found first: a single byte is found twenty times as fast as a word."""
+_LONG = 32 * 2**10
+"""In bodies beyond this size quotes are found first: a single byte is found twenty times as fast as a word."""
+
+_BYTES_EACH = 2048
+"""A body with more quotes than one in so many bytes is searched for words: to look at each would take longer."""
 
 _FEW = 512
-"""Quotes that are looked at one by one, in 0.1 ms at most; a body with more of them is searched for words."""
+"""Escaped quotes of a text that are looked at one by one, in 0.3 ms at most."""
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
@@ -95,7 +98,7 @@ def _maybe_twice_quoted(raw: bytes, names: Collection[str]) -> frozenset[str] | 
     most = max(map(len, wanted), default=0) * len("\\u0061")
     once, twice = set[bytes](), set[str]()
     at = raw.find(b'"')
-    for _ in range(_FEW):
+    for _ in range(len(raw) // _BYTES_EACH):
         begin, at = at + 1, raw.find(b'"', at + 1)
         if at < 0:
             return frozenset(twice)

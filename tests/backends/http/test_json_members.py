@@ -91,7 +91,7 @@ def test_a_member_that_is_there_once_is_seen_at_a_glance_however_often_a_text_ha
 
 
 # longer than what is searched for words, with few quotes and with many
-TEXTS = {"none": "", "long": "a " * 10_000, "escaped": 'a "\n' * 10_000, "quotes": ["a"] * 10_000}
+TEXTS = {"none": "", "long": "a " * 50_000, "escaped": 'a "\n' * 10_000, "quotes": ["a"] * 10_000}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
