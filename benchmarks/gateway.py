@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from policies.sla.parse import parse
+from router.start.allocator import keep_freed_memory
 from router.start.app import Router
 from shards.collector import spare_what_stays
 from tests.engines.programs import ENGINES, free_ports
@@ -271,6 +272,7 @@ async def pointsman(port: int, *engines: str) -> None:
     async with Router(parse(SLA.format(engines=json.dumps(engines), key=key, port=port))) as router:
         assert await router.wait_until_reached(10)
         spare_what_stays()
+        keep_freed_memory()
         await asyncio.Event().wait()
 
 

@@ -21,6 +21,7 @@ from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
 from router.operate.telemetry.logs import LogOptions, log_to
 from router.start.address import Address
+from router.start.allocator import keep_freed_memory
 from router.start.app import Router
 from router.start.build import Parts
 from router.start.commands.local_shards import LocalShards, ShardCommand
@@ -108,6 +109,7 @@ async def serve_until_signal(
         begin_metrics(stack, router.telemetry.registry)
         await stack.enter_async_context(router)
         spare_what_stays()
+        keep_freed_memory()
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         # handle signals while no backend is reached yet, too
