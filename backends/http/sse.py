@@ -24,15 +24,15 @@ class Event(NamedTuple):
 class SseBlocks:
     """Takes bytes, returns blocks between blank lines, each with its blank line: joined, they are the input.
 
-    A block is at most `limit_bytes` long.
+    A block is at most `limit_bytes` long. `begun` is what came of a block that is not complete.
     """
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self._rest = b""
+        self.begun = b""
 
     def __repr__(self) -> str:
-        return f"<SseBlocks {len(self._rest)} bytes of a block>"
+        return f"<SseBlocks {len(self.begun)} bytes of a block>"
 
     def plain(self, data: bytes) -> bytes | None:
         """The data of the event that `data` is, if that is one line and nothing else: what most reads bring.
@@ -40,22 +40,22 @@ class SseBlocks:
         None for anything else: then `feed` it.
         """
         is_line = data.find(b"\n") == len(data) - 2 and data.startswith(b"data: ") and data.endswith(b"\n\n")
-        if self._rest or not is_line or b"\r" in data or len(data) > self._limit_bytes:
+        if self.begun or not is_line or b"\r" in data or len(data) > self._limit_bytes:
             return None
         return data[6:-2]
 
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that `data` completes. Raises BackendFailed if one is too long."""
-        if not self._rest and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
+        if not self.begun and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
             # what nearly every read brings
             if len(data) > self._limit_bytes:
                 self._refuse_if_long(data)
             return [data]
-        waiting = self._rest + data if self._rest else data
+        waiting = self.begun + data if self.begun else data
         blocks = _cut(waiting)
-        self._rest = blocks.pop()
+        self.begun = blocks.pop()
         if len(waiting) > self._limit_bytes:
-            self._refuse_if_long(max([*blocks, self._rest], key=len))
+            self._refuse_if_long(max([*blocks, self.begun], key=len))
         return blocks
 
     def _refuse_if_long(self, block: bytes) -> None:

@@ -10,6 +10,7 @@ Source: OpenAI API reference, "The chat completion chunk object", "The chat comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -222,9 +223,19 @@ class PassedStream(PassedBlocks):
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """The Deltas in `data`. Raises as PassedBlocks does."""
-        if self._adds_text and (payload := self._blocks.plain(data)) is not None and (text := self._text_in(payload)):
-            return iter((Delta(text, raw=data, tokens=1),))
-        return super().feed(data)
+        if not self._adds_text or self._blocks.begun or b"\r" in data:
+            return super().feed(data)
+        text, pieces, at = "", 0, 0
+        while data.startswith(b"data: ", at):
+            end = data.find(b"\n", at)
+            if not data.startswith(b"\n\n", end) or not (added := self._text_in(data[at + 6 : end])):
+                break
+            text, pieces, at = text + added, pieces + 1, end + 2
+        if not pieces:
+            return super().feed(data)
+        if at == len(data):
+            return iter((Delta(text, raw=data, tokens=pieces),))
+        return chain((Delta(text, raw=data[:at], tokens=pieces),), super().feed(data[at:]))
 
     def _text_in(self, content: bytes) -> str:
         """The text in a chunk, which is counted, if it adds text and nothing else; else nothing."""

@@ -146,6 +146,9 @@ def test_a_plain_piece_of_text_is_read_in_one_step_as_it_is_read_by_parts(
     # a piece that comes cut is never read in one step
     halves = [half for piece in pieces for half in (piece[:9], piece[9:])]
     assert outcome(a_stream(shows_usage=shows_usage), pieces) == outcome(a_stream(shows_usage=shows_usage), halves)
+    # behind a first piece it makes no difference how many come together
+    together, cut = [event(plain), b"".join(pieces)], [event(plain), *halves]
+    assert outcome(a_stream(shows_usage=shows_usage), together) == outcome(a_stream(shows_usage=shows_usage), cut)
 
 
 def test_chunks_that_are_not_plain_are_decoded_twice_only_where_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
