@@ -13,7 +13,8 @@ every block and every backend: one dict look-up per block and one call for each 
 the slope of log(time) over log(backends).
 
 A choice differs if scoring all backends at the same moment gives it a lower score than the best. How much lower is
-printed as `score`, which is at most 1, and as `TTFT`, its predicted time to first token above that of the best.
+printed as `score`, which is at most 1, and as `TTFT`, its predicted time to first token above that of the best. Choices
+are compared on several fleets: on one alone the share that differs is anything between half and twice the mean.
 
 With `--lend` all backends can fetch KV from each other, so that each has an offer.
 
@@ -75,6 +76,9 @@ TRUTH = Latency(token_s=2e-5)
 PROMPTS = 20
 INDEXED = 500_000
 """Blocks in the index beside those of the prompts, over all backends."""
+
+SETTLING = 400
+"""Decisions after which a fleet is as it remains."""
 
 MOST_HELD = 4_000_000
 """Blocks of the prompts that all backends hold together: with more, to fill the index takes longer than the rest."""
@@ -277,13 +281,20 @@ class Compared:
             self.seconds.append(here / there - 1.0)
 
 
-def compared(bench: Bench, rounds: int) -> Compared:
-    found = Compared()
+def compare(bench: Bench, rounds: int, found: Compared) -> None:
     for _ in range(rounds):
         for prompt in bench.prompts:
             bench.stir()
             found.add(bench, prompt)
-    return found
+
+
+def settled(tokens: int, backends: int, rng: random.Random, kind: type[Reporting]) -> Bench:
+    """A router under load, some time after its start."""
+    bench = prepared(tokens, backends, rng, kind)
+    for _ in range(SETTLING):
+        bench.stir()
+        bench.decision(bench.prompts[0])
+    return bench
 
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
@@ -294,7 +305,7 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return slope
 
 
-def report(tokens: int, sizes: Sequence[int], rounds: int, kind: type[Reporting]) -> None:
+def report(tokens: int, sizes: Sequence[int], rounds: int, fleets: int, kind: type[Reporting]) -> None:
     """Measure all `sizes` with prompts of `tokens`, and print the table."""
     print(f"\n{tokens:,} tokens; milliseconds on a core")
     print(f"{'backends':>8}{'floor':>8}{'all':>9}{'now':>8}{'P99':>8}{'of all':>11}", end="")
@@ -307,7 +318,10 @@ def report(tokens: int, sizes: Sequence[int], rounds: int, kind: type[Reporting]
         ratio = statistics.median(now / whole for now, whole in zip(times["now"], times["all"], strict=True))
         for part, seconds in medians.items():
             seconds.append(half[part])
-        quality = compared(bench, max(5, rounds * 100 // max(100, backends)))
+        quality = Compared()
+        for seed in range(1, fleets + 1):
+            fleet = bench if seed == 1 else settled(tokens, backends, random.Random(seed), kind)
+            compare(fleet, max(5, rounds * 100 // max(100, backends)), quality)
         late = statistics.quantiles(times["now"], n=100)[98]
         print(f"{backends:8}{1e3 * half['floor']:8.3f}{1e3 * half['all']:9.3f}", end="")
         print(f"{1e3 * half['now']:8.3f}{1e3 * late:8.3f}{ratio:11.2f}", end="")
@@ -333,6 +347,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=integers, default=[1_000, 100_000, 1_000_000])
     parser.add_argument("--backends", type=integers, default=[10, 100, 1_000, 5_000])
     parser.add_argument("--rounds", type=int, default=20, help="for up to 100 backends; fewer for more")
+    parser.add_argument("--fleets", type=int, default=4, help="on which choices are compared")
     parser.add_argument("--lend", action="store_true", help="backends exchange KV")
     parser.add_argument("--profile", action="store_true", help="of the first length and size, instead of times")
     arguments = parser.parse_args()
@@ -342,7 +357,7 @@ def main() -> None:
         cProfile.runctx("for _ in range(10): decide_all(bench)", globals(), {"bench": bench}, sort="tottime")
         return
     for tokens in arguments.tokens:
-        report(tokens, arguments.backends, arguments.rounds, kind)
+        report(tokens, arguments.backends, arguments.rounds, arguments.fleets, kind)
 
 
 if __name__ == "__main__":
