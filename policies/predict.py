@@ -198,25 +198,31 @@ def marginal_cost() -> Callable[[Request, Sequence[BackendView]], list[float | N
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         if not candidates:
             return []
-        costs = []
+        costs, least, most_held, cheapest = [], math.inf, 0, candidates[0]
         for parts, backend in zip(_costs(request, candidates), candidates, strict=True):
-            total = parts[-1] if backend.offer is None else least_cost(request, backend)[0].total
-            costs.append(total + _NEAR_S)
-        least = min(costs)
-        cheapest = candidates[costs.index(least)]
-        for backend, cost in zip(candidates, costs, strict=True):
-            if cost * _LESS <= least and (backend.held_tokens or 0) > (cheapest.held_tokens or 0):
-                cheapest = backend
+            cost = (parts[-1] if backend.offer is None else least_cost(request, backend)[0].total) + _NEAR_S
+            costs.append(cost)
+            if cost * _LESS <= least:
+                held_tokens = backend.held_tokens or 0
+                # of equal ones the one that holds most of the prompt
+                if cost < least * _LESS or held_tokens > most_held:
+                    most_held, cheapest = held_tokens, backend
+                if cost < least:
+                    least = cost
         near, near_idle = (1.0 + _NEAR) * least, (1.0 + _NEAR_IDLE) * least
-        held_tokens, queue_s = (cheapest.held_tokens or 0) - _NEAR_TOKENS, cheapest.queue_s
+        enough_tokens, queue_s = most_held - _NEAR_TOKENS, cheapest.queue_s
         is_idle = not cheapest.running + cheapest.waiting
         values: list[float | None] = []
         for backend, cost in zip(candidates, costs, strict=True):
             is_near = cost <= near or (
                 is_idle and cost <= near_idle and not backend.running + backend.waiting and backend.queue_s <= queue_s
             )
-            is_as_good = is_near and (backend.held_tokens or 0) >= held_tokens
-            values.append(1.0 if is_as_good else min(_LESS, least / cost))
+            share = least / cost
+            if is_near and (backend.held_tokens or 0) >= enough_tokens:
+                share = 1.0
+            elif share > _LESS:
+                share = _LESS
+            values.append(share)
         return values
 
     return score
