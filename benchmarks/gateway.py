@@ -382,9 +382,9 @@ class Gateway:
                 await asyncio.sleep(0.2)
 
     def cpu_s(self) -> float:
-        """User and system time of the process."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """User and system time of the process, in nanoseconds' steps: ticks of 10 ms meet paced events too often."""
+        # what clock_getcpuclockid(3) returns on Linux: CPUCLOCK_SCHED of a process
+        return time.clock_gettime(~self.process.pid << 3 | 2)
 
     async def stop(self) -> None:
         """Stop it."""
