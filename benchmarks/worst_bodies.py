@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from backends.http.exchange import encoded
 from policies.errors import ExpectedError
 from router.call.bodies import cost_in_turns
+from router.protocols.dialect import decode
 from router.protocols.dialects import DIALECTS
-from router.protocols.reading import decode
 from router.text.turns import at_once
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"

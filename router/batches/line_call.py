@@ -14,8 +14,7 @@ from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.bodies import Held
 from router.call.caller import Placement
-from router.protocols.dialect import Answer, Dialect, Head, usage_sum
-from router.protocols.reading import decode
+from router.protocols.dialect import Answer, Dialect, Head, decode, usage_sum
 from router.protocols.status import status_of
 
 

@@ -1,17 +1,31 @@
-"""The Protocol of one HTTP endpoint's format: parses bodies, renders errors and answers, which are collected here."""
+"""What all dialects have in common: a dialect's Protocol, bodies that are read, answers that are collected, and the
+headers with a client's limits.
+
+The headers are those of OpenAI's API (its guide "Rate limits"): `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*`,
+for requests and tokens; a reset is a duration as Go prints it: `12ms`, `1s`, `6m0s`, `23h47m36.648s`. `Retry-After` is
+in `router.protocols.status`. `x-pointsman-budget-used` is ours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any, NamedTuple, Protocol
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from backends.nesting import TooDeep, decode_json
 from backends.openai.gathered import merge_message
-from policies.errors import ExpectedError
+from policies.errors import ExpectedError, InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
+from policies.quota.budget import Standing
 from router.ask import Ask
+
+_Fields = TypeVar("_Fields")
+
+BUDGET_USED = "x-pointsman-budget-used"
+"""The header for the budget of which most is used, once 80% of it are."""
 
 _REASONING = ("reasoning_content", "reasoning")
 """Names of the model's reasoning at servers of open models; older and newer vLLM, for two."""
@@ -139,3 +153,79 @@ class Dialect(Protocol):
 def comment(text: str) -> bytes:
     """`text` as a comment of server-sent events, which clients skip (WHATWG HTML, section 9.2)."""
     return f": {text}\n\n".encode()
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises InvalidRequest."""
+    try:
+        body = decode_json(raw)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
+        ) from None
+    except TooDeep as error:
+        raise InvalidRequest(f"the body is {error}", hint="send a flatter JSON object") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body is not a JSON object", hint="send {'model': ..., ...}")
+    return body
+
+
+def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[str, str], elsewhere: str) -> _Fields:
+    """`body` as a `kind`. Raises InvalidRequest with the hint for the wrong field, or else with `elsewhere`."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at ")
+        missing = re.search(r"missing required field `(\w+)`", what)
+        param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
+        hint = hints.get(re.split(r"[.\[]", param)[0], elsewhere)
+        raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
+
+
+def members_beyond(
+    body: Mapping[str, Any], fields: type[msgspec.Struct], *, idle: Collection[str], instead: Mapping[str, str]
+) -> dict[str, Any]:
+    """The other fields of `body`, for backends that read them under the same names; without null and `idle` ones.
+
+    `instead` has fields of OpenAI's chats with another name here. Raises InvalidRequest for one of them, with the name
+    to use.
+    """
+    more: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in fields.__struct_fields__ or name in idle:
+            continue
+        if name in instead:
+            raise InvalidRequest(f"`{name}` is not a field of this API", hint=instead[name], param=name)
+        more[name] = value
+    return more
+
+
+def rate_limit_headers(standing: Standing) -> dict[str, str]:
+    """Headers for each limit that the client has."""
+    headers = {}
+    for name, allowance in (("requests", standing.requests), ("tokens", standing.tokens)):
+        if allowance is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
+            headers[f"x-ratelimit-reset-{name}"] = _duration(round((allowance.reset_s or 0.0) * 1000))
+    if standing.near:
+        most = max(standing.near, key=lambda near: near.percent)
+        # the name of an end user is the client's own text
+        shown = most.meter.descriptor.kind
+        headers[BUDGET_USED] = f"{most.percent}% of {most.meter}, {shown}"
+    return headers
+
+
+@lru_cache(maxsize=1024)
+def _duration(total_ms: int) -> str:
+    """Milliseconds as Go prints a duration: `0s`, `12ms`, `1.5s`, `6m0s`."""
+    if 0 < total_ms < 1000:
+        return f"{total_ms}ms"
+    minutes, ms = divmod(total_ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{ms / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text

@@ -17,8 +17,8 @@ from router.batches.pace import Pace
 from router.call.caller import CallerGone
 from router.call.gateway import Gateway
 from router.call.identify import Granted, granted_to, identified, key_in
+from router.protocols.dialect import converted, decode
 from router.protocols.http.body import read_body
-from router.protocols.reading import converted, decode
 from router.protocols.strangers import address_of
 
 T = TypeVar("T")

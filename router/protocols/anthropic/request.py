@@ -26,9 +26,9 @@ from router.protocols.anthropic.fields import (
     ToolDefinition,
     Turn,
 )
+from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
-from router.protocols.reading import converted, members_beyond
 from router.text.documents import MARK
 
 COUNT_PATH = "/v1/messages/count_tokens"

@@ -24,7 +24,7 @@ from router.call.identify import identified, identify, key_in
 from router.call.pipeline import outer_edge, serve
 from router.call.tracing import w3c_headers
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Answer, usage_sum
+from router.protocols.dialect import Answer, rate_limit_headers, usage_sum
 from router.protocols.explanations import as_header
 from router.protocols.grpc.messages import (
     answer_of,
@@ -36,7 +36,6 @@ from router.protocols.grpc.messages import (
     usage_of,
 )
 from router.protocols.grpc.v1 import inference_pb2 as pb
-from router.protocols.rate_limits import rate_limit_headers
 from router.protocols.status import retry_after, status_of
 from router.protocols.strangers import Strangers, address_of_peer
 from router.text.token_ids import count

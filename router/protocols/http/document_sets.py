@@ -19,13 +19,13 @@ from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import find_model
 from router.call.warming import as_warm_up
+from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
 from router.protocols.http.prefixes import Identify, ttl_seconds
 from router.protocols.http.routes import Routes
 from router.protocols.openai.documents import documents_of
 from router.protocols.openai.fields import MOST_ID_CHARACTERS, DocumentFields
 from router.protocols.openai.request import CHAT_PATH, chat_ask
-from router.protocols.reading import converted
 from router.shared.documents.document_set import AUTO, DocumentSet, Note, Uses
 from router.shared.documents.sets import MOST_DOCUMENTS, SetWish, Shown
 from router.text.documents import MARK, written

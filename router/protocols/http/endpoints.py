@@ -36,7 +36,7 @@ from router.protocols.aliases import aliased, changed, changed_bytes
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Answer, Dialect, Failure, Head, usage_sum
+from router.protocols.dialect import Answer, Dialect, Failure, Head, decode, rate_limit_headers, usage_sum
 from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
@@ -48,8 +48,6 @@ from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.protocols.openai.dialect import openai_failure
-from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import decode
 from router.protocols.status import challenge, retry_after
 from router.protocols.strangers import REST_S, Strangers, address_of
 

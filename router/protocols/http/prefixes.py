@@ -19,11 +19,11 @@ from router.call.bodies import Held
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
 from router.call.warming import as_warm_up
+from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.fields import ChatBody, Common, CompletionBody
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
-from router.protocols.reading import converted
 from router.shared.prefixes.prefix import Place, Prefix
 from router.text.documents import written
 

@@ -20,10 +20,10 @@ from router.call.bodies import Held
 from router.call.gateway import Gateway
 from router.call.prepare import find_model, readers_of, tokenize
 from router.fleet.cluster.served_model import ServedModel
+from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.request import chat_ask, completion_ask
-from router.protocols.reading import converted
 from router.text.documents import written
 from router.text.engine_text import first_reply
 from router.text.token_ids import count, pack, unpack

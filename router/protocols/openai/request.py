@@ -16,10 +16,10 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
+from router.protocols.dialect import converted
 from router.protocols.openai.documents import BLOCK_END, OWN_FIELDS, documents_in, lifted, marked
 from router.protocols.openai.fields import MOST_DOCUMENTS, MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.protocols.openai.grammars import FORMAT_FIELDS, grammar_in
-from router.protocols.reading import converted
 from router.text.conversation import message_of, tool_of, without_billing
 from router.text.documents import texts_of
 from router.text.token_ids import pack

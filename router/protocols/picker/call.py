@@ -24,7 +24,7 @@ from router.call.gateway import Gateway
 from router.call.identify import identified, key_in
 from router.call.tracing import w3c_headers
 from router.protocols.aliases import aliased, changed
-from router.protocols.dialect import Dialect
+from router.protocols.dialect import Dialect, decode, rate_limit_headers
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.models import model_entry
@@ -33,8 +33,6 @@ from router.protocols.picker.answers import reader_of
 from router.protocols.picker.endpoints import Reach
 from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.protocols.picker.phases import Head, Phases, ResponseHead
-from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import decode
 from router.protocols.status import challenge, retry_after
 
 T = TypeVar("T")

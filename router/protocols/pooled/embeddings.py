@@ -15,8 +15,8 @@ from backends.openai.pooled import EMBEDDINGS_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
 from router.ask import Ask, Input
+from router.protocols.dialect import converted
 from router.protocols.pooled.dialect import MOST_TEXTS, PooledDialect, pooled_ask
-from router.protocols.reading import converted
 from router.text.token_ids import pack
 
 _INPUT = "a text, a list of texts, a list of token ids, or a list of such lists"

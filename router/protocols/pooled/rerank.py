@@ -15,8 +15,8 @@ from backends.openai.pooled import RERANK_PATH, SCORE_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
 from router.ask import Ask
+from router.protocols.dialect import converted
 from router.protocols.pooled.dialect import MOST_TEXTS, PooledDialect, pooled_ask
-from router.protocols.reading import converted
 
 _HINTS = {
     "model": "GET /v1/models lists the models",

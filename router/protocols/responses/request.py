@@ -14,9 +14,9 @@ from backends.openai.responses import RESPONSES_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Native
 from router.ask import Ask
+from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
-from router.protocols.reading import converted, members_beyond
 from router.protocols.responses.fields import Format, Item, ResponsePart, ResponsesBody, ResponseTool
 
 _HINTS = {

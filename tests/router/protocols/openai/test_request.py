@@ -14,8 +14,8 @@ from policies.errors import InvalidRequest
 from policies.learning.text_length import MEDIA_TOKENS, TextLength
 from policies.nouns import Capability
 from router.ask import Ask, Chat, Reading
+from router.protocols.dialect import decode
 from router.protocols.openai.request import MEDIA_PARTS, chat_ask, completion_ask
-from router.protocols.reading import decode
 from router.text.estimates import estimated
 from tests.router.parts import CHAT, COMPLETIONS, ScriptedBackend, a_chat, a_client, a_router, an_answer
 

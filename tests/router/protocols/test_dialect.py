@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from policies.quota.budget import Allowance, Standing
-from router.protocols.rate_limits import rate_limit_headers
+from router.protocols.dialect import rate_limit_headers
 
 
 def test_remaining_limits_have_openais_format() -> None:
