@@ -275,7 +275,8 @@ async def test_bytes_that_no_request_asked_for_answer_no_request(caplog: pytest.
         writer.write(OK + b"Content-Length: 4\r\n\r\nevil")
         await reader.read()
 
-    async with a_peer(talk) as port, a_client(port) as client:
+    # not closed for being idle
+    async with a_peer(talk) as port, a_client(port, idle_s=3600.0) as client:
         assert await got(client) == (200, b"hello")
         await eventually(lambda: "0 connections" in repr(client))
         assert await got(client) == (200, b"hello")
@@ -486,6 +487,27 @@ async def test_a_server_that_answers_early_is_sent_no_more_of_a_body() -> None:
         async with await client.request("POST", "/", {}, pieces()) as answer:
             assert (answer.status, await answer.body(100)) == (413, b"too much")
         await eventually(lambda: "0 idle" in repr(client))
+
+
+async def test_a_server_that_answers_early_and_reads_no_further_holds_nothing_up() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1_000_000
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: is_held_up)
+        writer.write(HELLO)
+        await reader.read()
+
+    is_held_up = False
+    async with a_peer(talk) as port, a_client(port) as client:
+        asking = asyncio.create_task(client.request("POST", "/", {}, pieces()))
+        await asyncio.sleep(0.05)
+        is_held_up = not asking.done()
+        async with await asking as answer:
+            assert await answer.body(100) == b"hello"
+        await eventually(lambda: "0 connections, 0 idle" in repr(client))
 
 
 async def test_the_answer_to_head_has_no_body() -> None:

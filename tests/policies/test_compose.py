@@ -129,6 +129,15 @@ def test_deciding_leaves_the_view_as_it_is() -> None:
     assert view.backends == backends
 
 
+def test_a_backend_that_cannot_do_what_the_request_needs_gets_none_of_it() -> None:
+    able = a_backend("able", capabilities=frozenset({Capability.MEDIA}), running=9)
+    request = a_request(needs=frozenset({Capability.MEDIA}))
+    decision = NAMED["default"].decide(request, a_cluster(a_backend("unable"), able), rng())
+    assert decision.chosen == "able"
+    assert [name for name, _ in decision.dropped] == ["unable"]
+    assert NAMED["default"].decide(request, a_cluster(a_backend("unable")), rng()).chosen is None
+
+
 def test_contexts_that_an_estimated_prompt_fits_in_any_case_come_first() -> None:
     short, long = a_backend("short", context_tokens=2000), a_backend("long", context_tokens=8000, running=9)
     view = a_cluster(short, long)

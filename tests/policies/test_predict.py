@@ -154,6 +154,13 @@ def test_a_held_prefix_saves_its_prefill() -> None:
     assert cost_of(ASKED, a_backend(held_tokens=None, **IDLE)).prefill == pytest.approx(1.1)
 
 
+def test_a_prefill_costs_what_its_tokens_attend_to_as_predicted() -> None:
+    backend = a_backend(latency=SPEED, held_tokens=600)
+    assert cost_of(REQUEST, backend).prefill == pytest.approx(SPEED.prefill_s(400, 600))
+    decision = Decision(None, "default", dropped=((backend.name, "has_room"),))
+    assert fastest_prefill_s(REQUEST, a_cluster(backend), decision) == pytest.approx(SPEED.prefill_s(400, 600))
+
+
 def test_requests_that_run_wait_for_its_prefill_or_decode_slower_beside_it() -> None:
     long_prompt = cost_of(ASKED, a_backend(running=4, **IDLE))
     assert long_prompt.slowdown == pytest.approx(4 * 1.0)

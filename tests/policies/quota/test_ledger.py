@@ -115,6 +115,22 @@ def test_a_lease_that_is_renewed_does_not_lapse() -> None:
     assert left(ledger, COST, 18) == 10
 
 
+def test_after_a_clock_was_set_back_reservations_lapse_and_are_forgotten_as_if_made_then() -> None:
+    ledger = Ledger(lease_s=10, kept_s=20)
+    settled = a_reservation("settled", COST, cost=1_000)
+    ledger.reserve(settled, now=1000)
+    ledger.settle(settled, Charge(cost=1_000), now=1000)
+    ledger.reserve(a_reservation("open", COST, cost=4_000), now=1000)
+    ledger.expire(100)
+    assert repr(ledger).startswith("<Ledger 1 open, 1 settled lately")
+    ledger.expire(110)
+    assert repr(ledger).startswith("<Ledger 0 open, ")
+    # the lapsed one is remembered from when it lapsed
+    ledger.expire(120)
+    assert ledger.settle(settled, Charge(cost=1_000), now=120) is not Settlement.AGAIN
+    ledger.check()
+
+
 def test_what_was_used_is_charged_in_full_even_if_the_reservation_lapsed_meanwhile() -> None:
     ledger = Ledger(lease_s=10)
     asked = a_reservation("r", COST, cost=9_000)
