@@ -147,6 +147,14 @@ def test_a_report_of_what_waits_counts_for_what_others_sent() -> None:
     assert member.view(2.0, {}).queue_s == pytest.approx(before.queue_s + TYPICAL.work_s(prefill_work(1000)))
 
 
+def test_a_request_joins_those_that_run_and_those_that_wait() -> None:
+    member = a_member(running=2, waiting=3, reported_at=1.0)
+    flight = member.begin(a_request(prompt_tokens=100), 100, now=2.0, is_first_try=True)
+    assert (flight.crowd, flight.own_crowd) == (6, 1)
+    # the report does not know of the first one
+    assert member.begin(a_request(prompt_tokens=100), 100, now=2.0, is_first_try=True).crowd == 7
+
+
 def test_worse_ranks_are_in_front_of_no_request_where_ranks_are_served() -> None:
     member = a_member()
     member.begin(a_request(prompt_tokens=1000, rank=2), 1000, now=0.0, is_first_try=True)
