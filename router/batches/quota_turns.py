@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+
+from router.waiters import Waiter, Waiters
 
 
 class QuotaTurns:
@@ -15,22 +16,18 @@ class QuotaTurns:
     def __init__(self) -> None:
         self._most = math.inf
         self._trying = set[str]()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._waiters = Waiters[None, str, bool](take_back=lambda waiter, _: self.leave(waiter.wish), left=self._give)
         self._rest: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<QuotaTurns {len(self._trying)} of {max(1.0, self._most)} try, {len(self._waiting)} wait>"
+        return f"<QuotaTurns {len(self._trying)} of {max(1.0, self._most)} try, {len(self._waiters)} wait>"
 
     async def take(self, line: str) -> None:
         """Return when it is the turn of the call `line`, which `leave` ends."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((line, turn))
-        self._give()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            self.leave(line)
-            raise
+        if not self._waiters and self._may_try():
+            self._trying.add(line)
+        else:
+            await self._waiters.wait(None, line)
 
     def holds(self, line: str) -> bool:
         """Whether no other line was refused since `line` took its turn."""
@@ -68,8 +65,13 @@ class QuotaTurns:
         self._give()
 
     def _give(self) -> None:
-        while self._waiting and self._rest is None and len(self._trying) < max(1.0, self._most):
-            line, turn = self._waiting.popleft()
-            if not turn.done():
-                self._trying.add(line)
-                turn.set_result(None)
+        self._waiters.serve(self._turn)
+
+    def _turn(self, waiter: Waiter[None, str, bool]) -> bool | None:
+        if not self._may_try():
+            return None
+        self._trying.add(waiter.wish)
+        return True
+
+    def _may_try(self) -> bool:
+        return self._rest is None and len(self._trying) < max(1.0, self._most)

@@ -12,10 +12,10 @@ from policies.learning.company import Company
 from policies.nouns import Decision, Outcome, Request
 from policies.spare import Spare, rests
 from router.batches.line_places import LinePlaces
-from router.batches.line_queue import LineQueue, WaitingLine
 from router.batches.loop_share import LoopShare
 from router.call.gateway import Gateway
 from router.call.observer import Account
+from router.waiters import Waiter, Waiters
 
 LOOK_S = 0.01
 """Time between two looks for room while lines wait and none of them begins or ends."""
@@ -35,6 +35,19 @@ MOST_WATCHED = 4096
 BEGUN_S = 0.25
 """A prompt of a line counts as computed after this time or the predicted one, whichever is shorter, if the first piece
 of its answer has not told that before: many engines answer a line in one piece, at its end."""
+
+
+class _Asked(NamedTuple):
+    """The call `line` for `model` wants room. `places` is None until it was tried. Lines of one tenant with equal
+    models and places find room together."""
+
+    line: str
+    model: str
+    places: LinePlaces | None
+
+
+_Line = Waiter[str, _Asked, frozenset[str]]
+"""A line that waits, for the backends to which it may not go."""
 
 
 class _Watched(NamedTuple):
@@ -79,7 +92,9 @@ class LineRoom:
         self._at: Counter[str] = Counter()
         self._computed: dict[str, dict[str, float]] = {}
         """By backend, the lines of which it computes the prompts, and when they were sent."""
-        self._waiting = LineQueue()
+        self._waiting = Waiters[str, _Asked, frozenset[str]](
+            take_back=lambda waiter, _: self.leave(waiter.wish.line), left=lambda: None
+        )
         self._watched: dict[str, _Watched] = {}
         self._shared_at: dict[str, float] = {}
         self._others_at: float | None = None
@@ -107,18 +122,10 @@ class LineRoom:
     async def enter(self, line: str, tenant: str, model: str, places: LinePlaces | None = None) -> frozenset[str]:
         """Return when there is room for the call `line`, which `leave` ends: the backends to which it may not go.
         `places` is what `leave` returned when it was tried before."""
-        waiting = self._waiting.push(line, tenant, model, places)
-        if self._timer is None or self._waiting.is_first(waiting):
+        kind = model, places
+        if self._timer is None or not self._waiting.has(tenant, kind):
             self._look_soon()
-        try:
-            return await waiting.entered
-        except asyncio.CancelledError:
-            if line in self._lines:
-                # it was let in in the same moment
-                self.leave(line)
-            else:
-                self._waiting.remove(waiting)
-            raise
+        return await self._waiting.wait(tenant, _Asked(line, model, places), kind=kind)
 
     def placed(self, line: str, backend: str) -> None:
         """The call `line` goes to `backend`; again if that failed."""
@@ -224,22 +231,23 @@ class LineRoom:
             return 0
         wanted = {self._places_of(waiting) for waiting in self._waiting.first()}
         rooms = {places: self._room(places, gateway) for places in wanted}
-        for number in range(most):
-            found = self._waiting.take(lambda waiting: rooms[self._places_of(waiting)].lines > 0)
-            if found is None:
-                return number
-            places = self._places_of(found)
+
+        def let_in(waiting: _Line) -> frozenset[str] | None:
+            places = self._places_of(waiting)
+            if rooms[places].lines <= 0:
+                return None
             for other, room in rooms.items():
                 room.lines -= other.meets(places)
-            if not found.entered.done():
-                self._lines[found.line] = _Inside(places)
-                self.share.begin()
-                found.entered.set_result(rooms[places].avoiding)
-        return most
+            self._lines[waiting.wish.line] = _Inside(places)
+            self.share.begin()
+            return rooms[places].avoiding
 
-    def _places_of(self, waiting: WaitingLine) -> LinePlaces:
+        return self._waiting.serve(let_in, most)
+
+    def _places_of(self, waiting: _Line) -> LinePlaces:
         """Where it may go. Only its call tells which rule it has; until then, where the others of its tenant go."""
-        return waiting.places or self._seen.get((waiting.tenant, waiting.model)) or LinePlaces(waiting.model)
+        asked = waiting.wish
+        return asked.places or self._seen.get((waiting.owner, asked.model)) or LinePlaces(asked.model)
 
     def _room(self, places: LinePlaces, gateway: Gateway) -> _Room:
         """How many further lines for `places` may be sent now, and where not."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeVar
 
 import msgspec
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from policies.errors import Overloaded, RequestTooLarge
 from router.text.turns import UNFINISHED, Turns, Unfinished, at_once, once, take_turn
+from router.waiters import Waiter, Waiters
 
 SLICE_BYTES = 256 * 2**10
 """A body is read in slices of this size: 1 ms each, in which the interpreter is mostly free for others."""
@@ -340,12 +339,6 @@ class Held(msgspec.Struct, eq=False):
         self._arriving = 0
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    size: int
-    lent: asyncio.Future[None]
-
-
 class Memory:
     """Lends `most` bytes. Some of it stays free for a tenant that holds nothing, however many hold all they may.
 
@@ -356,7 +349,8 @@ class Memory:
         self._most, self._wait_s = most, wait_s
         self._held: Counter[str] = Counter()
         self._total = 0
-        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+        self._waiters = Waiters[str, int, bool](take_back=self._take_back, left=self._serve)
+        self._waiting = self._waiters.by_owner
 
     def __repr__(self) -> str:
         return f"<Memory {self._total} of {self._most} bytes lent, {self.waiting} requests wait>"
@@ -369,7 +363,7 @@ class Memory:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiters)
 
     def check(self) -> None:
         """Nothing is lent, and no request waits; for an idle router."""
@@ -383,12 +377,13 @@ class Memory:
         if self._waiting:
             self._serve()
 
-    def lend(self, tenant: str, size: int) -> bool:
-        """Lend `size` bytes to `tenant` if it may have them at once; may it?"""
+    def lend(self, tenant: str, size: int, *, in_turn: bool = False) -> bool:
+        """Lend `size` bytes to `tenant` if it may have them at once; may it? Not before others that wait, unless it is
+        `in_turn`."""
         if not size:
             return True
         held = self._held[tenant]
-        if tenant in self._waiting or held + size > SHARE * (self._most - self._total - size):
+        if held + size > SHARE * (self._most - self._total - size) or (tenant in self._waiting and not in_turn):
             return False
         self._held[tenant] = held + size
         self._total += size
@@ -398,19 +393,12 @@ class Memory:
         """Lend `size` bytes to `tenant`, perhaps after a while. Raises Overloaded."""
         if self.lend(tenant, size):
             return
-        queue = self._waiting.get(tenant, ())
-        if len(queue) >= MOST_WAITING_OF_A_TENANT or self.waiting >= MOST_WAITING:
+        if self._waiters.count_of(tenant) >= MOST_WAITING_OF_A_TENANT or self.waiting >= MOST_WAITING:
             raise _overloaded()
-        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(tenant, deque()).append(waiter)
         try:
-            async with asyncio.timeout(self._wait_s):
-                await waiter.lent
-        except BaseException as error:
-            self._leave(tenant, waiter)
-            if isinstance(error, TimeoutError):
-                raise _overloaded() from None
-            raise
+            await self._waiters.wait(tenant, size, timeout_s=self._wait_s)
+        except TimeoutError:
+            raise _overloaded() from None
 
     def give_back(self, tenant: str, size: int) -> None:
         """`tenant` holds `size` bytes less."""
@@ -421,38 +409,12 @@ class Memory:
         if self._waiting:
             self._serve()
 
-    def _fits(self, tenant: str, size: int) -> bool:
-        return self._held[tenant] + size <= SHARE * (self._most - self._total - size)
-
-    def _leave(self, tenant: str, waiter: _Waiter) -> None:
-        """`waiter` waits no more; it gives back what it was lent in the same moment."""
-        if waiter.lent.done() and not waiter.lent.cancelled():
-            self.give_back(tenant, waiter.size)
-            return
-        queue = self._waiting[tenant]
-        queue.remove(waiter)
-        if not queue:
-            del self._waiting[tenant]
-        # those behind it may be smaller
-        self._serve()
-
     def _serve(self) -> None:
         """Lend to the requests that wait, one of each tenant in turn, until none of the first ones fits."""
-        is_changed = True
-        while is_changed:
-            is_changed = False
-            for tenant in list(self._waiting):
-                queue = self._waiting[tenant]
-                if not self._fits(tenant, queue[0].size):
-                    continue
-                waiter = queue.popleft()
-                self._held[tenant] += waiter.size
-                self._total += waiter.size
-                waiter.lent.set_result(None)
-                self._waiting.move_to_end(tenant)
-                if not queue:
-                    del self._waiting[tenant]
-                is_changed = True
+        self._waiters.serve(lambda waiter: self.lend(waiter.owner, waiter.wish, in_turn=True) or None)
+
+    def _take_back(self, waiter: Waiter[str, int, bool], _: bool) -> None:
+        self.give_back(waiter.owner, waiter.wish)
 
 
 def _overloaded() -> Overloaded:

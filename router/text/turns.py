@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
+
+from router.waiters import Waiters
 
 _Result = TypeVar("_Result")
 
@@ -27,10 +28,10 @@ class Turns:
     def __init__(self, threads: int, turn: int, *, name: str) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free, self._turn = threads, turn
-        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiters = Waiters[Hashable, None, bool](take_back=lambda *_: self._release(), left=lambda: None)
 
     def __repr__(self) -> str:
-        return f"<Turns: {self._free} free threads, {len(self._waiting)} owners wait>"
+        return f"<Turns: {self._free} free threads, {len(self._waiters)} pieces of work wait>"
 
     async def run(self, owner: Hashable, work: Generator[int, None, _Result]) -> _Result:
         """The result of `work`, or what it raises. A cancelled one ends behind the turn that runs."""
@@ -57,14 +58,7 @@ class Turns:
         if self._free:
             self._free -= 1
             return
-        freed = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(freed)
-        try:
-            await freed
-        except asyncio.CancelledError:
-            if freed.done() and not freed.cancelled():
-                self._release()
-            raise
+        await self._waiters.wait(owner, None)
 
     def _taken(self, turn: asyncio.Future[Any]) -> None:
         if not turn.cancelled():
@@ -74,17 +68,8 @@ class Turns:
 
     def _release(self) -> None:
         """Give a free thread to the owner that waits longest."""
-        while self._waiting:
-            owner, queue = next(iter(self._waiting.items()))
-            freed = queue.popleft()
-            if queue:
-                self._waiting.move_to_end(owner)
-            else:
-                del self._waiting[owner]
-            if not freed.done():
-                freed.set_result(None)
-                return
-        self._free += 1
+        if not self._waiters.serve(lambda _: True, 1):
+            self._free += 1
 
 
 def at_once(turns: Generator[int, None, _Result]) -> _Result:

@@ -57,13 +57,16 @@ INSIDE = {
     "backends.shard": ("backends.base", "backends.detokenize", "backends.reconnect"),
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
-    "router.text": ("router.ask", "router.regular_file"),
+    "router.text": ("router.ask", "router.regular_file", "router.waiters"),
     "router.fleet": ("router.later", "router.supervise"),
     "router.identity": ("router.regular_file", "router.supervise"),
     "router.shared": ("router.ask", "router.regular_file", "router.supervise", "router.fleet"),
-    "router.call": ("router.ask", "router.later", "router.text", "router.fleet", "router.identity", "router.shared"),
+    "router.call": (
+        *("router.ask", "router.later", "router.waiters"),
+        *("router.text", "router.fleet", "router.identity", "router.shared"),
+    ),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
-    "router.batches": ("router.ask", "router.supervise", "router.call", "router.protocols"),
+    "router.batches": ("router.ask", "router.supervise", "router.waiters", "router.call", "router.protocols"),
     "router.operate": (
         "router.ask",
         "router.later",
