@@ -434,7 +434,7 @@ def main() -> None:
         file = folder / "sla.yaml"
         at = ", ".join(f'"{address}"' for address in addresses)
         file.write_text(SLA.format(engines=at, folder=folder, http=http))
-        router = Program("router", [python, "-m", "router", "serve", str(file)], folder, f"{url}/readyz")
+        router = Program("router", [python, "-P", "-m", "router", "serve", str(file)], folder, f"{url}/readyz")
         stack.callback(router.stop)
         router.start()
         router.wait_until_ready()

@@ -114,7 +114,7 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with log.open("wb") as out:
             router = subprocess.Popen(
-                [sys.executable, "-m", "router", "serve", str(file)], stdout=out, stderr=out, env=environment
+                [sys.executable, "-P", "-m", "router", "serve", str(file)], stdout=out, stderr=out, env=environment
             )
         try:
             for _ in range(200):

@@ -196,7 +196,7 @@ def measure(crowd: Sequence[str], seconds: float) -> bool:
         file, log = Path(folder, "sla.yaml"), Path(folder, "log")
         file.write_text(SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest(), http=http, metrics=metrics))
         with log.open("wb") as errors:
-            router = subprocess.Popen([sys.executable, "-m", "router", "serve", str(file)], stderr=errors)
+            router = subprocess.Popen([sys.executable, "-P", "-m", "router", "serve", str(file)], stderr=errors)
         try:
             is_well = uvloop.run(_measure(http, metrics, router.pid, crowd, seconds))
         finally:

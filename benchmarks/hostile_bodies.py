@@ -144,7 +144,7 @@ def a_router(folder: Path) -> Iterator[tuple[int, int]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     a_standin = ("-m", "tests.standins.openai_compatible", "--delay", "0")
     commands = (
-        ("-m", "router", "serve", str(file)),
+        ("-P", "-m", "router", "serve", str(file)),
         (*a_standin, "--port", str(engine)),
         (*a_standin, "--port", str(other), "--model", "good"),
     )

@@ -130,7 +130,7 @@ def main() -> None:
         a_windowed_model(model, asked.tokens + 1024)
         sla.write_text(SLA.format(model=model, http=HTTP))
         text = a_text(asked.tokens)
-        process = subprocess.Popen([sys.executable, "-m", "router", "up", str(sla)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-P", "-m", "router", "up", str(sla)], stderr=subprocess.DEVNULL)
         try:
             wait_until_ready(process)
             ask("Hello")

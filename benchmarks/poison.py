@@ -188,7 +188,7 @@ async def a_system(*, with_vllm: bool) -> AsyncIterator[System]:
         file.write_text(
             SLA.format(http=http, metrics=metrics, kind=kind, model=model, at=at, tokenizer=weights(), **keys)
         )
-        router = await stack.enter_async_context(a_process("-m", "router", "serve", str(file)))
+        router = await stack.enter_async_context(a_process("-P", "-m", "router", "serve", str(file)))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         system = System(http, metrics, model, router, engines, session)
         async with asyncio.timeout(60):

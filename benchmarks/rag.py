@@ -303,7 +303,9 @@ class Engines:
     def _a_shard(self, name: str, port: int) -> Program:
         options = ["--listen", f"127.0.0.1:{port}", "--threads", "1", "--kv-memory", KV_GIB]
         environment = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-        return Program(name, (sys.executable, "-m", "shards", *options), self._folder, "", environment=environment)
+        return Program(
+            name, (sys.executable, "-P", "-m", "shards", *options), self._folder, "", environment=environment
+        )
 
 
 @asynccontextmanager

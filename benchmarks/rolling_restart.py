@@ -109,7 +109,7 @@ def a_shard(name: str, port: int, folder: Path, *, exchanges: bool) -> Program:
     if exchanges:
         options += ["--kv-listen", "127.0.0.1:0"]
     environment = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-    return Program(name, (sys.executable, "-m", "shards", *options), folder, "", environment=environment)
+    return Program(name, (sys.executable, "-P", "-m", "shards", *options), folder, "", environment=environment)
 
 
 @contextmanager

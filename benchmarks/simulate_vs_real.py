@@ -191,11 +191,13 @@ async def up(scene: Scene) -> AsyncIterator[str]:
     url = f"http://127.0.0.1:{free_port()}"
     async with AsyncExitStack() as stack:
         if scene.is_computing:
-            await stack.enter_async_context(a_process("-m", "router", "up", str(scene.file), "--http", url[7:]))
+            await stack.enter_async_context(a_process("-P", "-m", "router", "up", str(scene.file), "--http", url[7:]))
         else:
             for address in scene.addresses:
                 await stack.enter_async_context(a_process(__file__, "--serve", address))
-            await stack.enter_async_context(a_process("-m", "router", "serve", str(scene.file), "--http", url[7:]))
+            await stack.enter_async_context(
+                a_process("-P", "-m", "router", "serve", str(scene.file), "--http", url[7:])
+            )
         async with aiohttp.ClientSession() as session, asyncio.timeout(300):
             while await ready(session, url) < len(scene.addresses):  # noqa: ASYNC110 - another process reports it
                 await asyncio.sleep(0.2)
@@ -312,7 +314,7 @@ def simulated(scene: Scene, profile: Path, coming: Sequence[Asked]) -> tuple[Res
     """The prediction of `pointsman simulate`, and the share of the time in which shards are busy."""
     trace = scene.folder / "trace.jsonl"
     trace.write_text("\n".join(request.line() for request in coming))
-    command = [sys.executable, "-m", "router", "simulate", str(scene.file), "--trace", str(trace)]
+    command = [sys.executable, "-P", "-m", "router", "simulate", str(scene.file), "--trace", str(trace)]
     done = subprocess.run(
         [*command, "--profile", str(profile), "--json", "-"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     )

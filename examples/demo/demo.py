@@ -80,7 +80,7 @@ def pointsman_up() -> Iterator[Ports]:
     """`pointsman up` on the demo's SLA file, ready for requests; stopped on exit."""
     ports = Ports(free_port(), free_port())
     listen = ["--http", f"127.0.0.1:{ports.http}", "--grpc", f"127.0.0.1:{ports.grpc}"]
-    command = [sys.executable, "-m", "router", "up", str(HERE / "sla.yaml"), *listen]
+    command = [sys.executable, "-P", "-m", "router", "up", str(HERE / "sla.yaml"), *listen]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -159,7 +159,7 @@ def gpus(size: int) -> list[str]:
 
 
 def _start(job: PartJob, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    command: Sequence[str] = (sys.executable, "-m", "shards.parallel", msgspec.json.encode(job).decode())
+    command: Sequence[str] = (sys.executable, "-P", "-m", "shards.parallel", msgspec.json.encode(job).decode())
     return subprocess.Popen(  # noqa: S603 - this program itself, without a shell
         command,
         stdin=subprocess.PIPE,

@@ -112,7 +112,9 @@ async def _serves(port: int) -> None:
 def a_shard(name: str, port: int, folder: Path) -> Program:
     """A shard with the bundled model, on one thread."""
     options = ("--listen", f"127.0.0.1:{port}", "--threads", "1", "--kv-memory", "0.1")
-    return Program(name, (sys.executable, "-m", "shards", *options), folder, "", environment={"PYTHONPATH": str(ROOT)})
+    return Program(
+        name, (sys.executable, "-P", "-m", "shards", *options), folder, "", environment={"PYTHONPATH": str(ROOT)}
+    )
 
 
 @asynccontextmanager

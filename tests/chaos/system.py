@@ -388,7 +388,7 @@ def _server(number: int, plan: Plan, folder: Path, port: int) -> Program:
         return a_vllm(f"vllm-{number}", folder, VLLMOptions(blocks=600, events=False), port=port)
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if plan.backends == "shard":
-        command: tuple[str, ...] = (sys.executable, "-m", "shards", "--listen", f"127.0.0.1:{port}")
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "shards", "--listen", f"127.0.0.1:{port}")
         command += ("--name", f"own-{number}", "--threads", "1", "--kv-memory", "0.05")
         return Listening(f"shard-{number}", command, folder, str(port), environment=environment)
     command = (sys.executable, "-m", "tests.chaos.server", "--port", str(port))
@@ -440,7 +440,7 @@ def _router(number: int, system: System) -> RouterProgram:
     )
     file = system.folder / f"router-{number}.yaml"
     file.write_text(text)
-    command: tuple[str, ...] = (sys.executable, "-m", "router", "serve", str(file))
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "router", "serve", str(file))
     if plan.processes > 1:
         command += ("--processes", str(plan.processes))
     environment = {"PYTHONPATH": f"{INSPECTION}{os.pathsep}{ROOT}", "POINTSMAN_INSPECT": str(system.folder)}

@@ -46,7 +46,7 @@ class RouterProcess:
         self._clients: dict[str, openai.AsyncOpenAI] = {}
 
     def begin(self) -> None:
-        command = [sys.executable, "-m", "router", "serve", str(self._file)]
+        command = [sys.executable, "-P", "-m", "router", "serve", str(self._file)]
         self._process = subprocess.Popen(command, env={**os.environ, **SECRETS})
 
     async def start(self) -> None:

@@ -44,7 +44,7 @@ class RouterProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        command = [sys.executable, "-m", "router", "serve", str(self._file)]
+        command = [sys.executable, "-P", "-m", "router", "serve", str(self._file)]
         self._process = subprocess.Popen(
             command, env={**os.environ, "A": "key-a", "B": "key-b"}, stdout=subprocess.DEVNULL
         )

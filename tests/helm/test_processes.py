@@ -120,7 +120,7 @@ async def http_health(url: str) -> bool:
 def a_shard(rendered: Rendered, port: int) -> tuple[list[str], dict[str, Any]]:
     pod = pods(rendered)["prod-pointsman-shard-own"]
     places = {"0.0.0.0:7001": f"127.0.0.1:{port}", "$(POD_NAME)": "prod-pointsman-shard-own-0"}
-    return [sys.executable, "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
+    return [sys.executable, "-P", "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
 
 
 def a_router(rendered: Rendered, configmap: Path, http: int, metrics: int) -> tuple[list[str], dict[str, Any]]:
@@ -131,7 +131,7 @@ def a_router(rendered: Rendered, configmap: Path, http: int, metrics: int) -> tu
         "0.0.0.0:9090": f"127.0.0.1:{metrics}",
         "/etc/pointsman": str(configmap),
     }
-    return [sys.executable, "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
+    return [sys.executable, "-P", "-m", "router", *on_this_machine(container(pod)["args"], places)], pod
 
 
 async def test_router_and_shard_start_answer_reload_and_end_as_pods_do(tmp_path: Path) -> None:

@@ -21,7 +21,18 @@ _ENDS_S = 20.0
 
 def begun(model: Path | str, *options: str) -> subprocess.Popen[str]:
     """The program, started for `model` on a CPU, with one thread and little KV."""
-    command = [sys.executable, "-m", "shards", "--model", str(model), "--listen", "127.0.0.1:0", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "shards",
+        "--model",
+        str(model),
+        "--listen",
+        "127.0.0.1:0",
+        "--device",
+        "cpu",
+    ]
     return subprocess.Popen(
         [*command, "--kv-memory", "0.01", "--threads", "1", *options], stderr=subprocess.PIPE, text=True
     )

@@ -211,7 +211,7 @@ def test_blocks_from_disk_give_the_same_bits(model: Path, tmp_path: Path) -> Non
 
 async def cached_tokens(path: Path, prompt: list[int], model_folder: Path) -> int:
     """Start a shard, ask it one prompt, stop it in an orderly way, and return the prompt's cached tokens."""
-    command = [*("-m", "shards", "--model", str(model_folder), "--device", "cpu", "--threads", "1")]
+    command = [*("-P", "-m", "shards", "--model", str(model_folder), "--device", "cpu", "--threads", "1")]
     command += [*("--listen", "127.0.0.1:0", "--kv-dir", str(path), "--kv-dir-gib", "0.1", "--kv-memory", "0.05")]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None

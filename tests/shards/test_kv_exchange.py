@@ -347,7 +347,7 @@ def test_fetched_blocks_give_the_same_bits(model: Path, tmp_path: Path) -> None:
 @asynccontextmanager
 async def a_shard(secret: Path) -> AsyncIterator[tuple[HandRouter, wire.Welcome]]:
     """A shard as a process, and a router that is attached to it."""
-    command = [*("-m", "shards", "--model", "bundled", "--device", "cpu", "--threads", "1")]
+    command = [*("-P", "-m", "shards", "--model", "bundled", "--device", "cpu", "--threads", "1")]
     command += [*("--listen", "127.0.0.1:0", "--kv-listen", "127.0.0.1:0", "--kv-secret-file", str(secret))]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None

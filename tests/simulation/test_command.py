@@ -75,7 +75,7 @@ def test_the_same_seed_writes_the_same_bytes_in_any_process(files: list[str]) ->
     # of sets and hashes nothing may depend
     written_by = [
         subprocess.run(
-            [sys.executable, "-m", "router", "simulate", *files, "--seed", "3", "--json", "-"],
+            [sys.executable, "-P", "-m", "router", "simulate", *files, "--seed", "3", "--json", "-"],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,

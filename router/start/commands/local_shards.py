@@ -32,7 +32,7 @@ class ShardCommand:
     def line(self, listen: str) -> list[str]:
         """The command line of a shard that listens on `listen`."""
         chosen = ["--name", self.name, "--model", self.model, "--listen", listen]
-        return [sys.executable, "-m", "shards", *chosen, "--supervised", *self.flags]
+        return [sys.executable, "-P", "-m", "shards", *chosen, "--supervised", *self.flags]
 
 
 def shard_environment(environment: Mapping[str, str]) -> dict[str, str]:

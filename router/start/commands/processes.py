@@ -90,7 +90,7 @@ class Processes:
 
 async def run_processes(arguments: Sequence[str], count: int, say: Callable[[str], None]) -> bool:
     """Run `count` processes of `pointsman` with `arguments` until a signal; returns whether all ended well."""
-    processes = Processes((sys.executable, "-m", "router", *arguments), count, say)
+    processes = Processes((sys.executable, "-P", "-m", "router", *arguments), count, say)
     loop = asyncio.get_running_loop()
     for number in PASSED_ON:
         loop.add_signal_handler(number, processes.pass_on, number)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 async def pointsman(*arguments: str, key: str = KEY) -> tuple[int, str, str]:
     """Status, stdout and stderr of a real process."""
-    command = [sys.executable, "-m", "router", "batch", *arguments]
+    command = [sys.executable, "-P", "-m", "router", "batch", *arguments]
     environment = {**os.environ, "POINTSMAN_KEY": key}
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL

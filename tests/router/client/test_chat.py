@@ -32,7 +32,7 @@ async def run(options: ChatOptions) -> None:
 
 async def pointsman(*arguments: str, piped: str | None = None) -> tuple[int, str, str]:
     """Status, stdout and stderr of a real process."""
-    command = [sys.executable, "-m", "router", *arguments]
+    command = [sys.executable, "-P", "-m", "router", *arguments]
     stdin = subprocess.DEVNULL if piped is None else None
     done = await asyncio.to_thread(
         subprocess.run,

@@ -106,7 +106,7 @@ def test_a_name_of_the_hub_is_read_from_the_local_cache_and_doubted_without(tmp_
         sla.write_text(f"pools: {{lm: {{kind: vllm, at: 'http://10.0.0.1:8000', tokenizer: {tokenizer}}}}}")
         environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         environment.pop("HF_HUB_CACHE", None)
-        command = [sys.executable, "-m", "router", "check", str(sla)]
+        command = [sys.executable, "-P", "-m", "router", "check", str(sla)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     cached = checked("acme/reader", home)

@@ -141,7 +141,7 @@ server: {{http: "127.0.0.1:{http}", grpc: "127.0.0.1:{grpc}", admin: "127.0.0.1:
 @contextmanager
 def served(tmp_path: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "sla.yaml").write_text(FILE.format(**ports))
-    command = [sys.executable, "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
+    command = [sys.executable, "-P", "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=Path(__file__).parents[4])
     try:
         yield process
@@ -232,7 +232,7 @@ async def test_a_killed_process_takes_its_own_streams_with_it_and_no_others_and_
     engine = OpenAIServer(text="a" * 100, delay_s=0.05)
     async with running(engine), aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
         (tmp_path / "sla.yaml").write_text(STREAMING.format(url=engine.url, http=http, admin=admin))
-        command = [sys.executable, "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
+        command = [sys.executable, "-P", "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
         parent = await asyncio.create_subprocess_exec(
             *command, cwd=Path(__file__).parents[4], stderr=asyncio.subprocess.DEVNULL
         )
