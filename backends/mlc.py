@@ -17,6 +17,7 @@ import msgspec
 
 from backends.http.errors import error_of
 from backends.http.exchange import Exchange
+from backends.http.lenient_json import read_json
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import RARE, OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
@@ -45,7 +46,7 @@ class MLC(OpenAICompatible):
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
         """As OpenAI's, unwrapped."""
         try:
-            inner = msgspec.json.decode(body)
+            inner = read_json(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             inner = None
         error = error_of(backend, status, inner.encode() if isinstance(inner, str) else body, headers)

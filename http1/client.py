@@ -14,13 +14,22 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from http1.coding import CODINGS, BadCoding, Decoder
-from http1.errors import AnswerError, AnswerTimeout, BadAnswer, BodyTooLarge, Disconnected, Unconnected
+from http1.errors import (
+    AnswerError,
+    AnswerTimeout,
+    BadAnswer,
+    BodyTooLarge,
+    Disconnected,
+    IdleDisconnected,
+    Unconnected,
+)
 from http1.limits import ClientLimits
 from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
 _METHOD = re.compile(r"[A-Z]+")
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 class HttpClient:
@@ -66,10 +75,11 @@ class HttpClient:
     ) -> Answer:
         """The answer to one request, as soon as its head came. The caller reads its body to the end, or closes it.
 
-        A connection that lay idle may be one that the server was just closing: then the request is sent once more, over
-        a new one, unless something of an answer came or `body` comes in pieces. Times are those of the limits unless
-        given. Raises ValueError for a request that cannot be sent, and AnswerError: Unconnected, Disconnected,
-        AnswerTimeout, BadAnswer.
+        A connection that lay idle may be one that the server was just closing. A request that may be repeated (RFC
+        9110, 9.2.2) is then sent once more, over a new one, unless something of an answer came. A post is not: its
+        server may have done what it asks for. So its caller decides, and then gets a new connection. Times are those of
+        the limits unless given. Raises ValueError for a request that cannot be sent, and AnswerError: Unconnected,
+        Disconnected, of that IdleDisconnected for such a post, AnswerTimeout, BadAnswer.
         """
         if body is None:
             framing = b"" if method in ("GET", "HEAD") else b"Content-Length: 0\r\n"
@@ -90,9 +100,12 @@ class HttpClient:
                 break
             except BaseException as error:
                 connection.leave(asked)
-                is_replayable = isinstance(error, Disconnected) and (body is None or isinstance(body, bytes))
-                if not (is_replayable and connection.was_used and connection.is_unanswered):
+                is_stale = isinstance(error, Disconnected) and connection.was_used and connection.is_unanswered
+                if not is_stale:
                     raise
+                self._close_idle()
+                if method not in _IDEMPOTENT:
+                    raise IdleDisconnected(str(error)) from error
             connection = await self._connect(connect_s)
         if self.limits.decoded_bytes is not None:
             try:
@@ -110,6 +123,12 @@ class HttpClient:
         while self._open:
             self._changed.clear()
             await self._changed.wait()
+
+    def _close_idle(self) -> None:
+        """The server closed a connection that lay idle: those that lie longer may be closed as well by now."""
+        for connection in tuple(self.idle):
+            connection.abort()
+        self.idle.clear()
 
     async def _connect(self, connect_s: float | None) -> ServerConnection:
         if self._is_closed:

@@ -55,6 +55,12 @@ class Disconnected(AnswerError):
     """The connection ended before the answer did."""
 
 
+class IdleDisconnected(Disconnected):
+    """A connection that had lain idle ended before anything of an answer came: its server may have closed it before the
+    request came, or have the request.
+    """
+
+
 class AnswerTimeout(AnswerError):
     """The server was silent for longer than is allowed."""
 

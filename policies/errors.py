@@ -170,8 +170,24 @@ class Unreached(BackendFailed):
     masked_message = "no backend that may take the request could be reached (try again)"
 
 
+class IdleLost(BackendFailed):
+    """BackendFailed by a connection that had lain idle: the backend may have closed it before the request came, or have
+    the request. It is not ill for that, and may be tried again.
+    """
+
+
 class BackendErred(BackendFailed):
-    """BackendFailed with an internal error of a backend that answers: the request may be the cause."""
+    """BackendFailed with an internal error, or an answer that cannot be read, of a backend that answers: the request
+    may be the cause.
+    """
+
+
+class BackendLost(BackendFailed):
+    """BackendFailed by a connection that ended while the backend had the request: it may have crashed over it."""
+
+
+class BackendHangs(BackendFailed):
+    """BackendFailed by a backend that answers nothing to any request: this one may be the cause."""
 
 
 class PrefillFailed(ExpectedError):

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from backends.http.frames import FrameDecoder
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
@@ -52,7 +51,7 @@ class FastChatAnswer:
 
     def _hear(self, frame: bytes) -> Iterator[Delta]:
         try:
-            reply = msgspec.json.decode(frame)
+            reply = read_json(frame)
             if reply["error_code"]:
                 raise worker_error(self._backend, reply)
             self._whole, finish = str(reply["text"]), reply.get("finish_reason")

@@ -19,12 +19,21 @@ from backends.base import Description, Load, Taker, give, give_all, rank_name
 from backends.http.errors import error_of
 from backends.http.exchange import Answer, ErrorOf, Exchange, HttpOptions, Page, Post, WholeBody, decoded, encoded
 from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
+from backends.http.own_keys import OwnKeys
 from http1.client import Answer as Reply
 from http1.client import HttpClient as Http1Client
-from http1.errors import AnswerError, Unconnected
+from http1.errors import AnswerError, Disconnected, IdleDisconnected, Unconnected
 from http1.limits import ClientLimits
 from http1.message import header_lines
-from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, Unreached
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendLost,
+    DeadlineExceeded,
+    ExpectedError,
+    IdleLost,
+    Unreached,
+)
 from policies.nouns import ACCEPTED, Capability, Delta, Native, Prompt, Request
 from tls.errors import sentence_of
 
@@ -39,6 +48,13 @@ MOST_PAGE_BYTES = 8 << 20
 MOST_DECODED_BYTES = 1 << 30
 
 _LAST_CHUNK_S = 0.1
+
+_KINDS: Mapping[type[AnswerError], type[BackendFailed]] = {
+    Unconnected: Unreached,
+    IdleDisconnected: IdleLost,
+    Disconnected: BackendLost,
+}
+"""What an exchange without a whole answer fails with; else BackendErred: it was silent, or is no HTTP."""
 
 _NO_REPORT = Load()
 
@@ -335,7 +351,7 @@ def bearer(key: str) -> Mapping[str, str]:
 class HttpClient:
     """The connections to one server. `name` is the backend's, for messages; `key_headers` is how its key is sent.
 
-    `making` is held while a large request is made.
+    `making` is held while a large request is made. `own_keys` are those that every request has.
     """
 
     def __init__(
@@ -349,6 +365,7 @@ class HttpClient:
         self.making = asyncio.Semaphore(1)
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
+        self.own_keys = OwnKeys({**options.headers, **self._key_headers}, options.key)
         self._post_headers = {"content-type": "application/json", **options.headers}
         self._post_lines: bytes | None = None
         self._http: Http1Client | None = None
@@ -391,8 +408,11 @@ class HttpClient:
         return await self._ask(self._connections(), "GET", path)
 
     async def ask(self, post: Post) -> Page:
-        """The reply to a small `post`, bounded as in `get`."""
-        return await self._ask(self._connections(), "POST", post.path, post.content)
+        """The reply to a small `post` that changes nothing, bounded as in `get`."""
+        try:
+            return await self._ask(self._connections(), "POST", post.path, post.content)
+        except IdleLost:
+            return await self._ask(self._connections(), "POST", post.path, post.content)
 
     async def stream(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
@@ -425,6 +445,9 @@ class HttpClient:
                 await _read_to_end(reply)
         except (TimeoutError, AnswerError) as error:
             raise self._failure(error) from error
+        except ExpectedError as error:
+            self.own_keys.hide_in(error)
+            raise
         finally:
             self._end(call)
 
@@ -454,6 +477,9 @@ class HttpClient:
                     await to.ready()
         except (TimeoutError, AnswerError) as error:
             raise self._failure(error) from error
+        except ExpectedError as error:
+            self.own_keys.hide_in(error)
+            raise
         finally:
             self._end(call)
 
@@ -471,13 +497,13 @@ class HttpClient:
             reply.decode(MOST_DECODED_BYTES)
         if reply.status != 200:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
-            raise call.exchange.error_of(self.name, reply.status, body, reply.headers)
+            raise call.exchange.error_of(self.name, reply.status, self.own_keys.hidden_bytes(body), reply.headers)
 
     async def _whole(self, reply: Reply, limit_bytes: int) -> bytes:
         """All of the body. Raises BackendFailed if it is longer."""
         whole = await _read_at_most(reply, limit_bytes + 1)
         if len(whole) > limit_bytes:
-            raise BackendFailed(f"{self.name} answered more than {limit_bytes} bytes")
+            raise BackendErred(f"{self.name} answered more than {limit_bytes} bytes")
         return whole
 
     def _failure(self, error: BaseException) -> ExpectedError:
@@ -515,7 +541,7 @@ class HttpClient:
             raise self._unreachable(error) from error
         if len(body) > MOST_PAGE_BYTES:
             raise BackendFailed(f"{self.name} answered more than {MOST_PAGE_BYTES} bytes to {path}")
-        return Page(reply.status, body)
+        return Page(reply.status, body if reply.status == 200 else self.own_keys.hidden_bytes(body))
 
     def _connections(self) -> Http1Client:
         """Made when they are first needed. Raises Unreached."""
@@ -556,7 +582,7 @@ class HttpClient:
         return header_lines({**self._post_headers, **of_request, **self._key_headers}.items())
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
-        kind = Unreached if isinstance(error, Unconnected) else BackendFailed
+        kind = next((kind for cause, kind in _KINDS.items() if isinstance(error, cause)), BackendErred)
         reason = str(error) or type(error).__name__
         if isinstance(cause := error.__cause__, ssl.SSLError):
             if self._options.tls is not None:

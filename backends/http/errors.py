@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
 
+from backends.http.lenient_json import read_json
 from policies.errors import (
     BackendErred,
     BackendFailed,
@@ -24,6 +27,13 @@ _TOO_LONG = re.compile(
     r"|longer than the model|available context",
     re.IGNORECASE,
 )
+MOST_WAIT_S = 86_400.0
+"""A backend that asks to wait longer is asked again after a day."""
+
+_RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
+_STATUS = re.compile(r"\d{3}", re.ASCII)
+_SECONDS = re.compile(r"\d+(?:\.\d*)?", re.ASCII)
+_MOST_DATE = 64
 _MOST_CHARACTERS = 2000
 _MOST_PAGE_CHARACTERS = 8000
 _TAG = re.compile(r"<(style|script)\b.*?</\1>|<[^<>]*>", re.IGNORECASE | re.DOTALL)
@@ -46,8 +56,8 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     details = details_of(body)
     message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
     wait_s = retry_after_s(headers)
-    if status == 429 or (status == 503 and wait_s is not None):
-        # a server that gives a time to come back is healthy
+    if status == 429 or (status == 503 and not headers.keys().isdisjoint(_RETRY_AFTER)):
+        # a server that gives a time to come back is healthy, even if that cannot be read
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if status == 500:
         return BackendErred(f"{backend} answered 500: {message}", retry_after_s=wait_s)
@@ -71,7 +81,7 @@ def error_in_stream(backend: str, error: Any) -> ExpectedError:
     """The error for an `error` object that came as an event, after a status of 200."""
     details = error if isinstance(error, Mapping) else {"message": error}
     code = details.get("code")
-    code = int(code) if isinstance(code, str) and code.isdigit() else code
+    code = int(code) if isinstance(code, str) and _STATUS.fullmatch(code) else code
     words = (word for name in ("code", "type") if isinstance(word := details.get(name), str))
     named = next((status for word in words if (status := _STATUSES.get(word)) is not None), 500)
     status = code if isinstance(code, int) and 400 <= code < 600 else named
@@ -82,7 +92,7 @@ def details_of(body: bytes) -> Mapping[str, Any]:
     """The error object in `body`: OpenAI's `error`, vLLM's flat one, FastAPI's `detail`; else the text as `message`."""
     text = body.decode(errors="replace").strip()
     try:
-        decoded = msgspec.json.decode(body)
+        decoded = read_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {"message": _without_tags(text) if text.startswith("<") else text}
     if not isinstance(decoded, dict):
@@ -116,10 +126,31 @@ def _without_tags(page: str) -> str:
     return " ".join(_TAG.sub(" ", page[:_MOST_PAGE_CHARACTERS]).split())
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the backend asks to wait (RFC 9110 section 10.2.3; dates are not looked at)."""
-    with suppress(KeyError, ValueError):
-        return max(0.0, float(headers["retry-after-ms"]) / 1000)
-    with suppress(KeyError, ValueError):
-        return max(0.0, float(headers["retry-after"]))
-    return None
+def retry_after_s(headers: Mapping[str, str], unix_time: Callable[[], float] = time.time) -> float | None:
+    """Seconds that the backend asks to wait, at most MOST_WAIT_S; None where it does not, or that cannot be read.
+
+    They may have a fraction. A date counts from the answer's own date, where it has one: clocks differ. Source: RFC
+    9110, 10.2.3 and 5.6.7.
+    """
+    if (milliseconds := headers.get("retry-after-ms")) is not None and _SECONDS.fullmatch(milliseconds.strip()):
+        return min(float(milliseconds) / 1000, MOST_WAIT_S)
+    asked = headers.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(asked):
+        return min(float(asked), MOST_WAIT_S)
+    at = _unix_time_of(asked)
+    if at is None:
+        return None
+    answered_at = _unix_time_of(headers.get("date", ""))
+    return min(max(0.0, at - (unix_time() if answered_at is None else answered_at)), MOST_WAIT_S)
+
+
+def _unix_time_of(date: str) -> float | None:
+    """The time of one of HTTP's three forms of a `date`; None for anything else."""
+    if not date or len(date) > _MOST_DATE:
+        return None
+    try:
+        found = parsedate_to_datetime(date)
+        # all forms are in UTC, and one does not say so
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError):
+        return None

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from backends.http.errors import error_of
+from backends.http.lenient_json import read_json
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta
 from tls.certificates import Certificates
@@ -108,6 +109,6 @@ def decoded(page: Page, name: str, what: str) -> Any:
     if page.status != 200:
         raise BackendFailed(f"{name} answered {page.status} when asked for {what}")
     try:
-        return msgspec.json.decode(page.body)
+        return read_json(page.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error

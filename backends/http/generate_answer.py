@@ -13,6 +13,7 @@ import msgspec
 
 from backends.http.errors import error_in_stream, error_of
 from backends.http.event_answer import EventAnswer
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import not_asked_for, reported_usage
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, TokenLogprob
@@ -59,7 +60,7 @@ class GenerateAnswer(EventAnswer):
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
             yield Delta(usage=reported_usage(self._prompt_tokens, drawn, self._cached_tokens))
             return
-        chunk = msgspec.json.decode(data)
+        chunk = read_json(data)
         if chunk.get("error"):
             raise self._error_of(self._backend, chunk["error"])
         delta = self._delta(chunk)

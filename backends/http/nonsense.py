@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from backends.http.lenient_json import read_json
 from policies.errors import BackendFailed
 from policies.nouns import Usage
 
@@ -27,7 +28,7 @@ def nonsense(backend: str, data: bytes) -> BackendFailed:
     logged.
     """
     try:
-        decoded = msgspec.json.decode(data)
+        decoded = read_json(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BackendFailed(f"{backend} answered nonsense: {len(data)} bytes that are no JSON")
     shape = f"an object with {_names(decoded)}" if isinstance(decoded, dict) else f"a {type(decoded).__name__}"

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
+from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import reported_usage
 from policies.nouns import Delta, TokenLogprob
 
@@ -31,7 +30,7 @@ class LlamaCppAnswer(EventAnswer):
         self._wants_tops = wants_tops
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        event = msgspec.json.decode(data)
+        event = read_json(data)
         if event.get("error"):
             raise error_in_stream(self._backend, event["error"])
         delta = self._delta(event)
@@ -54,8 +53,8 @@ class LlamaCppAnswer(EventAnswer):
 
     def _logprob(self, entry: Mapping[str, Any]) -> TokenLogprob:
         tops = entry.get("top_logprobs") or () if self._wants_tops else ()
-        top = tuple(TokenLogprob(int(each["id"]), each["token"], float(each["logprob"])) for each in tops)
-        return TokenLogprob(int(entry["id"]), entry["token"], float(entry["logprob"]), top)
+        top = tuple(TokenLogprob(int(each["id"]), each["token"], logprob_of(each["logprob"])) for each in tops)
+        return TokenLogprob(int(entry["id"]), entry["token"], logprob_of(entry["logprob"]), top)
 
     def _last(self, event: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True

@@ -13,6 +13,7 @@ import msgspec
 
 from backends.http.errors import details_of, error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import reported_usage
 from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
@@ -57,7 +58,7 @@ class AnthropicAnswer(EventAnswer):
         self._open = ""
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        event = msgspec.json.decode(data)
+        event = read_json(data)
         kind = event["type"]
         if kind == "error":
             raise error_in_stream(self._backend, event)

@@ -11,6 +11,7 @@ import msgspec
 
 from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, nonsense
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
@@ -34,7 +35,7 @@ class PassedMessage(PassedBlocks):
 
     def _take(self, block: bytes, event: bytes) -> Sequence[Delta]:
         try:
-            kind = msgspec.json.decode(event)["type"]
+            kind = read_json(event)["type"]
         except MISSHAPEN as error:
             raise nonsense(self._backend, event) from error
         if kind == _PIECE:
@@ -51,7 +52,7 @@ class PassedMessage(PassedBlocks):
         return () if finish is None else [self._let_go(finish=finish)]
 
     def _renamed(self, event: bytes) -> bytes:
-        message = bytes(msgspec.json.decode(event, type=dict[str, msgspec.Raw])["message"])
+        message = bytes(read_json(event, dict[str, msgspec.Raw])["message"])
         changed = with_members(event, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
         return block_of(changed, "message_start")
 
@@ -65,7 +66,7 @@ class PassedWholeMessage(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """The message, with its usage."""
         try:
-            message = msgspec.json.decode(whole)
+            message = read_json(whole)
             if message["type"] == "error":
                 raise error_in_stream(self.backend, message)
             usage = AnthropicAnswer(self.backend).add_usage(message["usage"])

@@ -12,6 +12,7 @@ import msgspec
 
 from backends.http.errors import details_of, error_of
 from backends.http.frames import FrameDecoder
+from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
@@ -52,7 +53,7 @@ class OllamaAnswer:
 
     def _hear(self, line: bytes) -> Iterator[Delta]:
         try:
-            reply = msgspec.json.decode(line)
+            reply = read_json(line)
             if reply.get("error"):
                 raise _error_in_stream(self._backend, str(reply["error"]))
             delta = self._delta(reply)
@@ -124,4 +125,4 @@ def _logprobs(entries: Sequence[Mapping[str, Any]]) -> Iterator[TokenLogprob]:
     """Ollama reports texts of tokens, not their ids."""
     for entry in entries:
         top = tuple(_logprobs(entry.get("top_logprobs") or ()))
-        yield TokenLogprob(0, str(entry["token"]), float(entry["logprob"]), top)
+        yield TokenLogprob(0, str(entry["token"]), logprob_of(entry["logprob"]), top)

@@ -20,6 +20,7 @@ from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
 from backends.http.exchange import WholeBody
 from backends.http.json_members import ABSENT, with_members, with_more_members
+from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, MOST_TOKENS, nonsense, not_asked_for, reported_usage
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
@@ -45,7 +46,7 @@ _OF_THE_LAST = ("system_fingerprint", "timings")
 class _Choice(msgspec.Struct):
     """The parts of one choice that are read."""
 
-    index: int = 0
+    index: int | None = 0
     delta: dict[str, Any] | None = None
     message: dict[str, Any] | None = None
     text: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -165,21 +166,25 @@ class Ear(msgspec.Struct):
     def hear(self, data: bytes) -> Chunk:
         """The chunk in `data`. Raises BackendFailed at nonsense and broken answers, and the error of an error event."""
         try:
-            chunk = _CHUNK.decode(data)
+            try:
+                chunk = _CHUNK.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                chunk = read_json(data, Chunk)
             if chunk.error or chunk.object == "error":
-                raise error_in_stream(self.backend, chunk.error or msgspec.json.decode(data))
+                raise error_in_stream(self.backend, chunk.error or read_json(data))
             if chunk.usage:
                 self.told = usage_of(chunk.usage)
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
         chunk.pieces, chunk.text, chunk.ends = 0, "", []
         for choice in chunk.choices or ():
-            if not 0 <= choice.index < self.choices:
-                raise not_asked_for(self.backend, choice.index, self.choices)
+            number = choice.index or 0
+            if not 0 <= number < self.choices:
+                raise not_asked_for(self.backend, number, self.choices)
             if reason := choice.finish_reason:
                 if reason in BROKEN:
                     raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
-                chunk.ends.append((choice.index, FINISHES.get(reason, reason)))
+                chunk.ends.append((number, FINISHES.get(reason, reason)))
             # the text that it adds; None for anything beside text
             added: str | None = choice.text or ""
             if choice.text is msgspec.UNSET:
@@ -322,8 +327,8 @@ class _Last(NamedTuple):
 
 def _beside_usage(hidden: bytes, block: bytes) -> dict[str, msgspec.Raw]:
     """Members of the `hidden` chunk of usage that belong to the chunk in `block`, and that it lacks."""
-    there = msgspec.json.decode(data_in(block) or b"{}", type=dict[str, msgspec.Raw])
-    more = msgspec.json.decode(hidden, type=dict[str, msgspec.Raw])
+    there = read_json(data_in(block) or b"{}", dict[str, msgspec.Raw])
+    more = read_json(hidden, dict[str, msgspec.Raw])
     return {name: more[name] for name in _OF_THE_LAST if name in more and name not in there}
 
 
@@ -472,7 +477,7 @@ class OpenAIAnswer(EventAnswer):
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:
     """The chunk, or whole answer, in `data`. Raises `error_of` of an error, and MISSHAPEN at nonsense."""
-    chunk: dict[str, Any] = msgspec.json.decode(data)
+    chunk: dict[str, Any] = read_json(data)
     error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
     if error:
         raise error_of(backend, error)
@@ -540,7 +545,7 @@ def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     # llama.cpp and TabbyAPI report the id
     number = entry.get("id", entry.get("token_id"))
     token_id = number if isinstance(number, int) else _token_id(entry["token"])
-    return TokenLogprob(token_id, entry["token"], float(entry["logprob"]), top)
+    return TokenLogprob(token_id, entry["token"], logprob_of(entry["logprob"]), top)
 
 
 def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
@@ -550,9 +555,9 @@ def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     tokens = columns.get("tokens") or ()
     tops = columns.get("top_logprobs") or [None] * len(tokens)
     for token, logprob, top in zip(tokens, columns.get("token_logprobs") or (), tops, strict=True):
-        others = tuple(TokenLogprob(_token_id(other), other, value) for other, value in (top or {}).items())
+        others = tuple(TokenLogprob(_token_id(other), other, logprob_of(value)) for other, value in (top or {}).items())
         # the first token of an echoed prompt has no probability
-        yield TokenLogprob(_token_id(token), token, 0.0 if logprob is None else float(logprob), others)
+        yield TokenLogprob(_token_id(token), token, 0.0 if logprob is None else logprob_of(logprob), others)
 
 
 def _token_id(token: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.http.exchange import Post, WholeBody, encoded
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
@@ -46,9 +47,9 @@ class PooledAnswer(WholeBody):
         """The reply and its usage."""
         try:
             # numbers stay text: a reply may have millions, and only their reader needs them
-            reply = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
-            usage = _usage(msgspec.json.decode(reply["usage"])) if "usage" in reply else None
-            msgspec.json.decode(reply[POOLED[self.path]], type=list[msgspec.Raw])
+            reply = read_json(whole, dict[str, msgspec.Raw])
+            usage = _usage(read_json(reply["usage"])) if "usage" in reply else None
+            read_json(reply[POOLED[self.path]], list[msgspec.Raw])
         except MISSHAPEN as error:
             raise BackendFailed(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
         return [Delta(body=whole, usage=usage or Usage(self.prompt_tokens, is_guess=True))]

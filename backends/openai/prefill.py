@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from backends.base import Prefilled
 from backends.http.exchange import Post, WholeBody, encoded
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed
@@ -52,7 +51,7 @@ class PrefillAnswer(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """None. Raises as for any other answer, and BackendFailed where the server keeps no KV."""
         try:
-            answer = msgspec.json.decode(whole)
+            answer = read_json(whole)
             transfer, usage = self.transfer_of(answer), answer.get("usage") or {}
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             used = reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)

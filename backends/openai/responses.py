@@ -13,6 +13,7 @@ import msgspec
 from backends.http.errors import error_in_stream
 from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
@@ -38,7 +39,7 @@ class PassedResponse(PassedBlocks):
 
     def _take(self, block: bytes, data: bytes) -> Sequence[Delta]:
         try:
-            event = msgspec.json.decode(data)
+            event = read_json(data)
             kind, response = event["type"], event.get("response")
             if kind == "error":
                 raise error_in_stream(self._backend, event)
@@ -67,7 +68,7 @@ class PassedWholeResponse(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """The response, with its usage."""
         try:
-            response = msgspec.json.decode(whole)
+            response = read_json(whole)
             if response.get("status") == "failed" or response.get("error"):
                 raise error_in_stream(self.backend, response.get("error") or {})
             finish, usage = _finish(response), _usage(response["usage"])
@@ -92,5 +93,5 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 def _renamed(data: bytes, kind: str, shown_model: str) -> bytes:
     """The event `data` of `kind`, with the client's name of the model in its response."""
-    response = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])["response"])
+    response = bytes(read_json(data, dict[str, msgspec.Raw])["response"])
     return block_of(with_members(data, {"response": msgspec.Raw(with_members(response, {"model": shown_model}))}), kind)

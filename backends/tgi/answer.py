@@ -14,6 +14,7 @@ import msgspec
 from backends.detokenize import StopCutter
 from backends.http.errors import error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
+from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import reported_usage
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob
@@ -45,7 +46,7 @@ class TGIAnswer(EventAnswer):
         self._wants_logprobs, self._cutter = wants_logprobs, StopCutter(stops)
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        event = msgspec.json.decode(data)
+        event = read_json(data)
         if event.get("error"):
             raise tgi_error(self._backend, event)
         delta = self._delta(event)
@@ -74,7 +75,7 @@ class TGIAnswer(EventAnswer):
 def error_of_tgi(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
     """The error for an HTTP `status` with its `body` {error, error_type}; other bodies are read as OpenAI's are."""
     try:
-        error = msgspec.json.decode(body)
+        error = read_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         error = None
     if not isinstance(error, dict) or "error_type" not in error:
@@ -102,4 +103,4 @@ def tgi_error(backend: str, error: Mapping[str, Any], wait_s: float | None = Non
 
 
 def _logprob(token: Mapping[str, Any], top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(int(token["id"]), str(token["text"]), float(token["logprob"]), top)
+    return TokenLogprob(int(token["id"]), str(token["text"]), logprob_of(token["logprob"]), top)

@@ -10,11 +10,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from backends.detokenize import StopCutter
 from backends.http.errors import details_of, error_of
 from backends.http.event_answer import EventAnswer
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.http.sse import SseDecoder
 from backends.kserve import inference_pb2 as kserve
@@ -90,7 +89,7 @@ class TritonAnswer(EventAnswer):
         yield from self._text.finish()
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        event = msgspec.json.decode(data)
+        event = read_json(data)
         if event.get("error"):
             raise triton_error(self._backend, str(event["error"]))
         self._has_begun = True

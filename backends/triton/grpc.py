@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 
 from backends.http.exchange import HttpOptions
+from backends.http.own_keys import OwnKeys
 from backends.kserve import inference_pb2 as kserve
 from backends.kserve import inference_pb2_grpc
 from backends.triton.answer import TritonText, heard_of, is_final, triton_error
 from backends.triton.inputs import Signature
-from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded, Unreached
+from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded, ExpectedError, Unreached
 from policies.nouns import Delta, Request
 from tls.errors import TlsError
 from tls.grpc_client import open_channel
@@ -41,6 +42,7 @@ class TritonStreams:
         self.name, self.address = name, address
         self.open_requests = 0
         self._options: HttpOptions = options
+        self._own_keys = OwnKeys(options.headers, options.key)
         self._is_cumulative, self._is_secure = bool(options.cumulative), is_secure
         self._channel: grpc.aio.Channel | None = None
         self._opening = asyncio.Lock()
@@ -90,6 +92,9 @@ class TritonStreams:
             raise BackendFailed(f"{self.name} was silent for {self._options.idle_s:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
+        except ExpectedError as error:
+            self._own_keys.hide_in(error)
+            raise
         except asyncio.CancelledError as error:
             # a channel that is closed cancels its calls; a cancellation of ours goes on
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -121,7 +126,7 @@ class TritonStreams:
         return (*((name.lower(), value) for name, value in self._options.headers.items()), *key)
 
     def _failure(self, error: grpc.aio.AioRpcError) -> Exception:
-        code, reason = error.code(), f"{error.code().name}: {error.details()}"
+        code, reason = error.code(), self._own_keys.hidden(f"{error.code().name}: {error.details()}")
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self.name} could not finish before the deadline")
         if code in _REFUSED:

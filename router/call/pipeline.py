@@ -22,6 +22,7 @@ from policies.errors import (
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
+    IdleLost,
     NoBackend,
     Overloaded,
     PrefillFailed,
@@ -419,8 +420,8 @@ class _Call(msgspec.Struct, frozen=True):
             bid.request = replace(bid.request, pools=self.ruling.pools)
         if not bid.may_retry(placed, failure, gateway.clock()):
             raise failure
-        if not has_other:
-            # what it could not fetch it may compute
+        if not has_other or isinstance(failure, IdleLost):
+            # what it could not fetch it may compute, and the next connection is a new one
             bid.avoiding -= {placed.chosen.name}
         if leader is not None and leader is not placed:
             # it was about to be cancelled

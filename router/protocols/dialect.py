@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from backends.http.lenient_json import whole_characters
 from backends.nesting import TooDeep, decode_json
 from backends.openai.gathered import merge_message
 from policies.errors import ExpectedError, InvalidRequest
@@ -157,8 +158,25 @@ def comment(text: str) -> bytes:
 
 def decode(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`. Raises InvalidRequest."""
+    return decode_whole(raw)[0]
+
+
+def decode_whole(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The JSON object in `raw`, and its bytes for others.
+
+    Halves of surrogate pairs, which clients make where they cut texts, are U+FFFD in both: they are no Unicode, and
+    engines answer 500 to them. Raises InvalidRequest.
+    """
     try:
-        body = decode_json(raw)
+        try:
+            body = decode_json(raw)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            whole = whole_characters(raw)
+            if whole == raw:
+                raise
+            body, raw = decode_json(whole), whole
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
@@ -169,7 +187,7 @@ def decode(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body is not a JSON object", hint="send {'model': ..., ...}")
-    return body
+    return body, raw
 
 
 def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[str, str], elsewhere: str) -> _Fields:

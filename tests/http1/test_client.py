@@ -16,7 +16,7 @@ import pytest
 
 from http1 import client as client_module
 from http1.client import HttpClient, ServerConnection
-from http1.errors import AnswerError, AnswerTimeout, BadAnswer, Disconnected, Unconnected
+from http1.errors import AnswerError, AnswerTimeout, BadAnswer, Disconnected, IdleDisconnected, Unconnected
 from http1.limits import ClientLimits
 from http1.request import Reply, Request, Response
 from http1.server import HttpServer
@@ -231,8 +231,28 @@ async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_replaced
 
     async with a_peer(talk) as port, a_client(port) as client:
         assert await got(client) == (200, b"hello")
-        assert await got(client, "POST") == (200, b"hello")
+        assert await got(client, "PUT") == (200, b"hello")
         assert heard == 2
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_a_post_is_never_sent_twice_and_the_next_one_has_a_new_connection(method: str) -> None:
+    heard: list[bytes] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for at in range(2):
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            if at == 0:
+                await together.wait()
+                writer.write(HELLO)
+
+    async with a_peer(talk) as port, a_client(port) as client:
+        together = asyncio.Barrier(3)
+        assert await asyncio.gather(*(got(client) for _ in range(3))) == [(200, b"hello")] * 3
+        with pytest.raises(IdleDisconnected):
+            await got(client, method)
+        assert len(heard) == 4
+        assert "0 idle" in repr(client), "the others lie longer, and may be closed as well"
 
 
 async def test_a_request_is_sent_twice_at_most() -> None:

@@ -36,7 +36,7 @@ from router.protocols.aliases import aliased, changed, changed_bytes
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Answer, Dialect, Failure, Head, decode, rate_limit_headers, usage_sum
+from router.protocols.dialect import Answer, Dialect, Failure, Head, decode, decode_whole, rate_limit_headers, usage_sum
 from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
@@ -304,7 +304,7 @@ class HttpCaller:
         return ask
 
     def _parsed(self, raw: bytes) -> Ask:
-        body, aliases = decode(raw), self._gateway.config.aliases
+        (body, raw), aliases = decode_whole(raw), self._gateway.config.aliases
         if aliases and (changes := aliased(body, self._http.path, aliases)):
             body, raw = changed(body, changes), changed_bytes(raw, changes)
         ask = self._dialect.parse(body, self._http.headers.lowered)

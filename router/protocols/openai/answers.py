@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from backends.http.lenient_json import read_json
 from backends.http.sse import SseBlocks, data_in
 from policies.errors import ExpectedError
 from policies.nouns import Delta, TokenLogprob, Usage
@@ -77,8 +78,8 @@ def merged_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usag
         body = next((each.body for each in some if each.body), None)
         if body is None:
             body = whole_body(shape, head, some, Usage())
-        part = msgspec.json.decode(body)
-        merged += [choice | {"index": first + choice.get("index", 0)} for choice in part.get("choices") or ()]
+        part = read_json(body)
+        merged += [choice | {"index": first + (choice.get("index") or 0)} for choice in part.get("choices") or ()]
         usages = _added(whole.get("usage"), part.get("usage"))
         whole = part | whole | {"usage": usages}
     if not all(any(each.body for each in answers[at : at + choices]) for at in range(0, len(answers), choices)):
@@ -120,7 +121,7 @@ class Chunks:
         """Repeat what the events in `raw` have beside their choices: to its client the answer is one."""
         contents = [data for block in SseBlocks().feed(raw) if (data := data_in(block)) is not None]
         if contents:
-            chunk: dict[str, Any] = msgspec.json.decode(contents[-1])
+            chunk: dict[str, Any] = read_json(contents[-1])
             self._before = _opened({name: chunk[name] for name in chunk if name not in ("choices", "usage")})
             self._offsets[0] = characters
 
@@ -149,7 +150,7 @@ class Chunks:
             return block
         if data == _LAST:
             return b""
-        chunk = msgspec.json.decode(data)
+        chunk = read_json(data)
         self._id = chunk.get("id") if self._id is None else self._id
         chunk["id"] = self._id
         if not chunk.get("choices") and chunk.get("usage"):
@@ -157,7 +158,7 @@ class Chunks:
             self._used = chunk | {"usage": used}
             return b""
         for choice in chunk.get("choices") or ():
-            choice["index"] = first + choice.get("index", 0)
+            choice["index"] = first + (choice.get("index") or 0)
         return b"data: " + _encode(chunk) + b"\n\n"
 
     def end(self, usage: Usage) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 
 from backends.http.errors import error_in_stream
 from backends.http.exchange import Answer, WholeBody
+from backends.http.lenient_json import read_json
 from backends.http.nonsense import nonsense
 from backends.http.sse import SseDecoder
 from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer
@@ -56,7 +57,7 @@ class ResponseEvents:
             if self.is_over:
                 return
             try:
-                deltas = list(self._hear(msgspec.json.decode(event.data)))
+                deltas = list(self._hear(read_json(event.data)))
             except _MISSHAPEN as error:
                 raise nonsense(self._backend, event.data) from error
             yield from deltas
@@ -113,7 +114,7 @@ class UsageAlone(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """The end, with usage. Raises BackendFailed for an invalid answer."""
         try:
-            usage = _usage_of(msgspec.json.decode(whole)["usage"])
+            usage = _usage_of(read_json(whole)["usage"])
         except _MISSHAPEN as error:
             raise nonsense(self.backend, whole) from error
         return [Delta(finish_reason="stop", usage=usage)]

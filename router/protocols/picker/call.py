@@ -24,7 +24,7 @@ from router.call.gateway import Gateway
 from router.call.identify import identified, key_in
 from router.call.tracing import w3c_headers
 from router.protocols.aliases import aliased, changed
-from router.protocols.dialect import Dialect, decode, rate_limit_headers
+from router.protocols.dialect import Dialect, decode_whole, rate_limit_headers
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.models import model_entry
@@ -60,6 +60,7 @@ class PickedCall:
         self._body: Mapping[str, Any] = {}
         self._took: str | None = None
         self._is_moving = self._is_changed = False
+        self._whole = b""
 
     def __repr__(self) -> str:
         return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
@@ -139,7 +140,9 @@ class PickedCall:
         head = await self._soon(asyncio.shield(self._phases.response), backend, forward)
         self._heed(head, backend)
         if head.status != 200:
-            raise forward.error_of(backend.name, head.status, await self._error(backend, forward), head.headers)
+            error = forward.error_of(backend.name, head.status, await self._error(backend, forward), head.headers)
+            backend.client.own_keys.hide_in(error)
+            raise error
         if head.headers.get("content-encoding", "identity") != "identity":
             hint = "let the gateway compress after it has asked the picker"
             raise BackendFailed(f"the answer of {backend.name} is compressed and cannot be counted", hint=hint)
@@ -179,7 +182,7 @@ class PickedCall:
 
     def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
         assert self._dialect is not None
-        body = decode(raw)
+        body, self._whole = decode_whole(raw)
         changes = aliased(body, self._path, self._gateway.config.aliases)
         self._is_changed = bool(changes)
         return self._dialect.parse(changed(body, changes) if changes else body, self._headers), body
@@ -192,13 +195,15 @@ class PickedCall:
     async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
         phases, request = self._phases, placed.bid.request
         phases.names = self._reach.named(placed.found.decision, backend)
-        raw, ended_by = phases.body.result(), phases.ended_by
+        came, raw, ended_by = phases.body.result(), self._whole, phases.ended_by
         assert ended_by is not None, "the body is whole"
         fields = dict(forward.fields)
         if (request.documents or self._is_changed) and prompt.native is not None:
             # documents go as text, in the router's order, and an alias changes what the client sent
             fields = _changes(self._body, prompt.native.body) | fields
         body = _rewritten(raw, self._body, fields)
+        if body is None and raw != came:
+            body = raw
         headers = {**forward.headers, **prompt.headers}
         if body is not None and not phases.modes.is_duplex:
             # the new length of a buffered body must be given

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from backends.http.lenient_json import read_json
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Usage
 from router.ask import Ask, Input
@@ -37,7 +38,7 @@ class PooledDialect:
         (answer,) = answers
         if not answer.body:
             raise BackendFailed("the backend generated tokens for a call without any")
-        reply = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
+        reply = read_json(answer.body, dict[str, msgspec.Raw])
         return msgspec.json.encode({**reply, "model": head.model})
 
     def failure(self, error: ExpectedError) -> Failure:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backends.http.errors import error_in_stream, error_of
+from backends.http.errors import MOST_WAIT_S, error_in_stream, error_of, retry_after_s
 from policies.errors import (
     BackendErred,
     BackendFailed,
@@ -97,3 +99,47 @@ def test_an_error_in_a_stream_is_read_by_its_words_where_it_has_no_status(
     error: dict[str, object], kind: type[ExpectedError]
 ) -> None:
     assert type(error_in_stream("up", error)) is kind
+
+
+NOW = 1_700_000_000.0
+LATER = ["Tue, 14 Nov 2023 22:15:20 GMT", "Tuesday, 14-Nov-23 22:15:20 GMT", "Tue Nov 14 22:15:20 2023"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait_s"),
+    [
+        *(({"retry-after": date}, 120.0) for date in LATER),
+        # clocks differ: the answer's own date counts
+        ({"retry-after": LATER[0], "date": "Tue, 14 Nov 2023 22:15:00 GMT"}, 20.0),
+        ({"retry-after": LATER[0], "date": "nonsense"}, 120.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 9999 07:28:00 GMT"}, MOST_WAIT_S),
+        ({"retry-after": "0"}, 0.0),
+        ({"retry-after": " 7 "}, 7.0),
+        ({"retry-after": "1.5"}, 1.5),
+        ({"retry-after": "9" * 301}, MOST_WAIT_S),
+        ({"retry-after": "9" * 5000}, MOST_WAIT_S),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2.0),
+        *(
+            ({"retry-after": junk}, None)
+            for junk in ("inf", "nan", "1e300", "-1", "\u00b2", "", "1, 2", "soon", "Mon, 99")
+        ),
+        ({"retry-after": "Wed, 21 Oct 2015 99:99:99 GMT"}, None),
+        ({}, None),
+    ],
+)
+def test_the_time_to_come_back_is_a_date_or_seconds_and_at_most_a_day(
+    asked: dict[str, str], wait_s: float | None
+) -> None:
+    assert retry_after_s(asked, lambda: NOW) == wait_s
+    if asked:
+        for status in (429, 503):
+            error = error_of("up", status, b"", asked)
+            assert type(error) is Overloaded, "a server that says when to come back is well"
+
+
+@given(st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: raw.decode(errors="surrogateescape")))
+def test_no_time_to_come_back_breaks_anything(asked: str) -> None:
+    wait_s = retry_after_s({"retry-after": asked, "retry-after-ms": asked, "date": asked}, lambda: NOW)
+    assert wait_s is None or 0 <= wait_s <= MOST_WAIT_S

@@ -280,7 +280,7 @@ async def test_a_whole_answer_that_is_too_large_is_refused() -> None:
 async def test_silence_is_a_failure_and_a_deadline_is_the_clients() -> None:
     async with an_upstream(pieces=[a_chunk("a"), None]) as upstream:
         async with a_backend(upstream, idle_s=0.05) as backend:
-            assert type(await failure_of(backend)) is BackendFailed
+            assert type(await failure_of(backend)) is BackendErred
         async with a_backend(upstream) as backend:
             with pytest.raises(DeadlineExceeded):
                 await everything(backend, a_request(deadline_s=0.05))

@@ -1,0 +1,81 @@
+"""Keys that the router sends to a server, which the server may repeat in its errors. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from policies.errors import ExpectedError
+
+HIDDEN = "[key]"
+_SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
+_LEAST = 4
+"""Characters of a key. Shorter values are words that errors need."""
+
+
+class OwnKeys:
+    """Finds the keys in `headers` and `key` in texts of others, as they were sent or as JSON and URLs spell them."""
+
+    def __init__(self, headers: Mapping[str, str], key: str | None) -> None:
+        found = {spelt for value in _values(headers, key) if len(value) >= _LEAST for spelt in _spellings(value)}
+        # the longest first: one may be a part of another
+        ordered = sorted(found, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def __repr__(self) -> str:
+        return f"<OwnKeys {'none' if self._any is None else 'some'}>"
+
+    def hidden(self, text: str) -> str:
+        """`text` with a mark in place of each key."""
+        return text if self._any is None else self._any.sub(HIDDEN, text)
+
+    def hide_in(self, error: ExpectedError) -> None:
+        """Put a mark in place of each key in the texts of `error`."""
+        if self._any is None or self._any.search(f"{error}\n{error.public_message}\n{error.param}") is None:
+            return
+        error.args = tuple(self.hidden(str(part)) for part in error.args)
+        error.message, error.hint = self.hidden(error.message), self.hidden(error.hint)
+        error.public_message = self.hidden(error.public_message)
+        error.param = None if error.param is None else self.hidden(error.param)
+
+    def hidden_bytes(self, body: bytes) -> bytes:
+        """The same for a `body`."""
+        if self._any is None:
+            return body
+        text = body.decode(errors="surrogateescape")
+        return self._any.sub(HIDDEN, text).encode(errors="surrogateescape")
+
+
+def _values(headers: Mapping[str, str], key: str | None) -> Iterable[str]:
+    if key is not None:
+        yield key
+    for name, value in headers.items():
+        if _SECRET_HEADER.search(name):
+            yield value
+            scheme, _, rest = value.partition(" ")
+            yield rest
+            if scheme.lower() == "basic":
+                yield from _basic(rest)
+
+
+def _basic(encoded: str) -> Iterable[str]:
+    """User and password of RFC 7617, and the password alone."""
+    try:
+        pair = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return
+    yield pair
+    yield pair.partition(":")[2]
+
+
+def _spellings(value: str) -> Iterable[str]:
+    yield value
+    # a key that came from a file with bytes that are no UTF-8 has surrogates
+    text = value.encode(errors="replace").decode()
+    as_json = msgspec.json.encode(text).decode()[1:-1]
+    yield from (as_json, as_json.replace("/", "\\/"), quote(text, safe=""), quote(text))
