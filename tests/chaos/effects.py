@@ -246,29 +246,29 @@ async def redis_read_only(system: System, _: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def router_killed(system: System, _: int) -> AsyncIterator[None]:
-    """The last router is killed, and started again."""
-    system.routers[-1].program.kill()
+async def router_killed(system: System, number: int) -> AsyncIterator[None]:
+    """A router is killed, and started again."""
+    system.routers[number].program.kill()
     try:
         yield
     finally:
-        await system.restart(system.routers[-1].program)
+        await system.restart(system.routers[number].program)
 
 
 @asynccontextmanager
-async def router_ended(system: System, _: int) -> AsyncIterator[None]:
-    """The last router gets SIGTERM, drains, ends, and is started again."""
-    await asyncio.to_thread(system.routers[-1].program.stop)
+async def router_ended(system: System, number: int) -> AsyncIterator[None]:
+    """A router gets SIGTERM, drains, ends, and is started again."""
+    await asyncio.to_thread(system.routers[number].program.stop)
     try:
         yield
     finally:
-        await system.restart(system.routers[-1].program)
+        await system.restart(system.routers[number].program)
 
 
 @asynccontextmanager
-async def router_stopped(system: System, _: int) -> AsyncIterator[None]:
-    """The last router is stopped, and goes on."""
-    pids = system.pids(system.routers[-1].program)
+async def router_stopped(system: System, number: int) -> AsyncIterator[None]:
+    """A router is stopped, and goes on."""
+    pids = system.pids(system.routers[number].program)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -334,6 +334,33 @@ def clock(ahead_s: int) -> During:
             system.set_clock(0)
 
     return during
+
+
+def disk(name: str) -> During:
+    """A disk of its own is full, and is emptied."""
+
+    @asynccontextmanager
+    async def during(system: System, _: int) -> AsyncIterator[None]:
+        assert system.disks is not None
+        with system.disks.full(name):
+            yield
+
+    return during
+
+
+@asynccontextmanager
+async def redis_failed_over(system: System, number: int) -> AsyncIterator[None]:
+    """The replica of Redis becomes the primary, and the old one its replica; of three times once, its connections are
+    cut."""
+    await asyncio.to_thread(system.fail_over)
+    if number % 3 == 0:
+        system.redis_line.cut()
+    yield
+
+
+def of_last_router(effect: During) -> During:
+    """`effect` on the last router."""
+    return lambda system, _: effect(system, -1)
 
 
 def names(change: Callable[[NameServer], None]) -> During:

@@ -96,6 +96,7 @@ class Experiment:
         self._system, self._faults, self._times, self._shape = system, faults, times, shape
         self._load = Load(system.doors, shape, system.keys, system.numbers)
         self._result = Result(tuple(fault.name for fault in faults))
+        self._idle_within_s, self._look_every_s = IDLE_WITHIN_S, 0.1
         self._allowed = Allowed.NOTHING
         self._forgotten = Forgotten.NOTHING
         for fault in faults:
@@ -158,7 +159,7 @@ class Experiment:
 
         None if something remains.
         """
-        until = time.monotonic() + IDLE_WITHIN_S
+        until = time.monotonic() + self._idle_within_s
         while True:
             held, left = await self._system.held()
             if before is not None and (tasks := held.tasks - before.tasks):
@@ -176,9 +177,9 @@ class Experiment:
             if not left:
                 return held
             if time.monotonic() > until:
-                self._violation(f"left after {IDLE_WITHIN_S} s: {'; '.join(left)}")
+                self._violation(f"left after {self._idle_within_s:g} s: {'; '.join(left)}")
                 return None
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(self._look_every_s)
 
     def _left_in(self, of_routers: list[dict[str, float]]) -> list[str]:
         """What the metrics of the routers still count, and backends that are not well."""

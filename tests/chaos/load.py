@@ -34,6 +34,8 @@ class End(Enum):
     """The connection broke, or none could be made."""
     HUNG = "hung"
     """Nothing ended it in time."""
+    LEFT = "left"
+    """Its client disconnected, as it had meant to."""
     WRONG = "wrong"
     """Another answer, or a part of one that looks whole: a silent loss."""
 
@@ -61,10 +63,17 @@ class Request:
     is_closed_well: bool = False
     usage: tuple[int, int] | None = None
     """Tokens of the prompt, and of the answer, as the client was told."""
-
-    @property
-    def question(self) -> str:
-        return f"Question {self.number}"
+    cached: int = 0
+    """Tokens of the prompt that came from a cache, as the client was told."""
+    id: str = ""
+    """Of the request at its router, if the client was told."""
+    pieces: int = 0
+    """Pieces of text that came in a stream."""
+    question: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What the body has in addition."""
+    leaves_after_s: float | None = None
+    """Seconds after which the client disconnects; None: it stays."""
 
     @property
     def took_s(self) -> float:
@@ -133,15 +142,20 @@ class Load:
             kind = self.shape.kinds[number % len(self.shape.kinds)]
             # the same kinds for both tenants
             tenant = TENANTS[(number // len(self.shape.kinds) + number) % 2]
-            request = Request(number, kind, tenant, router, time.monotonic())
+            request = self.request(number, kind, tenant, router)
             self.requests.append(request)
             group.create_task(self._ask(request, http, channels[router]))
             next_at += 1 / self.shape.per_s
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 
+    def request(self, number: int, kind: str, tenant: str, router: int) -> Request:
+        """The request with this number, which begins now."""
+        return Request(number, kind, tenant, router, time.monotonic(), question=f"Question {number}")
+
     async def _ask(self, request: Request, http: aiohttp.ClientSession, channel: Any) -> None:
         try:
-            async with asyncio.timeout(self.shape.timeout_s + self.shape.grace_s):
+            most_s = self.shape.timeout_s + self.shape.grace_s
+            async with asyncio.timeout(most_s if request.leaves_after_s is None else request.leaves_after_s):
                 if request.kind.startswith("grpc"):
                     await self._by_grpc(request, channel)
                 else:
@@ -150,7 +164,7 @@ class Load:
         except Wrong as error:
             request.end, request.error = End.WRONG, str(error)
         except TimeoutError:
-            request.end = End.HUNG
+            request.end = End.HUNG if request.leaves_after_s is None else End.LEFT
         except (aiohttp.ClientError, OSError) as error:
             request.end, request.error = End.DISCONNECTED, repr(error)
         except (ValueError, KeyError, TypeError) as error:
@@ -182,11 +196,11 @@ class Load:
             body["messages"] = [{"role": "user", "content": request.question}]
         if name != "messages":
             body |= {"stream_options": {"include_usage": True}} if streamed else {}
-        body["ignore_eos"] = True
+        body |= {"ignore_eos": True, **request.fields}
         headers = {"authorization": f"Bearer {self.keys[request.tenant]}"}
         url = self.doors[request.router].http + path
         async with http.post(url, json=body, headers=headers) as reply:
-            request.status = str(reply.status)
+            request.status, request.id = str(reply.status), reply.headers.get("x-request-id", "")
             request.backend = reply.headers.get("x-pointsman-backend", "")
             if reply.status != 200:
                 error = await reply.json()
@@ -216,25 +230,26 @@ class Load:
     def _read_openai(self, request: Request, event: dict[str, Any]) -> None:
         for choice in event["choices"]:
             delta = choice.get("delta") or choice
-            request.text += delta.get("content") or delta.get("text") or ""
+            piece = delta.get("content") or delta.get("text") or ""
+            request.text += piece
+            request.pieces += bool(piece)
             if choice.get("finish_reason"):
                 if request.finish is not None:
                     raise Wrong("it finishes twice")
                 request.finish = choice["finish_reason"]
         if event.get("usage"):
-            request.usage = (event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"])
+            self._read_usage(request, event["usage"])
 
     def _read_anthropic(self, request: Request, event: dict[str, Any]) -> None:
         match event["type"]:
             case "message_start":
-                request.usage = (event["message"]["usage"]["input_tokens"], 0)
+                self._read_usage(request, event["message"]["usage"])
             case "content_block_delta":
                 request.text += event["delta"].get("text", "")
+                request.pieces += 1
             case "message_delta":
                 request.finish = event["delta"]["stop_reason"]
-                usage = event["usage"]
-                begun = request.usage or (0, 0)
-                request.usage = (usage.get("input_tokens") or begun[0], usage["output_tokens"])
+                self._read_usage(request, event["usage"])
             case "message_stop":
                 request.is_closed_well = True
 
@@ -243,19 +258,32 @@ class Load:
         if "content" in answer:
             request.text = "".join(block["text"] for block in answer["content"])
             request.finish = answer["stop_reason"]
-            request.usage = (usage["input_tokens"], usage["output_tokens"])
         else:
             (choice,) = answer["choices"]
             request.text = choice["message"]["content"] if "message" in choice else choice["text"]
             request.finish = choice["finish_reason"]
-            request.usage = (usage["prompt_tokens"], usage["completion_tokens"])
+        self._read_usage(request, usage)
         request.is_closed_well = True
+
+    def _read_usage(self, request: Request, usage: dict[str, Any]) -> None:
+        """Take `usage` of OpenAI's kind, or of Anthropic's, which counts cached tokens apart and may leave them out."""
+        if "prompt_tokens" in usage:
+            request.usage = (usage["prompt_tokens"], usage["completion_tokens"])
+            request.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            return
+        prompt = request.usage[0] if request.usage else 0
+        if usage.get("input_tokens"):
+            request.cached = usage.get("cache_read_input_tokens") or 0
+            prompt = usage["input_tokens"] + request.cached + (usage.get("cache_creation_input_tokens") or 0)
+        request.usage = (prompt, usage["output_tokens"])
 
     async def _by_grpc(self, request: Request, channel: Any) -> None:
         stub: Any = InferenceStub(channel)  # type: ignore[no-untyped-call]
         messages = pb.Messages(messages=[pb.Message(role="user", content=request.question)])
         asked = pb.GenerateRequest(model=self.shape.model, chat=messages)
         asked.sampling.max_tokens, asked.sampling.ignore_eos = self.shape.most, True
+        for name, value in request.fields.items():
+            setattr(asked.sampling, name, value)
         metadata = (("authorization", f"Bearer {self.keys[request.tenant]}"),)
         try:
             if request.kind == "grpc":
@@ -266,14 +294,15 @@ class Load:
                     answer.finish_reason,
                     reply.placement.backend,
                 )
-                request.usage = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
+                self._take_usage(request, reply.usage)
             else:
                 async for piece in stub.Generate(asked, metadata=metadata, timeout=self.shape.timeout_s):
                     request.text += piece.text
+                    request.pieces += bool(piece.text)
                     request.backend = piece.placement.backend or request.backend
                     request.finish = piece.finish_reason or request.finish
                     if piece.HasField("usage"):
-                        request.usage = (piece.usage.prompt_tokens, piece.usage.completion_tokens)
+                        self._take_usage(request, piece.usage)
             request.is_closed_well = True
         except grpc.aio.AioRpcError as error:
             trailing = dict(error.trailing_metadata() or ())
@@ -282,6 +311,10 @@ class Load:
                 request.end = End.CUT if request.text else End.REFUSED
             else:
                 request.end = End.DISCONNECTED
+
+    def _take_usage(self, request: Request, usage: Any) -> None:
+        request.usage = (usage.prompt_tokens, usage.completion_tokens)
+        request.cached = usage.cached_tokens
 
 
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))

@@ -28,6 +28,7 @@ from typing import Any
 import aiohttp
 import redis
 
+from tests.chaos.disks import Disks
 from tests.chaos.load import TENANTS, Door
 from tests.chaos.wire import Wire, a_wire
 from tests.engines.programs import ROOT, NotStarted, Program, VLLMOptions, a_vllm, free_ports
@@ -59,6 +60,16 @@ server:
   decision_log: {decisions}
   drain: 3s
 """
+BOOKS = """
+cost: {{currency: USD, uncached: 0.2, cached: 0.02, output: 0.6}}
+usage: {{store: {disks}/usage/usage.sqlite}}
+batches: {{store: {disks}/batches/jobs, concurrent: 4}}
+audit: {{file: {disks}/audit/router-{number}.log}}
+"""
+"""What a file adds for routers with budgets in money."""
+
+BUDGETS = {False: "1000M", True: "1000000 USD"}
+"""The budgets a day, by whether they are in money."""
 NAME = "servers.test"
 """The servers' name, if they are found by DNS."""
 
@@ -104,6 +115,11 @@ class Plan:
     """Whether the routers' time of day can be set. Needs a C compiler."""
     has_tls: bool = False
     """Whether the servers show certificates, which the routers check. Needs openssl."""
+    keeps_books: bool = False
+    """Whether budgets are in money and usage, batches and an audit log are kept, on disks of their own, and Redis keeps
+    its data and has a replica. Needs root."""
+    prefill_s: float = 0.0
+    """Seconds that shards take for each token of a prompt behind the first 512, more than their model needs."""
 
     @property
     def model(self) -> str:
@@ -111,7 +127,7 @@ class Plan:
 
 
 class RedisProgram(Program):
-    """A Redis that keeps nothing on disk, not started."""
+    """A Redis, not started."""
 
     @property
     def port(self) -> int:
@@ -129,6 +145,18 @@ class RedisProgram(Program):
     def admin(self) -> redis.Redis:
         """A connection for operators."""
         return redis.Redis(port=self.port, socket_timeout=2)
+
+    def follow(self, leader: RedisProgram) -> None:
+        """Become a replica of `leader`, as far as it is reachable."""
+        with self.admin() as admin:
+            admin.replicaof("127.0.0.1", leader.port)
+
+    def has_all_of(self, leader: RedisProgram) -> bool:
+        """Whether it is a replica of `leader` and has each of its writes."""
+        with leader.admin() as source, self.admin() as copy:
+            ahead, own = source.info("replication"), copy.info("replication")
+        linked = own["role"] == "slave" and own["master_port"] == leader.port and own["master_link_status"] == "up"
+        return linked and own["slave_repl_offset"] == ahead["master_repl_offset"]
 
 
 @dataclass
@@ -168,7 +196,10 @@ class System:
     authority: Authority | None = None
     stranger: Authority | None = None
     redis: RedisProgram = field(init=False)
+    """The one that the routers' line leads to."""
+    replica: RedisProgram | None = None
     redis_line: Wire = field(init=False)
+    disks: Disks | None = None
 
     numbers: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
     """Gives each request of the system's life a number of its own."""
@@ -222,7 +253,11 @@ class System:
         return self.folder / "router-0.yaml"
 
     def programs(self) -> Iterator[Program]:
+        if self.disks is not None:
+            yield self.disks
         yield self.redis
+        if self.replica is not None:
+            yield self.replica
         yield from self.servers
         for router in self.routers:
             yield router.program
@@ -264,6 +299,28 @@ class System:
             yield
         finally:
             resource.prlimit(pid, kind, (before, hard))
+
+    def fail_over(self) -> bool:
+        """Make the replica the primary, which the line leads to from then on, without a loss; False if it lags behind.
+
+        Connections of before stay at the old primary, which becomes the replica.
+        """
+        old, new = self.redis, self.replica
+        assert new is not None
+        until = time.monotonic() + 2
+        with old.admin() as admin, new.admin() as heir:
+            admin.execute_command("CLIENT", "PAUSE", "4000", "WRITE")
+            try:
+                while not new.has_all_of(old):
+                    if time.monotonic() > until:
+                        return False
+                    time.sleep(0.02)
+                heir.replicaof("NO", "ONE")
+                self.redis, self.replica, self.redis_line.target = new, old, new.port
+                old.follow(new)
+            finally:
+                admin.execute_command("CLIENT", "UNPAUSE")
+        return True
 
     def operate_redis(self, *command: str) -> None:
         """Send a command to Redis, past the line."""
@@ -383,12 +440,28 @@ def _measured(line: str) -> tuple[str, float]:
     return name, float(value)
 
 
+def _redis(name: str, port: int, system: System) -> RedisProgram:
+    home = system.folder / name
+    home.mkdir()
+    command: tuple[str, ...] = (EXECUTABLE, "--port", str(port), "--save", "", "--dir", str(home))
+    if system.plan.keeps_books:
+        # each write is in the file before its answer, and outlives the process
+        command += ("--appendonly", "yes", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+    return RedisProgram(name, command, system.folder, "")
+
+
 def _server(number: int, plan: Plan, folder: Path, port: int) -> Program:
     if plan.backends == "vllm":
         return a_vllm(f"vllm-{number}", folder, VLLMOptions(blocks=600, events=False), port=port)
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if plan.backends == "shard":
-        command: tuple[str, ...] = (sys.executable, "-P", "-m", "shards", "--listen", f"127.0.0.1:{port}")
+        module = "shards"
+        environment |= {"PYTHONPATH": f"{INSPECTION}{os.pathsep}{ROOT}", "POINTSMAN_INSPECT": str(folder)}
+        if plan.prefill_s:
+            module = "tests.chaos.slow_shard"
+            started = str(folder / f"shard-{number}.started")
+            environment |= {"CHAOS_PREFILL_S": str(plan.prefill_s), "CHAOS_STARTED": started}
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", module, "--listen", f"127.0.0.1:{port}")
         command += ("--name", f"own-{number}", "--threads", "1", "--kv-memory", "0.05")
         return Listening(f"shard-{number}", command, folder, str(port), environment=environment)
     command = (sys.executable, "-m", "tests.chaos.server", "--port", str(port))
@@ -413,9 +486,10 @@ class Listening(Program):
 def _router(number: int, system: System) -> RouterProgram:
     http, grpc_port, admin = free_ports(3)
     plan = system.plan
+    budget = BUDGETS[plan.keeps_books]
     hashes = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in KEYS.items()}
     tenants = "\n".join(
-        f'  {name}: {{keys: ["sha256:{digest}"], limits: {{budget_per_day: 1000M, concurrent: 500}}}}'
+        f'  {name}: {{keys: ["sha256:{digest}"], limits: {{budget_per_day: {budget}, concurrent: 500}}}}'
         for name, digest in hashes.items()
     )
     pool = POOLS[plan.backends]
@@ -438,6 +512,8 @@ def _router(number: int, system: System) -> RouterProgram:
         admin=admin,
         decisions=system.disk / f"decisions-{number}.jsonl",
     )
+    if system.disks is not None:
+        text += BOOKS.format(disks=system.disks.place, number=number)
     file = system.folder / f"router-{number}.yaml"
     file.write_text(text)
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "router", "serve", str(file))
@@ -447,6 +523,8 @@ def _router(number: int, system: System) -> RouterProgram:
     if plan.has_clock:
         environment |= _with_clock(system)
     command = _with_mounts(system, command)
+    if system.disks is not None:
+        command = system.disks.seeing(command)
     url = f"http://127.0.0.1:{http}"
     program = Program(f"router-{number}", command, system.folder, f"{url}/readyz", environment=environment)
     return RouterProgram(program, Door(url, f"127.0.0.1:{grpc_port}"), f"http://127.0.0.1:{admin}")
@@ -504,10 +582,12 @@ async def a_system(plan: Plan) -> AsyncIterator[System]:
     system = System(plan, folder)
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        redis_port, *system.ports = free_ports(1 + plan.count)
-        command = (EXECUTABLE, "--port", str(redis_port), "--save", "", "--dir", str(folder))
-        system.redis = RedisProgram("redis", command, folder, "")
+        redis_port, replica_port, *system.ports = free_ports(2 + plan.count)
+        system.redis = _redis("redis", redis_port, system)
         system.redis_line = await stack.enter_async_context(a_wire(redis_port))
+        if plan.keeps_books:
+            system.replica = _redis("replica", replica_port, system)
+            system.disks = Disks.mounted_at(folder / "disks")
         if plan.has_tls:
             (folder / "ca").mkdir()
             system.authority = Authority(folder / "ca")
@@ -517,12 +597,18 @@ async def a_system(plan: Plan) -> AsyncIterator[System]:
         system.servers = [_server(number, plan, folder, port) for number, port in enumerate(system.ports)]
         system.disk.mkdir()
         system.lines = await stack.enter_async_context(_lines(system))
+        if system.disks is not None:
+            stack.callback(_end, system.disks)
+            await system.restart(system.disks)
         system.routers = [_router(number, system) for number in range(plan.routers)]
-        for program in system.programs():
+        programs = [program for program in system.programs() if not program.is_started]
+        for program in programs:
             stack.callback(_end, program)
             program.start()
-        for program in system.programs():
+        for program in programs:
             await asyncio.to_thread(program.wait_until_ready, STARTS_WITHIN_S)
+        if system.replica is not None:
+            system.replica.follow(system.redis)
         yield system
 
 

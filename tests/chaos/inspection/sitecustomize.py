@@ -1,7 +1,8 @@
 """Lets a test look into a process of ours: Python imports this file at its start, where it is on PYTHONPATH.
 
 With POINTSMAN_INSPECT=FOLDER the process listens at FOLDER/PID.sock and answers each connection with one JSON object:
-the tasks of its event loop by name, what `Router.check` objects to, and the objects of our packages by class.
+the tasks of its event loop by name, what `Router.check` objects to, the objects of our packages by class, and what is
+left of requests at a shard.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ def values(coroutine: Any) -> Iterator[Any]:
 def seen(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
     """The state of the router that `loop` runs."""
     tasks = asyncio.all_tasks(loop)
-    app = sys.modules.get("router.start.app")
-    found = (value for task in tasks for value in values(task.get_coro()) if app and isinstance(value, app.Router))
-    router, objection = next(found, None), None
+    router, objection = next(of_kind("router.start.app", "Router", tasks), None), None
     if router is not None:
         store = router.gateway.admission.store
         try:
@@ -64,13 +63,31 @@ def seen(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
             assert not getattr(store, "owed", 0), f"{store!r} owes settlements"
         except AssertionError as error:
             objection = str(error) or repr(error)
+    server = next(of_kind("shards.server", "ShardServer", tasks), None)
     gc.collect()
     classes = (type(each) for each in gc.get_objects())
     return {
         "is_router": router is not None,
         "objection": objection,
+        "shard": None if server is None else left_at(server),
         "tasks": Counter(getattr(task.get_coro(), "__qualname__", "?") for task in tasks),
         "objects": Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in classes if ours(kind)),
+    }
+
+
+def of_kind(module: str, name: str, tasks: set[asyncio.Task[Any]]) -> Iterator[Any]:
+    """The objects of a class that the coroutines of `tasks` have at hand."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return (value for task in tasks for value in values(task.get_coro()) if kind and isinstance(value, kind))
+
+
+def left_at(server: Any) -> dict[str, int]:
+    """What the shard of `server` still holds of requests; exact while its engine rests."""
+    engine = server.loop._engine
+    return {
+        "requests": len(engine._roster.requests),
+        "sequences": len(engine._roster.running) + len(engine._roster.waiting),
+        "blocks": engine._pool.owned,
     }
 
 
