@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
+from pathlib import Path
 
 from tests.chaos.day.day import PLAN, Day
 from tests.chaos.day.timeline import TROUBLES
@@ -18,6 +20,7 @@ async def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the faults and of the load (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=10.0, help="minutes of faults (default: %(default)s)")
     parser.add_argument("--only", nargs="*", metavar="WORD", help="only faults with one of these in their names")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy all logs to FOLDER")
     chosen = parser.parse_args()
     began = time.monotonic()
 
@@ -30,6 +33,10 @@ async def main() -> int:
         day = Day(system, chosen.seed, chosen.minutes, say, troubles)
         objections = await day.day()
         print(day.summary)
+        if chosen.keep:
+            chosen.keep.mkdir(parents=True, exist_ok=True)
+            for log in (*system.folder.glob("*.log"), *system.disk.iterdir()):
+                shutil.copy(log, chosen.keep)
         print(*(f"VIOLATION {each}" for each in objections), sep="\n")
         print(f"seed {chosen.seed}: {len(objections)} violations")
         return bool(objections)

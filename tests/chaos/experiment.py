@@ -35,7 +35,7 @@ MORE_MB = 64.0
 """Memory that a router may keep in addition: after large bodies the allocator returns less than was freed."""
 
 MORE_OBJECTS = 300
-"""Objects of one of our classes that may be left in addition: histories of up to 256 decisions fill up."""
+"""Objects of one of our classes that each process may keep in addition: histories of up to 256 decisions fill up."""
 
 KEPT = {
     f"{LoggedRequest.__module__}.{LoggedRequest.__qualname__}": 1,
@@ -247,7 +247,7 @@ class Experiment:
             ("connections", after.pooled, MOST_POOLED),
             ("MB", self._result.more_mb, MORE_MB),
         ):
-            if more > most:
+            if more > most * after.processes:
                 self._violation(f"{more:g} more {what} than before")
 
     def _evidence(self, before: list[dict[str, float]], after: list[dict[str, float]]) -> None:
@@ -276,7 +276,7 @@ def objects_left(before: Held, after: Held, requests: int) -> dict[str, int]:
     for name, more in (after.objects - before.objects).items():
         of_request = KEPT.get(name, 0)
         too_many = of_request and after.objects[name] > of_request * MOST_KEPT * after.processes
-        if too_many or more > MORE_OBJECTS + of_request * requests:
+        if too_many or more > MORE_OBJECTS * after.processes + of_request * requests:
             left[name] = more
     return left
 

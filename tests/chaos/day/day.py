@@ -162,8 +162,13 @@ class Day(Experiment):
                 for each in self.happened
             )
             if not explained and not any(abs(stall - seen.at_s) < BLAMED_S for stall in self.stalls):
-                self._violation(f"router {seen.router} called shard {seen.shard} ill, and it was well")
-                return
+                since = [
+                    f"{each.name} {each.number} until {each.ended_s - seen.at_s:.1f} s"
+                    for each in self.happened
+                    if each.touches(seen.at_s - 60, seen.at_s)
+                ]
+                at = time.strftime("%H:%M:%S", time.localtime(time.time() - time.monotonic() + seen.at_s))
+                self._violation(f"router {seen.router} called shard {seen.shard}, which was well, ill at {at}: {since}")
 
     async def _left_at_shards(self) -> None:
         for server in self.system.servers:
@@ -242,12 +247,12 @@ class Day(Experiment):
         ends = Counter(request.end.value for request in requests if request.end)
         faults = Counter(each.name for each in self.happened)
         statuses = Counter(request.status for request in requests if request.end is End.REFUSED)
-        longest = max(request.took_s for request in requests)
+        longest = max(requests, key=lambda request: request.took_s)
         side = self._side
         lines = [
             f"{len(self.happened)} faults: " + ", ".join(f"{count} {name}" for name, count in faults.most_common()),
             f"{len(requests)} requests: " + ", ".join(f"{count} {end}" for end, count in ends.most_common()),
-            f"refused with {dict(statuses)}; the longest took {longest:.1f} s",
+            f"refused with {dict(statuses)}; the longest: {longest!r}",
             f"{len(side.batches)} batches, {sum(map(len, side.added.values()))} documents added",
             f"operations {dict(side.operations)}; refused beside the load: {dict(side.refusals.most_common(6))}",
             self.books.summary,
