@@ -158,6 +158,10 @@ class Admission:
         """How many permits of `tenant` are open."""
         return self._running.get((tenant, ""), 0)
 
+    def crowd(self) -> tuple[int, int]:
+        """How many permits are open, and of how many tenants."""
+        return len(self._open), sum(not scope for _, scope in self._running)
+
     def is_idle(self) -> bool:
         """Is no permit open?"""
         return not self._open

@@ -24,6 +24,7 @@ from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.prepare import PreparedModels
+from router.call.shedding import Shedding
 from router.call.splits import Splits
 from router.call.waking import Waking
 from router.fleet.beliefs import Beliefs
@@ -66,6 +67,7 @@ class Gateway:
     identities: Identities
     observer: Observer
     doors: Doors
+    shedding: Shedding
     dispatcher: Dispatcher
     placer: Placer
     waking: Waking

@@ -107,10 +107,11 @@ async def serve(
         with Stay(gateway.doors):
             config = gateway.config
             identity = known or gateway.identities.find(caller.key, config)
-            if identity is None:
-                identity = await identified(caller.key, config, gateway, address)
+            identity = identity or await identified(caller.key, config, gateway, address)
             tenant, account.key = identity.tenant, identity.key_id
             account.tenant = held.tenant = tenant.name
+            if gateway.shedding.share is not None and known is None:
+                gateway.shedding.refuse_beyond_share(tenant.name)
             account.team = None if identity.team is None else identity.team.name
             ask = await caller.read(held)
             if identity.user is not None:

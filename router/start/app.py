@@ -151,7 +151,7 @@ class Router:
                 await self.gateway.replicas.start()
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
             await stack.enter_async_context(self.gateway.fleet.discovery)
-            self._own(stack, "event loop lag", self.telemetry.measure_lag)
+            self._own(stack, "event loop lag", partial(self.telemetry.measure_lag, tell=self.gateway.shedding.looked))
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
                 self._own(stack, "SLA file", self.reloader.watch)

@@ -39,6 +39,7 @@ from router.call.mirrors import Mirrors
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
 from router.call.prepare import PreparedModels
+from router.call.shedding import Shedding
 from router.call.splits import Splits
 from router.call.tracing import Tracing
 from router.call.waking import Waking
@@ -127,6 +128,9 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     waking = Waking(in_force, cluster, base.unix_time, on_waiting=base.telemetry.waking, on_event=base.telemetry.event)
     dispatcher = Dispatcher(cluster, config, base.clock, on_waiting=base.telemetry.waiting, waking=waking)
     prefixes = _prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway))
+    admission = Admission(
+        parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls), on_near=alerts.near
+    )
     gateway = Gateway(
         config=config,
         cluster=cluster,
@@ -135,12 +139,11 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         tokenizers=tokenizers,
         sources=sources,
         engine_text=EngineText(tokenizers.cache, base.clock),
-        admission=Admission(
-            parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls), on_near=alerts.near
-        ),
+        admission=admission,
         keys=KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event),
         observer=base.telemetry,
         doors=Doors(),
+        shedding=Shedding(admission, on_event=base.telemetry.event),
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
         waking=waking,

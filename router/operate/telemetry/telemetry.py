@@ -314,12 +314,15 @@ class Telemetry:
         """Count a rare event. `name` comes from a closed list."""
         self._events[name].inc()
 
-    async def measure_lag(self, every_s: float = 0.05) -> None:
-        """Measure how late the event loop is, until cancelled. It sees every halt of more than `every_s`."""
+    async def measure_lag(self, every_s: float = 0.05, *, tell: Callable[[float], None] = lambda _: None) -> None:
+        """Measure how late the event loop is, and `tell` it, until cancelled. It sees every halt of more than
+        `every_s`."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(every_s)
-            self.lagged(max(0.0, time.perf_counter() - before - every_s))
+            late_s = max(0.0, time.perf_counter() - before - every_s)
+            self.lagged(late_s)
+            tell(late_s)
 
     def lagged(self, seconds: float) -> None:
         """The loop woke a sleeper `seconds` late."""

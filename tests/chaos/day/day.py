@@ -155,13 +155,17 @@ class Day(Experiment):
 
     def _illness(self) -> None:
         """A shard is called ill only behind a fault of it, its link, or the router."""
+        told: set[tuple[int, int]] = set()
         for seen in self.ill:
+            if (seen.router, seen.shard) in told:
+                continue
             explained = any(
                 each.touches(seen.at_s - BLAMED_S, seen.at_s)
                 and (each.part, each.number) in {("shard", seen.shard), ("router", seen.router)}
                 for each in self.happened
             )
             if not explained and not any(abs(stall - seen.at_s) < BLAMED_S for stall in self.stalls):
+                told.add((seen.router, seen.shard))
                 since = [
                     f"{each.name} {each.number} until {each.ended_s - seen.at_s:.1f} s"
                     for each in self.happened
