@@ -198,6 +198,9 @@ class Peers:
         self.prefill = _Common(RecursiveFit([*costs, queue, convoy]))
         self.decode = _Common(RecursiveFit(decode_costs))
         self.fetching = FetchModel()
+        self.first_tokens, self.wholes = SlowTime(), SlowTime()
+        """What any of them took for a first token, and for an answer in one piece, in predicted times to a first
+        token."""
         self.models: weakref.WeakSet[LatencyModel] = weakref.WeakSet()
         """All that share them."""
         self.count = 0
@@ -286,8 +289,9 @@ class LatencyModel:
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self.peers.prior.token_s))
         self._prefill, self.as_of = _Pace(self.peers.prefill, factor, _REPORTED_SPREAD), -1
 
-    def judge(self, predicted_s: float, seen_s: float) -> None:
-        """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""
+    def judge(self, predicted_s: float, seen_s: float, *, has_come: bool = True) -> None:
+        """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token, or if
+        that has not come, with the time that it was waited for."""
         if not 0.0 < seen_s < math.inf:
             return
         off = max(-_MOST_ERROR, min(_MOST_ERROR, (predicted_s - seen_s) / seen_s))
@@ -295,26 +299,47 @@ class LatencyModel:
         self.bias += _ERROR_SHARE * (off - self.bias)
         if predicted_s > 0.0:
             self._scatter.observe(seen_s / predicted_s)
+            if has_come:
+                self.peers.first_tokens.observe(seen_s / predicted_s)
+
+    def judge_whole(self, predicted_s: float, seen_s: float) -> None:
+        """Compare the same with the time of an answer that came in one piece."""
+        if predicted_s > 0.0:
+            self.peers.wholes.observe(seen_s / predicted_s)
 
     def slow_ttft_s(self, work: Work, ahead: Ahead) -> float:
         """Seconds within which the first token of a prompt of this `work`, with the prefill `ahead` of it, comes in 99
         of 100 cases: long while little is known of the backend and its peers.
         """
-        scatter = self._scatter.p99
-        return _slow_s(self._first_token(work, ahead)) * max(
-            1.0, p99_factor(_UNSEEN_SCATTER) if scatter is None else scatter
-        )
+        scatter, part = self._scatter.p99, self._first_token(work, ahead)
+        slow_s = _slow_s(part) * max(1.0, p99_factor(_UNSEEN_SCATTER) if scatter is None else scatter)
+        if not self.peers.prefill.fit.observations and (seen := self.peers.first_tokens.p99) is not None:
+            # nothing that came could tell the coefficients apart, and yet it came
+            return min(slow_s, _usual_s(part) * seen)
+        return slow_s
+
+    def slow_whole_s(self, work: Work, ahead: Ahead) -> float | None:
+        """Seconds within which answers in one piece to such a prompt came from its peers in 99 of 100 cases; None while
+        too few came."""
+        seen = self.peers.wholes.p99
+        return None if seen is None else _usual_s(self._first_token(work, ahead)) * seen
 
     def late_ttft_s(self, predicted_s: float, quantile: float) -> float | None:
-        """Seconds within which this share of the first tokens come that are predicted in `predicted_s`; None while too
-        few were seen.
+        """Seconds within which this share of the first tokens come that are predicted in `predicted_s`, of the peers'
+        while the backend has sent too few; None while these have too.
         """
         off = self._scatter.quantile(quantile)
+        if off is None:
+            off = self.peers.first_tokens.quantile(quantile)
         return None if off is None else predicted_s * off
 
     def slow_step_s(self, batch: float, context_tokens: float) -> float:
         """The same of one decode step of `batch` sequences with contexts of `context_tokens` in total."""
-        return _slow_s(self._steps(1.0, batch, context_tokens))
+        slow_s = _slow_s(self._steps(1.0, batch, context_tokens))
+        if not self.peers.decode.fit.observations:
+            # a step of a few sequences takes no longer than the first token of a short prompt
+            return min(slow_s, self.slow_ttft_s(prefill_work(1), Ahead()))
+        return slow_s
 
     def observe_ttft(self, work: Work, ahead: Ahead, seconds: float) -> None:
         """Learn that a prompt of this `work`, sent with the prefill `ahead` of it, took `seconds` to its first token.
@@ -444,8 +469,12 @@ class _Part(NamedTuple):
     usual_s: float
 
 
+def _usual_s(part: _Part) -> float:
+    return part.usual_s * part.pace.fit.values[0]
+
+
 def _slow_s(part: _Part) -> float:
-    usual_s = part.usual_s * part.pace.fit.values[0]
+    usual_s = _usual_s(part)
     _, variance = part.pace.common.fit.spread([seconds / part.usual_s for seconds in part.on])
     _, pace_variance = part.pace.fit.spread((1.0,))
     return usual_s * p99_factor(variance + pace_variance)

@@ -20,6 +20,9 @@ PATIENCE = 2.0
 """A second backend may be predicted to need this many times as long as the first was waited for already: it often has
 to compute a prompt that the first holds, and what is late may take much longer."""
 
+LOOK_S = 1.0
+"""While it is unknown what is late, it is asked first after so long: the pool learns from other requests meanwhile."""
+
 
 class Beaten(asyncio.CancelledError):
     """Another backend began its answer first. For the backend that is beaten its request was cancelled."""

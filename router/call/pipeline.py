@@ -49,7 +49,7 @@ from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.gateway import Gateway
-from router.call.hedging import Race
+from router.call.hedging import LOOK_S, Race
 from router.call.identify import Identity, identified
 from router.call.mirrors import Mirrored
 from router.call.observer import Account, Observer, Spent
@@ -315,13 +315,18 @@ class _Call(msgspec.Struct, frozen=True):
         if quantile is None or not bid.is_new or not self.carrier.continues or self.ask.yields:
             return None
         gateway.hedges.earn(tenant, service_class)
-        late_s = gateway.cluster.late_s(placed.flight, quantile)
-        if late_s is None:
+        flight, leg = placed.flight, placed.found.decision.prefill
+        if flight.is_silent:
             return None
-        if placed.found.decision.prefill is not None:
-            late_s += placed.found.decision.prefill.seconds
+        leg_s = 0.0 if leg is None else leg.seconds
+        late_s = gateway.cluster.late_s(flight, quantile)
 
         def find_second(within_s: float) -> Placed | None:
+            if late_s is None:
+                # its pool may have learnt of its times since it was sent
+                learnt_s = gateway.cluster.late_s(flight, quantile)
+                if learnt_s is None or gateway.clock() - flight.sent_at < leg_s + learnt_s:
+                    return None
             if not gateway.hedges.allows(tenant, service_class):
                 return None
             second = gateway.dispatcher.second(bid, placed, within_s=within_s)
@@ -331,7 +336,8 @@ class _Call(msgspec.Struct, frozen=True):
             return second
 
         attempt, on_won = partial(self._failed, at, trace), partial(self._lead, at)
-        return Race(placed, attempt, find_second=find_second, on_won=on_won, late_s=late_s)
+        first_look_s = leg_s + (LOOK_S if late_s is None else late_s)
+        return Race(placed, attempt, find_second=find_second, on_won=on_won, late_s=first_look_s)
 
     async def _failed(
         self, at: int, trace: PromptTrace | None, placed: Placed, race: Race | None

@@ -538,13 +538,19 @@ class Member:
     def _slow_times(self, flight: Flight) -> SlowTimes:
         flights, theirs, request = self.flights, self.known().theirs, flight.request
         waiting = Work(flights.waiting_tokens + theirs.tokens, flights.waiting_pairs + theirs.pairs)
-        step_s = self.model.slow_step_s(*self.flights.decoding)
-        return SlowTimes(
-            self.first_byte.p99,
-            self.model.slow_ttft_s(flight.whole_work, flight.ahead) + flight.adapter_s + flight.fetch_s,
-            request.max_new_tokens * step_s if flight.is_silent else 0.0,
-            step_s + self.model.slow_ttft_s(waiting, Ahead()),
-        )
+        step_s, besides_s = self.model.slow_step_s(*self.flights.decoding), flight.adapter_s + flight.fetch_s
+        first_s, whole_s = self.model.slow_ttft_s(flight.whole_work, flight.ahead), 0.0
+        if flight.is_silent:
+            whole_s = request.max_new_tokens * step_s
+            if self._is_unproven(flight) and (peers_s := self.model.slow_whole_s(flight.whole_work, flight.ahead)):
+                # it has never shown that it answers at all, and a peer that has can give the longest answer
+                first_s, whole_s = min(first_s, peers_s), min(whole_s, peers_s)
+        gap_s = step_s + self.model.slow_ttft_s(waiting, Ahead())
+        return SlowTimes(self.first_byte.p99, first_s + besides_s, whole_s, gap_s)
+
+    def _is_unproven(self, flight: Flight) -> bool:
+        """Has nothing come from this backend yet, or nothing since it was ill?"""
+        return self.flights.heard_at == -math.inf or flight is self.server.trial
 
     def _may_take(self, share: float, load: Load) -> int:
         """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
@@ -645,7 +651,7 @@ class Member:
         Without this a backend would look the faster, the more often another one answers first.
         """
         if flight.adapter_s <= 0 and now - flight.sent_at > flight.predicted_ttft_s:
-            self.model.judge(flight.predicted_ttft_s, now - flight.sent_at)
+            self.model.judge(flight.predicted_ttft_s, now - flight.sent_at, has_come=False)
 
     def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
         """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""
@@ -694,6 +700,8 @@ class Member:
         if not self._was_paused(flight):
             if not is_whole and not flight.answered and not flight.is_silent:
                 self._learn_wait(flight, now)
+            if is_whole and flight.is_silent:
+                self.model.judge_whole(flight.predicted_ttft_s, now - flight.sent_at)
             self._learn_decode(flight, company)
             if is_whole and flight.whole_tokens:
                 self._learn_whole(flight, company, now)

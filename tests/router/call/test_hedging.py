@@ -227,6 +227,31 @@ async def test_no_second_request_before_it_is_known_what_is_late() -> None:
 
 
 @virtually
+async def test_a_request_at_a_backend_that_never_answered_is_late_by_what_its_peers_teach_meanwhile() -> None:
+    world = World(backends=2)
+    await well(world.gateway, "b0", "b1")
+    first: list[str] = []
+
+    def one_hangs(_: int, backend: str) -> Answer:
+        if not first:
+            first.append(backend)
+        return HANGS if backend == first[0] else QUICK
+
+    world.script = one_hangs
+    waiting = asyncio.create_task(world.ask())
+    await asyncio.sleep(0.01)
+    world.gateway.cluster.drain(first[0])
+    for _ in range(20):
+        await world.ask()
+    caller, error, seconds = await waiting
+    assert error is None
+    assert text_of(caller) == "ab"
+    assert 2.0 <= seconds < 4.5
+    assert world.events["hedge_won"] == 1
+    await world.close()
+
+
+@virtually
 async def test_no_second_request_without_another_backend() -> None:
     world = World(backends=1)
     await world.learn(20)

@@ -12,7 +12,7 @@ from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.errors import BackendErred, BackendFailed
 from policies.health import HealthRules
-from policies.nouns import ACCEPTED, Delta, ServiceClass
+from policies.nouns import ACCEPTED, Delta, ServiceClass, Usage
 from policies.timeouts import Bounds, Timeouts
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
@@ -50,10 +50,14 @@ class Fleet:
             assert await self.cluster.probe(backend.name)
         return self
 
-    def send(self, *, ttft_s: float = 0.0, is_first_try: bool = True, **fields: Any) -> Flight:
+    def with_rules(self, rules: HealthRules) -> Fleet:
+        """The same backends, not yet well, by these rules."""
+        return Fleet(self.backends, rules)
+
+    def send(self, name: str = "b0", *, ttft_s: float = 0.0, is_first_try: bool = True, **fields: Any) -> Flight:
         promised = ServiceClass("chat", 0, ttft_s=ttft_s)
         request = a_request(**{"model": MODEL, "prompt_tokens": 100, "promised": promised, **fields})
-        flight = self.cluster.begin("b0", request, request.prompt_tokens, is_first_try=is_first_try)
+        flight = self.cluster.begin(name, request, request.prompt_tokens, is_first_try=is_first_try)
         flight.give_up = lambda failure: self.given_up.setdefault(flight, failure)
         return flight
 
@@ -270,3 +274,92 @@ async def _a_look_of(cluster: Cluster) -> None:
 
     cluster.end_overdue = noted  # type: ignore[method-assign]
     await asyncio.wait_for(looked.wait(), 5)
+
+
+PIECE, USED = Delta(text="a", tokens=1), Usage(prompt_tokens=100, completion_tokens=5)
+
+ANSWERS = {
+    "streamed": (PIECE, PIECE),
+    "streamed in one piece": (Delta(text="abc", tokens=5, usage=USED),),
+    "whole": (Delta(text="abc", tokens=5, is_whole=True, usage=USED),),
+    "whole, of one token": (Delta(text="a", tokens=1, is_whole=True),),
+    "whole, of unknown length": (Delta(text="abc", is_whole=True),),
+}
+"""Answers of a backend by their form; not each of them tells how long a prompt or a step takes."""
+
+
+def serve_at(fleet: Fleet, name: str, form: str, prompt_tokens: int = 100, seconds: float = 0.01) -> None:
+    """The backend of this `name` answers a request in this form."""
+    streams = form.startswith("streamed")
+    flight = fleet.send(name, prompt_tokens=prompt_tokens, stream=streams, max_new_tokens=8192)
+    fleet.now += seconds / 2
+    fleet.hears(flight, ACCEPTED)
+    for delta in ANSWERS[form]:
+        fleet.now += seconds / 2
+        fleet.hears(flight, delta)
+    fleet.cluster.end(flight)
+
+
+@pytest.mark.parametrize("prompt_tokens", [10, 100, 8_000])
+@pytest.mark.parametrize("form", ANSWERS)
+async def test_requests_at_a_backend_that_never_answered_follow_what_its_peers_teach_meanwhile(
+    form: str, prompt_tokens: int
+) -> None:
+    fleet = await two(whole=True).with_rules(HealthRules()).well()
+    streams = form.startswith("streamed")
+    waiting = [
+        fleet.send(promised=ServiceClass("usual", 0), prompt_tokens=prompt_tokens, stream=streams, max_new_tokens=8192)
+        for _ in range(3)
+    ]
+    began_at = fleet.now
+    fleet.passes(9.0)
+    assert not fleet.given_up
+    while fleet.now < began_at + 10.0:
+        serve_at(fleet, "b1", form, prompt_tokens)
+    fleet.passes(1.0)
+    assert fleet.given_up.keys() == set(waiting)
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+async def test_what_waits_for_its_next_token_follows_them_too(form: str) -> None:
+    fleet = await two(whole=True).with_rules(HealthRules()).well()
+    begun = fleet.send(promised=ServiceClass("usual", 0))
+    fleet.hears(begun)
+    for _ in range(20):
+        serve_at(fleet, "b1", form)
+    fleet.passes(25.0)
+    assert begun in fleet.given_up or not form.startswith("streamed")
+
+
+async def test_a_backend_that_has_answered_may_take_as_long_as_the_longest_answer_in_one_piece() -> None:
+    fleet = await two(whole=True).with_rules(HealthRules()).well()
+    for name in ("b0", "b1"):
+        for _ in range(20):
+            serve_at(fleet, name, "whole")
+    long = fleet.send(promised=ServiceClass("usual", 0), stream=False, max_new_tokens=8192)
+    fleet.passes(20.0)
+    assert not fleet.given_up
+    fleet.cluster.end(long)
+
+
+async def test_a_backend_that_was_ill_has_to_prove_itself_again() -> None:
+    fleet = await two(whole=True).with_rules(HealthRules()).well()
+    for name in ("b0", "b1"):
+        for _ in range(20):
+            serve_at(fleet, name, "whole")
+    for _ in range(3):
+        fleet.cluster.end(fleet.send(stream=False), BackendFailed("gone"))
+    fleet.now += 5.0
+    assert await fleet.cluster.probe("b0")
+    trial = fleet.send(promised=ServiceClass("usual", 0), stream=False, max_new_tokens=8192)
+    fleet.passes(11.0)
+    assert trial in fleet.given_up
+
+
+async def test_a_long_prompt_has_more_time_even_if_peers_only_had_short_ones_and_taught_nothing_else() -> None:
+    fleet = await two(whole=True).with_rules(HealthRules()).well()
+    long = fleet.send(promised=ServiceClass("usual", 0), prompt_tokens=100_000)
+    for _ in range(20):
+        serve_at(fleet, "b1", "streamed in one piece")
+    fleet.passes(30.0)
+    assert long not in fleet.given_up
