@@ -222,7 +222,11 @@ class Engine:
             message = f"{len(self._roster.waiting)} sequences wait here already; try another shard, or later"
             refusal = Refusal(message, Cause.OVERLOADED)
         grammar = submission.sampling.grammar
-        if refusal is None and grammar is not None and not self._grammars.ask(submission.key, grammar):
+        if (
+            refusal is None
+            and grammar is not None
+            and not self._grammars.ask(submission.key, grammar, domain=submission.domain)
+        ):
             refusal = Refusal("too many schemas wait here to be compiled; try later", Cause.OVERLOADED)
         if refusal is not None:
             self._finished += refusal.ends(submission)
@@ -707,6 +711,14 @@ class Engine:
         sequence.table.distrust()
         self._finish(sequence, sequence.finished(FinishReason.FAILED, message=message))
 
+    def _give_up(self, sequence: Sequence, grammar_fault: str) -> None:
+        """End `sequence`, for which no token could be drawn, because of its grammar or of its numbers."""
+        if grammar_fault:
+            message = f"the grammar is too complex to go on: {grammar_fault}"
+            self._finish(sequence, sequence.finished(FinishReason.REJECTED, message=message, cause=Cause.GRAMMAR))
+            return
+        self._fail(sequence, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
+
     def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
         """Append drawn tokens up to the first that differs from the draft, and finish the sequence after its last."""
         sequence, taken = piece.sequence, list[Sample]()
@@ -717,7 +729,7 @@ class Engine:
             return Drawn(sequence.request.key, sequence.choice, (token_id,), () if logprobs is None else (logprobs,))
         for sampled, drafted in zip_longest(samples, piece.draft):
             if sampled is None:
-                self._fail(sequence, self._writers[sequence.arrival].objection)
+                self._give_up(sequence, self._writers[sequence.arrival].grammar_fault)
                 break
             if taken:
                 self._scheduler.accept(sequence, by_model=piece.by_model)

@@ -32,12 +32,9 @@ class Writer:
         return f"Writer({self.sampler!r}, {self._stops!r})"
 
     @property
-    def objection(self) -> str:
-        """The reason why no token could be drawn, after a failed draw."""
-        guide = self.sampler.guide
-        if guide is not None and guide.fault:
-            return f"the grammar is too complex to go on: {guide.fault}"
-        return "there is no token to draw: logits, with penalties and bias, are not finite numbers"
+    def grammar_fault(self) -> str:
+        """The reason why its grammar allows no token; empty if it has none, or that does."""
+        return "" if self.sampler.guide is None else self.sampler.guide.fault
 
     def resume(self, token_ids: Iterable[int]) -> None:
         """Watch on behind `token_ids`, the beginning of the answer, which was drawn elsewhere."""

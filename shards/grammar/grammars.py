@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,13 +17,17 @@ class Grammars:
     """The results of the last `capacity` grammars, failed ones included, and the requests that wait for one.
 
     All calls come from one thread, and none of them blocks. One grammar is compiled at a time, so that a shard's steps
-    lose at most one core. Without a `compiler` no grammar can be compiled.
+    lose at most one core. Domains take turns, and at most `most_of_one` grammars of a domain wait. Without a `compiler`
+    no grammar can be compiled.
     """
 
-    def __init__(self, compiler: Compiler | None, *, capacity: int = 128) -> None:
-        self._compiler, self._capacity = compiler, capacity
+    def __init__(self, compiler: Compiler | None, *, capacity: int = 128, most_of_one: int = 32) -> None:
+        self._compiler, self._capacity, self._most_of_one = compiler, capacity, most_of_one
         self._known: OrderedDict[Grammar, Future[Outcome]] = OrderedDict()
         self._awaited: dict[Hashable, Future[Outcome]] = {}
+        # by domain, the one with the next turn first; the lock is for both threads
+        self._turns: OrderedDict[str, deque[tuple[Grammar, Future[Outcome]]]] = OrderedDict()
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def __repr__(self) -> str:
@@ -38,13 +43,16 @@ class Grammars:
         """Whether a request waits for its grammar."""
         return bool(self._awaited)
 
-    def ask(self, key: Hashable, grammar: Grammar) -> bool:
-        """Compile `grammar` for the request `key`, unless cached; False if too many others are being compiled."""
+    def ask(self, key: Hashable, grammar: Grammar, *, domain: str = "") -> bool:
+        """Compile `grammar` for the request `key` of `domain`, unless cached; False if too many others wait."""
         known = self._known.get(grammar)
         if known is None:
             if len(self._known) >= self._capacity and not self._forget_oldest():
                 return False
-            known = self._known[grammar] = self._thread.submit(self._compile, grammar)
+            known = self._enqueue(grammar, domain)
+            if known is None:
+                return False
+            self._known[grammar] = known
         self._known.move_to_end(grammar)
         self._awaited[key] = known
         return True
@@ -63,6 +71,8 @@ class Grammars:
     def close(self) -> None:
         """Compile no further grammars."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _forget_oldest(self) -> bool:
         oldest = next((grammar for grammar, outcome in self._known.items() if outcome.done()), None)
@@ -70,9 +80,28 @@ class Grammars:
             del self._known[oldest]
         return oldest is not None
 
-    def _compile(self, grammar: Grammar) -> Outcome:
+    def _enqueue(self, grammar: Grammar, domain: str) -> Future[Outcome] | None:
+        """What `grammar` will become; None if `domain` has too many that wait."""
+        outcome = Future[Outcome]()
+        with self._lock:
+            waiting = self._turns.setdefault(domain, deque())
+            if len(waiting) >= self._most_of_one:
+                return None
+            waiting.append((grammar, outcome))
+        self._thread.submit(self._compile_next)
+        return outcome
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            domain, waiting = self._turns.popitem(last=False)
+            grammar, outcome = waiting.popleft()
+            if waiting:
+                self._turns[domain] = waiting
         assert self._compiler is not None, "nothing can be compiled without a compiler"
         try:
-            return self._compiler.compile(grammar)
+            outcome.set_result(self._compiler.compile(grammar))
         except CannotCompile as refusal:
-            return refusal
+            outcome.set_result(refusal)
+        except BaseException as error:
+            outcome.set_exception(error)
+            raise

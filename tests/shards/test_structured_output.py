@@ -297,13 +297,27 @@ def test_one_that_finds_too_many_being_compiled_is_sent_elsewhere() -> None:
     assert driver.ended["first", 0].reason is FinishReason.STOP
 
 
+def test_a_grammar_that_would_end_the_process_ends_its_request_alone() -> None:
+    driver = a_driver()
+    chain = "start: r0\n" + "".join(f"r{number}: r{number + 1}\n" for number in range(3000)) + 'r3000: "a"\n'
+    ask(driver, "chain", Grammar(GrammarForm.RULES, chain))
+    ask(driver, "free", None, new=30, ignore_eos=True)
+    run(driver)
+    assert driver.ended["chain", 0].cause is Cause.GRAMMAR
+    assert "nests too deeply" in driver.ended["chain", 0].message
+    assert driver.ended["free", 0].output_tokens == 30
+    driver.assert_nothing_is_held()
+
+
 def test_an_answer_fails_alone_if_its_grammar_becomes_too_complex() -> None:
     driver = a_driver()
     driver.engine._grammars = Grammars(a_narrow_compiler())
     ask(driver, "complex", Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}"))
     ask(driver, "free", None, new=30, ignore_eos=True)
     run(driver)
-    assert driver.ended["complex", 0].reason is FinishReason.FAILED
+    # no other shard would do better
+    assert driver.ended["complex", 0].reason is FinishReason.REJECTED
+    assert driver.ended["complex", 0].cause is Cause.GRAMMAR
     assert "too complex to go on" in driver.ended["complex", 0].message
     assert "too many states" in driver.ended["complex", 0].message
     assert driver.ended["free", 0].output_tokens == 30

@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLParserLimits, LLTokenizer
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from shards.bundled import weights
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import Compiled, Compiler
+from shards.grammar.library import Setting
 from shards.model import Model
 from shards.nouns import Grammar
 
@@ -35,13 +36,19 @@ def a_model() -> Model:
     return Model("m", FakeNetwork(vocabulary=VOCABULARY), a_tokenizer(), frozenset({end_id()}))
 
 
+@cache
+def a_compiler() -> Compiler:
+    """One for all tests, as its process starts only once."""
+    compiler = Compiler.of(a_model())
+    assert compiler is not None
+    return compiler
+
+
 class SlowCompiler(Compiler):
     """Compiles nothing before it may, and notes what it was asked for."""
 
     def __init__(self) -> None:
-        real = Compiler.of(a_model())
-        assert real is not None
-        self._real = real
+        self._real = a_compiler()
         self.may_go_on = threading.Event()
         self.asked: list[str] = []
 
@@ -50,12 +57,18 @@ class SlowCompiler(Compiler):
         assert self.may_go_on.wait(10)
         return self._real.compile(grammar)
 
+    def close(self) -> None:
+        """The real one is for other tests too."""
+
+
+def a_setting(**changes: Any) -> Setting:
+    """The bundled model's tokens, with the usual limits except for `changes`."""
+    return replace(Setting(a_tokenizer().to_str(), VOCABULARY, [end_id()]), **changes)
+
 
 def a_narrow_compiler() -> Compiler:
-    """A backend with grammars that become too complex soon."""
-    tokenizer = LLTokenizer(a_tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[end_id()])
-    limits = LLParserLimits(max_lexer_states=20, precompute_large_lexemes=False, verbose_errors=False)
-    return Compiler(tokenizer, limits, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}))
+    """A compiler of grammars that become too complex soon."""
+    return Compiler(a_setting(lexer_states=20, computes_ahead=False))
 
 
 def a_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:

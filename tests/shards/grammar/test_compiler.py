@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sys
@@ -10,15 +11,22 @@ import pytest
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.guide import Guide
+from shards.grammar.library import Library, rules_of
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
-from tests.shards.grammar.parts import VOCABULARY, a_model, a_narrow_compiler, a_tokenizer, end_id
+from tests.shards.grammar.parts import (
+    VOCABULARY,
+    a_compiler,
+    a_model,
+    a_narrow_compiler,
+    a_setting,
+    a_tokenizer,
+    end_id,
+)
 
 
 def a_guide(form: GrammarForm, text: str) -> Guide:
-    compiler = Compiler.of(a_model())
-    assert compiler is not None
-    return compiler.compile(Grammar(form, text)).guide()
+    return a_compiler().compile(Grammar(form, text)).guide()
 
 
 def follow(guide: Guide, text: str) -> bool:
@@ -44,6 +52,7 @@ def follow(guide: Guide, text: str) -> bool:
         (GrammarForm.JSON_SCHEMA, '{"a":' * 5000 + "1" + "}" * 5000, "recursion limit"),
         (GrammarForm.REGEX, "(((", "unclosed group"),
         (GrammarForm.REGEX, "(" * 20_000 + "a" + ")" * 20_000, "regex"),
+        (GrammarForm.JSON_SCHEMA, '{"$ref": "#"}', "no answer fits"),
         (GrammarForm.CHOICE, "[]", "a list of texts"),
         (GrammarForm.CHOICE, "[1]", "a list of texts"),
         (GrammarForm.CHOICE, "x", "Expecting value"),
@@ -58,8 +67,7 @@ def test_what_cannot_be_held_to_is_refused_with_its_reason(form: GrammarForm, te
 
 
 def test_a_form_of_tomorrow_is_refused_too() -> None:
-    compiler = Compiler.of(a_model())
-    assert compiler is not None
+    compiler = a_compiler()
     with pytest.raises(CannotCompile, match="older than the router"):
         compiler.compile(Grammar(None, "x"))
 
@@ -75,8 +83,7 @@ def test_an_answer_may_end_where_it_is_whole_and_is_over_where_nothing_can_be_ad
 
 
 def test_every_answer_begins_anew() -> None:
-    compiler = Compiler.of(a_model())
-    assert compiler is not None
+    compiler = a_compiler()
     compiled = compiler.compile(Grammar(GrammarForm.CHOICE, json.dumps(["yes", "Grüße\n", 'q"\\'])))
     for text in ("yes", "Grüße\n", 'q"\\'):
         guide = compiled.guide()
@@ -123,6 +130,34 @@ def test_a_grammar_that_turns_out_to_be_too_complex_is_a_fault() -> None:
         follow(guide, "a")
     assert "too many states" in guide.fault
     assert not guide.allowed().any()
+
+
+def test_counts_of_counts_are_a_fault_before_they_take_long() -> None:
+    guide = a_guide(GrammarForm.REGEX, "(a{3000}){3000}")
+    assert follow(guide, "a")
+    assert not guide.allowed().any()
+    assert "too many expressions" in guide.fault
+
+
+def test_masks_that_take_longer_than_their_tokens_earn_are_a_fault() -> None:
+    matcher = Library(a_setting()).matcher(rules_of(Grammar(GrammarForm.REGEX, "a*")))
+    now = itertools.count(0.0, 0.1)
+    guide = Guide(matcher, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}), clock=lambda: next(now))
+    letters = 0
+    while follow(guide, "a"):
+        letters += 1
+    # each takes 0.1 s for its mask and 0.1 s to be noted, and earns 0.02 s
+    assert letters == 5
+    assert "its masks took" in guide.fault
+    assert not guide.allowed().any()
+    assert not guide.is_over
+
+
+def test_usual_masks_are_paid_for_by_their_tokens() -> None:
+    matcher = Library(a_setting()).matcher(rules_of(Grammar(GrammarForm.REGEX, "a*")))
+    now = itertools.count(0.0, 0.009)
+    guide = Guide(matcher, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}), clock=lambda: next(now))
+    assert all(follow(guide, "a") for _ in range(500))
 
 
 def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> Model:

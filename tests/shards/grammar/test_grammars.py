@@ -64,5 +64,19 @@ def test_grammars_that_cannot_be_compiled_are_cached_too_and_cancelled_requests_
     grammars.close()
 
 
+def test_domains_take_turns_and_none_keeps_the_others_waiting() -> None:
+    compiler = SlowCompiler()
+    grammars = Grammars(compiler, most_of_one=4)
+    asked = [grammars.ask(number, a_grammar(number), domain="many") for number in range(1, 7)]
+    # the first one is being compiled, and waits no more
+    assert asked[:4] == [True] * 4
+    assert asked[-1] is False
+    assert grammars.ask("other", a_grammar(9), domain="other")
+    compiler.may_go_on.set()
+    landed(grammars)
+    assert compiler.asked.index("a{9}") <= 2
+    grammars.close()
+
+
 def test_without_a_compiler_there_is_nothing_to_ask_for() -> None:
     assert not Grammars(None).can_compile
