@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from policies.quantities import quoted, read_count, read_yes
 from policies.shapes import NAME_PATTERN, Key, Many, Scalar, Table
 from policies.sla.fields import Field, Section
+from policies.sla.redis_address import read_address
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.tls import CLIENT_TLS, read_client
 from tls.settings import TlsSettings
@@ -34,15 +34,19 @@ class StoreSettings:
     cell: str | None = None
 
 
-_SCHEMES = ("redis://", "rediss://", "unix://")
-
-REDIS = Scalar(str, {"type": "string", "pattern": rf"^\s*((rediss?|unix)://\S+|{REFERENCE_PATTERN})\s*$"})
+REDIS = Scalar(
+    str, {"type": "string", "pattern": rf"^\s*((rediss?(\+(sentinel|cluster))?|unix)://\S+|{REFERENCE_PATTERN})\s*$"}
+)
 
 NAMESPACE = Scalar(str, {"type": "string", "pattern": rf"^\s*{NAME_PATTERN}\s*$"})
 
 STORE = Table(
     {
-        "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} if it has a password"),
+        "redis": Key(
+            REDIS,
+            "redis://host:6379/0, redis+sentinel://host,host/primary or redis+cluster://host,host; rediss for TLS; "
+            "or ${env:NAME} if it has a password",
+        ),
         "replicas": Key(
             read_count, "least number of routers that share it, which sets their parts while it is away; default 1"
         ),
@@ -71,7 +75,7 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
     if given is None:
         field.complain("has no redis: write the address of the server that the routers share")
     tls = read_client(section.get("tls"))
-    if tls is not None and any(not each.startswith("rediss://") for each in (*([url] if url else []), *quotas)):
+    if tls is not None and any(not read_address(each).is_tls for each in (*([url] if url else []), *quotas)):
         section.entries["tls"].complain("is for rediss:// addresses alone (write rediss://, or leave tls out)")
     if cell is not None and "replicas" not in section:
         cell.doubt(
@@ -95,30 +99,23 @@ def _quotas(section: Section, outside: Outside) -> tuple[str, ...]:
         url = field.read(lambda text: _url(text, outside))
         if url is None:
             continue
-        if (place := place_of(url)) in places:
+        if (place := read_address(url).place) in places:
             field.complain("names a server twice (each one counts the quotas of its own part of the tenants)")
         places.append(place)
         urls.append(url)
     return tuple(urls)
 
 
-def place_of(url: str) -> str:
-    """The server and the database of a Redis address, without user and password."""
-    parts = urlsplit(url)
-    if url.startswith("unix://"):
-        return f"{parts.path}?{parts.query}"
-    return f"{parts.hostname}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
-
-
 def _url(text: str, outside: Outside) -> str:
     # of the scheme that may have TLS
     url = outside.resolve(text, lambda name: f"rediss://{name}:6379/0")
-    if not url.startswith(_SCHEMES):
-        shown = text if text == url else "the value that it refers to"
-        raise ValueError(f"must be an address like redis://host:6379/0, not {quoted(shown)}")
-    if text == url and "@" in url:
+    if text == url and ("@" in url or "password=" in url):
         raise ValueError("must not contain a password (write ${env:NAME} and put the whole address there)")
-    _check_place(url)
+    try:
+        read_address(url)
+    except ValueError as error:
+        shown = text if text == url else "the value that it refers to"
+        raise ValueError(f"{error}, not {quoted(shown)}") from error
     return url
 
 
@@ -126,18 +123,3 @@ def _namespace(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text.strip()):
         raise ValueError(f"must be letters, digits, '.', '_' and '-', not {quoted(text)}")
     return text.strip()
-
-
-def _check_place(url: str) -> None:
-    """Raise ValueError for an invalid port or database: redis-py would not name the file, or would use 0."""
-    if url.startswith("unix://"):
-        return
-    try:
-        parts = urlsplit(url)
-        named = parts.port is None or parts.port > 0
-    except ValueError:
-        named = False
-    if not named:
-        raise ValueError("must have a port from 1 to 65535")
-    if not re.fullmatch("/?|/[0-9]+", parts.path):
-        raise ValueError("must end with the number of a database, such as /0")

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import logging
 
-import redis.asyncio
-from redis import exceptions as failures
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
-from router.shared.redis_tls import use_certificates
+from router.shared.redis.line import RedisLine
+from router.shared.store.base import StoreFailed
 from tls.certificates import Certificates
 
 PATIENCE_S = 1.0
@@ -23,10 +19,7 @@ class Once:
     """Names that were taken, each by one router, for KEPT_S. While Redis is away every router may take a name."""
 
     def __init__(self, url: str, *, prefix: str, certificates: Certificates | None = None) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
-        )
-        use_certificates(self._redis.connection_pool, certificates)
+        self._line = RedisLine(url, certificates, timeout_s=PATIENCE_S)
         self._prefix = prefix
 
     def __repr__(self) -> str:
@@ -35,11 +28,12 @@ class Once:
     async def is_first(self, name: str) -> bool:
         """Take `name`; whether no router had it."""
         try:
-            return bool(await self._redis.set(f"{self._prefix}{name}", "", nx=True, ex=KEPT_S))
-        except (failures.RedisError, OSError, TimeoutError) as error:
-            _log.info("Redis is away, so an alert may be sent twice: %s", type(error).__name__)
+            async with self._line.calls() as redis:
+                return bool(await redis.set(f"{self._prefix}{name}", "", nx=True, ex=KEPT_S))
+        except StoreFailed as failure:
+            _log.info("Redis is away, so an alert may be sent twice: %s", failure.fault)
             return True
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._redis.aclose(close_connection_pool=True)
+        await self._line.close()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from policies.sla.config import Config
-from policies.sla.store import StoreSettings, place_of
+from policies.sla.redis_address import RedisKind, read_address
+from policies.sla.store import StoreSettings
 from router.call.gateway import Gateway
 from router.fleet.feeds.relay import Relay
 from router.operate.telemetry.telemetry import Telemetry
@@ -40,7 +41,7 @@ def quota_store(
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     stores = {
-        place_of(url): GuardedStore(
+        read_address(url).place: GuardedStore(
             RedisStore(url, prefix=shared.namespace, certificates=certificates),
             clock=time.time,
             options=options,
@@ -58,7 +59,7 @@ def once(shared: StoreSettings, certificates: Certificates | None = None) -> Onc
         return None
     from router.shared.once import Once
 
-    return Once(shared.redis, prefix=f"{shared.namespace}:once:", certificates=certificates)
+    return Once(shared.redis, prefix=f"{_prefix(shared)}:once:", certificates=certificates)
 
 
 def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Relay | None:
@@ -67,7 +68,7 @@ def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Re
         return None
     from router.shared.replicas.feed_relay import RedisRelay
 
-    return RedisRelay.at(shared.redis, prefix=f"{shared.namespace}:feeds:", certificates=certificates)
+    return RedisRelay(shared.redis, prefix=f"{_prefix(shared)}:feeds:", certificates=certificates)
 
 
 def key_store(config: Config, telemetry: Telemetry, certificates: Certificates | None = None) -> KeyStore | None:
@@ -77,7 +78,7 @@ def key_store(config: Config, telemetry: Telemetry, certificates: Certificates |
         return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
     from router.shared.keys.redis import RedisKeys
 
-    return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event, certificates=certificates)
+    return RedisKeys(shared.redis, key=f"{_prefix(shared)}:keys", on_event=telemetry.event, certificates=certificates)
 
 
 def set_store(shared: StoreSettings, certificates: Certificates | None = None) -> SetStore:
@@ -86,18 +87,18 @@ def set_store(shared: StoreSettings, certificates: Certificates | None = None) -
         return MemorySets()
     from router.shared.documents.redis import RedisSets
 
-    return RedisSets(shared.redis, prefix=f"{shared.namespace}:", certificates=certificates)
+    return RedisSets(shared.redis, prefix=f"{_prefix(shared)}:", certificates=certificates)
 
 
 def replicas(
     shared: StoreSettings, gateway: Gateway, telemetry: Telemetry, certificates: Certificates | None = None
 ) -> Replicas | None:
     """The exchange of `gateway` with the other routers of its cell, not started; None without a Redis."""
-    url, key = shared.redis, f"{shared.namespace}:replicas"
+    url, key = shared.redis, f"{_prefix(shared)}:replicas"
     if url is None:
         return None
     if shared.cell is not None:
-        key = f"{shared.namespace}:cell:{shared.cell}:replicas"
+        key = f"{_prefix(shared)}:cell:{shared.cell}:replicas"
     from router.shared.replicas.replicas import Replicas
     from router.shared.replicas.shelf import RedisShelf
     from router.shared.replicas.stream import RedisStream
@@ -117,3 +118,10 @@ def replicas(
     )
     gateway.prefixes.share(replicas.tell, replicas.catch_up)
     return replicas
+
+
+def _prefix(shared: StoreSettings) -> str:
+    """The beginning of all keys but those of quotas. In a cluster it is a hash tag: commands on several keys need them
+    in one slot. A ledger's keys have its own tag, so that ledgers spread over the cluster."""
+    is_cluster = shared.redis is not None and read_address(shared.redis).kind is RedisKind.CLUSTER
+    return f"{{{shared.namespace}}}" if is_cluster else shared.namespace

@@ -6,15 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from policies.errors import Unavailable
 from router.shared.documents.document_set import DocumentSet, Key, Note, Texts, Uses
-from router.shared.redis_tls import use_certificates
+from router.shared.redis.line import RedisLine
+from router.shared.redis.script import Script
 from router.shared.store.base import StoreFailed
-from router.shared.store.redis import faults
 from tls.certificates import Certificates
 
 PATIENCE_S = 2.0
@@ -56,34 +53,29 @@ _SUMS = ("requests", "cached_tokens", "saved_s", "saved_cost")
 
 class RedisSets:
     """A SetStore for all routers: under `prefix` a hash of all sets, one of their revisions, and for each set hashes of
-    its texts, notes and uses, which expire with it.
+    its texts, notes and uses, which expire with it. In a cluster `prefix` has a hash tag, so that all are in one slot.
     """
 
     def __init__(self, url: str, *, prefix: str = "pointsman:", certificates: Certificates | None = None) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
-        )
-        use_certificates(self._redis.connection_pool, certificates)
+        self._line = RedisLine(url, certificates, timeout_s=PATIENCE_S)
         self._prefix = f"{prefix}documents:"
         self._sets, self._revisions = f"{self._prefix}sets", f"{self._prefix}revisions"
-        self._put = self._redis.register_script(_PUT)
-        self._drop = self._redis.register_script(_DROP)
-        self._lead = self._redis.register_script(_LEAD)
+        self._put, self._drop, self._lead = Script(_PUT), Script(_DROP), Script(_LEAD)
 
     def __repr__(self) -> str:
         return f"<RedisSets {self._prefix}>"
 
     async def revision(self, key: Key) -> int:
         """See SetStore."""
-        return int(await _asked(self._redis.hget(self._revisions, _field(key))) or 0)
+        return int(await self._asked(self._line.redis.hget(self._revisions, _field(key))) or 0)
 
     async def look(self, key: Key) -> DocumentSet | None:
         """See SetStore."""
-        return _read(await _asked(self._redis.hget(self._sets, _field(key))))
+        return _read(await self._asked(self._line.redis.hget(self._sets, _field(key))))
 
     async def all(self) -> list[DocumentSet]:
         """See SetStore."""
-        found = await _asked(self._redis.hgetall(self._sets))
+        found = await self._asked(self._line.redis.hgetall(self._sets))
         return [kept for kept in map(_read, found.values()) if kept is not None]
 
     async def put(self, kept: DocumentSet, texts: Texts | None) -> bool:
@@ -92,13 +84,13 @@ class RedisSets:
         before = await self.look(kept.key)
         items = list((texts or {}).items())
         for first in range(0, len(items), _PER_CALL):
-            await _asked(self._redis.hset(at, mapping=dict(items[first : first + _PER_CALL])))
-        await _asked(self._redis.expireat(at, until))
+            await self._asked(self._line.redis.hset(at, mapping=dict(items[first : first + _PER_CALL])))
+        await self._asked(self._line.redis.expireat(at, until))
         args: list[str | int | bytes] = [_field(kept.key), kept.revision, msgspec.msgpack.encode(kept)]
-        if not await _asked(self._put(keys=[self._sets, self._revisions], args=args)):
+        if not await self._asked(self._put.run(self._line.redis, [self._sets, self._revisions], args)):
             return False
         if before is not None and before.version != kept.version:
-            await _asked(self._redis.expire(self._texts_at(before), _LINGERS_S))
+            await self._asked(self._line.redis.expire(self._texts_at(before), _LINGERS_S))
         return True
 
     async def texts(self, kept: DocumentSet, ids: Collection[str]) -> dict[str, str]:
@@ -106,41 +98,41 @@ class RedisSets:
         names = list(ids)
         if not names:
             return {}
-        found = await _asked(self._redis.hmget(self._texts_at(kept), names))
+        found = await self._asked(self._line.redis.hmget(self._texts_at(kept), names))
         return {name: text.decode("utf-8") for name, text in zip(names, found, strict=True) if text is not None}
 
     async def drop(self, kept: DocumentSet) -> None:
         """See SetStore."""
         names = [self._at(what, kept.key) for what in ("notes", "uses")]
         keys = [self._sets, self._revisions, self._texts_at(kept), *names]
-        await _asked(self._drop(keys=keys, args=[_field(kept.key), kept.revision]))
+        await self._asked(self._drop.run(self._line.redis, keys, [_field(kept.key), kept.revision]))
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
         """See SetStore."""
         if notes:
             written: dict[Any, Any] = {name: msgspec.msgpack.encode(note) for name, note in notes.items()}
-            await _asked(self._redis.hset(self._at("notes", key), mapping=written))
+            await self._asked(self._line.redis.hset(self._at("notes", key), mapping=written))
 
     async def notes(self, key: Key) -> dict[str, Note]:
         """See SetStore."""
-        found = await _asked(self._redis.hgetall(self._at("notes", key)))
+        found = await self._asked(self._line.redis.hgetall(self._at("notes", key)))
         return {name.decode(): _NOTES.decode(note) for name, note in found.items()}
 
     async def count(self, key: Key, uses: Mapping[str, Uses]) -> None:
         """See SetStore."""
         at = self._at("uses", key)
-        pipe = self._redis.pipeline(transaction=False)
+        pipe = self._line.redis.pipeline(transaction=False)
         for name, more in uses.items():
             for part in _SUMS:
                 pipe.hincrbyfloat(at, f"{part}:{name}", getattr(more, part))
             pipe.hset(at, f"last_at:{name}", more.last_at)
         # a set that was dropped meanwhile leaves nothing
         pipe.expire(at, _COUNTED_S)
-        await _asked(pipe.execute())
+        await self._asked(pipe.execute())
 
     async def uses(self, key: Key) -> dict[str, Uses]:
         """See SetStore."""
-        found = await _asked(self._redis.hgetall(self._at("uses", key)))
+        found = await self._asked(self._line.redis.hgetall(self._at("uses", key)))
         parts: dict[str, dict[str, float]] = {}
         for where, value in found.items():
             part, _, name = where.decode().partition(":")
@@ -158,11 +150,20 @@ class RedisSets:
 
     async def leads(self, by: str, for_s: float) -> bool:
         """See SetStore."""
-        return bool(await _asked(self._lead(keys=[f"{self._prefix}leader"], args=[by, round(1000 * for_s)])))
+        lead = self._lead.run(self._line.redis, [f"{self._prefix}leader"], [by, round(1000 * for_s)])
+        return bool(await self._asked(lead))
 
     async def close(self) -> None:
         """See SetStore."""
-        await self._redis.aclose(close_connection_pool=True)
+        await self._line.close()
+
+    async def _asked(self, call: Any) -> Any:
+        try:
+            async with self._line.calls():
+                return await call
+        except (StoreFailed, msgspec.MsgspecError) as failure:
+            hint = "try again, or send the documents with their texts"
+            raise Unavailable(f"the store of documents is away: {failure}", hint=hint, retry_after_s=2.0) from failure
 
     def _texts_at(self, kept: DocumentSet) -> str:
         return f"{self._at('texts', kept.key)}:{kept.version}"
@@ -177,12 +178,3 @@ def _field(key: Key) -> str:
 
 def _read(found: Any) -> DocumentSet | None:
     return None if found is None else _SETS.decode(found)
-
-
-async def _asked(call: Any) -> Any:
-    try:
-        with faults():
-            return await call
-    except (StoreFailed, msgspec.MsgspecError) as failure:
-        hint = "try again, or send the documents with their texts"
-        raise Unavailable(f"the store of documents is away: {failure}", hint=hint, retry_after_s=2.0) from failure

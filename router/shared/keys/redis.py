@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from policies.errors import ConfigError, Unavailable
 from policies.keys import NO_KEYS, KeyBook
 from router.shared.keys.base import Edit
 from router.shared.keys.lines import decode, encode
-from router.shared.redis_tls import use_certificates
+from router.shared.redis.line import AnyRedis, RedisLine
+from router.shared.redis.script import Script
 from router.shared.store.base import StoreFailed
-from router.shared.store.redis import faults
 from tls.certificates import Certificates
 
 PATIENCE_S = 1.0
@@ -49,12 +45,9 @@ class RedisKeys:
         on_event: Callable[[str], None] = lambda _: None,
         certificates: Certificates | None = None,
     ) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
-        )
-        use_certificates(self._redis.connection_pool, certificates)
+        self._line = RedisLine(url, certificates, timeout_s=PATIENCE_S)
         self._key, self._on_event = key, on_event
-        self._put = self._redis.register_script(_PUT)
+        self._put = Script(_PUT)
         self._revision, self._seen = -1, NO_KEYS
 
     def __repr__(self) -> str:
@@ -78,18 +71,18 @@ class RedisKeys:
 
     async def close(self) -> None:
         """See KeyStore."""
-        await self._redis.aclose()
+        await self._line.close()
 
     async def _catch_up(self) -> None:
         """Read the book if it is newer than the known one; write the known one back if it is older."""
-        revision = _number(await self._asked(self._redis.hget(self._key, "revision")))
+        revision = _number(await self._asked(lambda redis: redis.hget(self._key, "revision")))
         if revision < self._revision and await self._written(
             self._seen, self._revision, least=0, most=self._revision - 1
         ):
             self._on_event("keys_put_back")
             return
         if revision != self._revision:
-            found, text = await self._asked(self._redis.hmget(self._key, "revision", "book"))
+            found, text = await self._asked(lambda redis: redis.hmget(self._key, "revision", "book"))
             try:
                 book = decode(text or b"", f"'{self._key}' in Redis")
             except ConfigError as error:
@@ -97,12 +90,13 @@ class RedisKeys:
             self._revision, self._seen = _number(found), book
 
     async def _written(self, book: KeyBook, revision: int, *, least: int, most: int) -> bool:
-        return bool(await self._asked(self._put(keys=[self._key], args=[least, most, revision, encode(book)])))
+        arguments: list[str | int | bytes] = [least, most, revision, encode(book)]
+        return bool(await self._asked(lambda redis: self._put.run(redis, [self._key], arguments)))
 
-    async def _asked(self, call: Any) -> Any:
+    async def _asked(self, call: Callable[[AnyRedis], Awaitable[Any]]) -> Any:
         try:
-            with faults():
-                return await call
+            async with self._line.calls() as redis:
+                return await call(redis)
         except StoreFailed as failure:
             hint = "keys that were read before stay valid; list the keys before you try again, it may have happened"
             raise Unavailable(f"the store of keys is away: {failure}", hint=hint, retry_after_s=5.0) from failure

@@ -5,19 +5,14 @@ A router that starts late, or was cut off for a while, continues at its last pos
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
 from router.fleet.feeds.relay import MOST_KEPT, MOST_KEPT_BYTES, Relayed, RelayForgot
-from router.shared.redis_tls import use_certificates
-from router.shared.store.redis import MUTE_S
+from router.shared.redis.line import AnyRedis, RedisLine
+from router.shared.redis.script import Script
+from router.shared.store.base import StoreFailed
 from tls.certificates import Certificates
 
 _CLAIM = """
@@ -55,46 +50,39 @@ _KEPT_S = 86400
 
 
 class RedisRelay:
-    """A relay for routers that share a Redis (6.2 or newer). `redis` answers with bytes and is closed with the relay.
+    """A relay for routers that share the Redis at `url`, which need not be reachable yet.
 
     Of each channel the last `most_kept` drains are kept, or about `most_bytes` of them.
     """
 
     def __init__(
         self,
-        redis: Redis,
+        url: str,
         *,
         prefix: str = "pointsman:feeds:",
+        certificates: Certificates | None = None,
         most_kept: int = MOST_KEPT,
         most_bytes: int = MOST_KEPT_BYTES,
     ) -> None:
-        self._redis, self._prefix, self._most_kept, self._most_bytes = redis, prefix, most_kept, most_bytes
+        self._line = RedisLine(url, certificates)
+        self._prefix, self._most_kept, self._most_bytes = prefix, most_kept, most_bytes
         self._usual_bytes: dict[str, float] = {}
-        self._claim: Callable[..., Any] = redis.register_script(_CLAIM)
-        self._release: Callable[..., Any] = redis.register_script(_RELEASE)
+        self._claim, self._release = Script(_CLAIM), Script(_RELEASE)
 
     def __repr__(self) -> str:
         return f"<RedisRelay at {self._prefix}>"
 
-    @classmethod
-    def at(cls, url: str, *, prefix: str = "pointsman:feeds:", certificates: Certificates | None = None) -> RedisRelay:
-        """A relay at `url`; the server need not be reachable yet."""
-        retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
-        redis = Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s)
-        use_certificates(redis.connection_pool, certificates)
-        return cls(redis, prefix=prefix)
-
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
         """See Relay."""
-        with _as_os_error():
-            keys = [self._lease(channel), self._stream(channel)]
-            token = await self._claim(keys=keys, args=[owner, max(1, int(ttl_s * 1000))])
+        keys = [self._lease(channel), self._stream(channel)]
+        async with self._calls() as redis:
+            token = await self._claim.run(redis, keys, [owner, max(1, int(ttl_s * 1000))])
         return None if token is None else int(token)
 
     async def release(self, channel: str, owner: str) -> None:
         """See Relay."""
-        with _as_os_error():
-            await self._release(keys=[self._lease(channel)], args=[owner])
+        async with self._calls() as redis:
+            await self._release.run(redis, [self._lease(channel)], [owner])
 
     async def publish(self, channel: str, token: int, payload: bytes) -> None:
         """See Relay."""
@@ -102,19 +90,18 @@ class RedisRelay:
         usual = self._usual_bytes.get(channel, float(len(payload)))
         self._usual_bytes[channel] = usual = usual + (len(payload) - usual) / _OF_SO_MANY
         most = max(1, min(self._most_kept, int(self._most_bytes / max(1.0, usual))))
-        with _as_os_error():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.xadd(self._stream(channel), entry, maxlen=most, approximate=True)
-                pipe.expire(self._stream(channel), _KEPT_S)
-                await pipe.execute()
+        async with self._calls() as redis, redis.pipeline(transaction=False) as pipe:
+            pipe.xadd(self._stream(channel), entry, maxlen=most, approximate=True)
+            pipe.expire(self._stream(channel), _KEPT_S)
+            await pipe.execute()
 
     async def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
         """See Relay. Ends with OSError if Redis cannot be reached."""
         stream, last = self._stream(channel), after or _START
         while True:
-            with _as_os_error():
-                found: Any = await self._redis.xread({stream: last}, count=_MOST_AT_ONCE, block=_BLOCK_MS)
-                newest: Any = found or await self._redis.xrevrange(stream, count=1)
+            async with self._calls() as redis:
+                found: Any = await redis.xread({stream: last}, count=_MOST_AT_ONCE, block=_BLOCK_MS)
+                newest: Any = found or await redis.xrevrange(stream, count=1)
             if not found and last != _START and _place(newest[0][0] if newest else b"0-0") < _place(last.encode()):
                 raise RelayForgot(f"{stream} begins anew")
             for _, entries in found or ():
@@ -126,7 +113,15 @@ class RedisRelay:
 
     async def close(self) -> None:
         """See Relay."""
-        await self._redis.aclose()
+        await self._line.close()
+
+    @asynccontextmanager
+    async def _calls(self) -> AsyncIterator[AnyRedis]:
+        try:
+            async with self._line.calls() as redis:
+                yield redis
+        except StoreFailed as failure:
+            raise ConnectionError(f"redis: {failure}") from failure
 
     def _lease(self, channel: str) -> str:
         return f"{self._prefix}{{{channel}}}:lease"
@@ -137,13 +132,3 @@ class RedisRelay:
 
 def _place(number: bytes) -> tuple[int, ...]:
     return tuple(int(part) for part in number.split(b"-"))
-
-
-@contextmanager
-def _as_os_error() -> Any:
-    try:
-        yield
-    except RedisConnectionError as error:
-        raise ConnectionError(str(error)) from error
-    except RedisError as error:
-        raise OSError(f"redis: {error}") from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.shared.replicas.line import KEPT_S, RedisLine
+from router.shared.redis.line import RedisLine
+from router.shared.replicas.stream import KEPT_S
 from tls.certificates import Certificates
 
 _UNFINISHED_S, _OUTDATED_S = 60, 30

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from router.shared.replicas.line import KEPT_S, RedisLine
+from router.shared.redis.faults import faults
+from router.shared.redis.line import RedisLine
 from router.shared.store.base import StoreFailed
-from router.shared.store.redis import faults
 from tls.certificates import Certificates
 
 START = "0-0"
@@ -16,8 +16,14 @@ START = "0-0"
 MOST_ENTRIES = 20_000
 """About how many entries the stream keeps. Each has at most about 100 KiB, mostly a few."""
 
+KEPT_S = 3600
+"""The stream, and a snapshot, expires after this time without a write."""
+
 AT_ONCE = 64
 """Most entries read in one go."""
+
+
+_TIME = "return redis.call('TIME')"
 
 
 class Entry(NamedTuple):
@@ -105,15 +111,20 @@ class RedisStream:
                 entry: dict[Any, Any] = {"by": self._by, "news": payload}
                 pipe.xadd(self._key, entry, maxlen=self._most, approximate=True)
             pipe.expire(self._key, KEPT_S)
-            pipe.xread({self._key: after}, count=AT_ONCE)
-            pipe.time()
+            pipe.xrange(self._key, f"({after}", count=AT_ONCE)
+            # the time of the server that has the stream, which a cluster finds by the key
+            pipe.eval(_TIME, 1, self._key)
             *written, _, read, time = await pipe.execute(raise_on_error=False)
             for failed in (read, time):
                 if isinstance(failed, Exception):
                     raise failed
             seconds, micros = time
-            entries = [_entry(number.decode(), fields) for _, rows in read or () for number, fields in rows]
-            return Exchanged(entries, seconds * 1000 + micros // 1000, _unwritten(written))
+            entries = [_entry(number.decode(), fields) for number, fields in read]
+            found = Exchanged(entries, int(seconds) * 1000 + int(micros) // 1000, _unwritten(written))
+        if found.unwritten is not None:
+            # a replica reads on, and the primary may be behind the same address by now
+            await self._line.hang_up()
+        return found
 
     async def close(self) -> None:
         """See Stream."""

@@ -47,7 +47,7 @@ class QuotaStore(Protocol):
         ...
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """Renew the leases of running requests. An empty list only proves that the store answers."""
+        """Renew the leases of running requests. An empty list only proves that the store takes what is written."""
         ...
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
@@ -95,6 +95,10 @@ class SharedStore(Protocol):
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
         """See QuotaStore."""
+        ...
+
+    async def hang_up(self) -> None:
+        """Use no connection again that is open now: another server may be behind the same address."""
         ...
 
     async def close(self) -> None:

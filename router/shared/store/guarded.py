@@ -111,9 +111,7 @@ class GuardedStore:
         """Start the background task, once the shared store answers on as many connections as are used at once. A router
         that began with its own share while others had used all of the limit would exceed it."""
         try:
-            await asyncio.gather(
-                *(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE))
-            )
+            await self._greet()
         except StoreFailed as failure:
             self._lost(failure.fault)
         self._renew_at = _now() + self._options.renew_every_s
@@ -254,6 +252,9 @@ class GuardedStore:
         while True:
             await self._until_needed()
             try:
+                if self.is_away:
+                    await self._calls.run(self._shared.hang_up())
+                    await self._greet()
                 if self.is_away or _now() >= self._renew_at:
                     await self._renew_open()
                 await self._pay()
@@ -261,6 +262,11 @@ class GuardedStore:
                     await self._come_back()
             except StoreFailed as failure:
                 self._lost(failure.fault)
+
+    async def _greet(self) -> None:
+        """Have the shared store answer on as many connections as are used at once. It takes several round trips to
+        open one, with TLS or to find out who is the primary, and no request waits for it."""
+        await asyncio.gather(*(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
 
     async def _until_needed(self) -> None:
         """Wait for a settlement or the time to renew; while the store is away, for the time of the next attempt."""

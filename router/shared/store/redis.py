@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import redis.asyncio
 from msgspec.structs import replace
-from redis import exceptions as failures
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from policies.quota.budget import (
     Charge,
@@ -24,7 +20,9 @@ from policies.quota.budget import (
     standing_of,
 )
 from policies.quota.ledger import KEPT_S, milliseconds
-from router.shared.redis_tls import use_certificates
+from router.shared.redis.faults import faults
+from router.shared.redis.line import RedisLine
+from router.shared.redis.script import Script
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 from tls.certificates import Certificates
@@ -32,13 +30,13 @@ from tls.certificates import Certificates
 CONNECTIONS = 6
 """Most connections of one router; a call that finds none free waits for one."""
 
-MUTE_S = 5.0
-"""A connection without data for this long is closed, if its caller has not given up before."""
-
-_REFUSALS = (failures.AuthenticationError, failures.ResponseError)
-
 _MOST_LEVEL = 2**53
 """Above every level: beyond it the numbers of the scripts would not be exact."""
+
+_PROOF_MS = 60_000
+
+_PROOFS = 64
+"""Keys tried for one at each primary of a cluster: of twenty primaries none is likely to be missed."""
 
 LEASE_S = 60.0
 """A reservation that is not renewed for this long lapses: its router is gone."""
@@ -47,8 +45,8 @@ LEASE_S = 60.0
 class RedisStore:
     """One script, one round trip for each call, on the server's clock unless a `clock` (Unix seconds) is given.
 
-    `url` is redis-py's: redis://user:password@host:port/db, rediss:// for TLS, unix://path. It has no deadlines and
-    no retries; GuardedStore has.
+    `url` is that of one server, of Sentinels or of a cluster (`read_address`). It has no deadlines and no retries;
+    GuardedStore has.
     """
 
     def __init__(
@@ -60,20 +58,10 @@ class RedisStore:
         clock: Callable[[], float] | None = None,
         certificates: Certificates | None = None,
     ) -> None:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS,
-            timeout=None,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=MUTE_S,
-            socket_connect_timeout=MUTE_S,
-        )
-        use_certificates(pool, certificates)
-        self._redis = redis.asyncio.Redis(connection_pool=pool)
+        self._line = RedisLine(url, certificates, most=CONNECTIONS)
         self._prefix, self._lease_ms, self._clock = prefix, milliseconds(lease_s), clock
-        register = self._redis.register_script
-        self._reserve, self._settle = register(RESERVE), register(SETTLE)
-        self._renew, self._standing = register(RENEW), register(STANDING)
+        self._reserve, self._settle = Script(RESERVE), Script(SETTLE)
+        self._renew, self._standing = Script(RENEW), Script(STANDING)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix}>"
@@ -105,21 +93,21 @@ class RedisStore:
             capacity, need = (_MOST_LEVEL, 0) if is_open else (meter.capacity, meter.need(amount))
             arguments += [meter.name, meter.rate, capacity, need, amount]
         with faults():
-            reply = await self._reserve(self._keys(asked.descriptors), arguments)
+            reply = await self._reserve.run(self._line.redis, self._keys(asked.descriptors), arguments)
         fits, now_ms, *found = _integers(reply, 2 + len(metered))
         return fits, now_ms, found
 
     async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
         """See SharedStore."""
+        calls = []
+        for reservation, charge in settled:
+            arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
+            metered = meters(reservation.descriptors)
+            for meter, amount in zip(metered, charge.amounts(metered), strict=True):
+                arguments += [meter.name, meter.rate, amount]
+            calls.append((self._keys(reservation.descriptors), arguments))
         with faults():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for reservation, charge in settled:
-                    arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
-                    metered = meters(reservation.descriptors)
-                    for meter, amount in zip(metered, charge.amounts(metered), strict=True):
-                        arguments += [meter.name, meter.rate, amount]
-                    await self._settle(self._keys(reservation.descriptors), arguments, client=pipe)
-                replies = await pipe.execute()
+            replies = await self._settle.run_all(self._line.redis, calls)
         if len(replies) != len(settled) or any(reply not in (0, 1, 2) for reply in replies):
             raise StoreFailed(Fault.NONSENSE, f"settling answers {str(replies)[:80]}")
 
@@ -127,16 +115,15 @@ class RedisStore:
         """See QuotaStore."""
         with faults():
             if not reservations:
-                await self._redis.ping()
+                await asyncio.gather(*(self._line.redis.set(key, "", px=_PROOF_MS) for key in await self._proofs()))
                 return
             arguments: list[str | int] = [
                 self._now(),
                 self._lease_ms,
                 *(reservation.id for reservation in reservations),
             ]
-            await self._renew(
-                self._keys([d for reservation in reservations for d in reservation.descriptors]), arguments
-            )
+            keys = self._keys([d for reservation in reservations for d in reservation.descriptors])
+            await self._renew.run(self._line.redis, keys, arguments)
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         """See QuotaStore."""
@@ -153,7 +140,20 @@ class RedisStore:
 
     async def close(self) -> None:
         """See QuotaStore."""
-        await self._redis.aclose(close_connection_pool=True)
+        await self._line.close()
+
+    async def hang_up(self) -> None:
+        """See SharedStore."""
+        await self._line.hang_up()
+
+    async def _proofs(self) -> list[str]:
+        """A key at each server that holds ledgers. Writing them proves that all take writes: a replica, and a server
+        whose memory or disk is full, answers a PING like any other."""
+        if not self._line.is_cluster:
+            return [f"{self._prefix}:proof"]
+        cluster = await self._line.redis.initialize()
+        keys = [f"{self._prefix}:{{proof {number}}}" for number in range(_PROOFS)]
+        return list({cluster.get_node_from_key(key).name: key for key in keys}.values())
 
     async def _read(self, descriptors: Sequence[Descriptor], metered: Sequence[Meter]) -> list[int]:
         """The store's time in milliseconds, and the level of each of `metered`, the meters of `descriptors`."""
@@ -161,7 +161,7 @@ class RedisStore:
         for meter in metered:
             arguments += [meter.name, meter.rate]
         with faults():
-            reply = await self._standing(self._keys(descriptors), arguments)
+            reply = await self._standing.run(self._line.redis, self._keys(descriptors), arguments)
         return _integers(reply, 1 + len(metered))
 
     def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
@@ -170,32 +170,6 @@ class RedisStore:
 
     def _now(self) -> str | int:
         return "" if self._clock is None else milliseconds(self._clock())
-
-
-@contextmanager
-def faults() -> Iterator[None]:
-    """Maps errors of redis-py and of the network to ours. The order matters: some are subclasses of others."""
-    try:
-        yield
-    except (failures.TimeoutError, failures.BusyLoadingError, TimeoutError) as error:
-        raise StoreFailed(Fault.SLOW, str(error)) from error
-    except failures.InvalidResponse as error:
-        raise StoreFailed(Fault.NONSENSE, str(error)) from error
-    except (failures.ConnectionError, OSError) as error:
-        # redis-py reports a rejected password as a failed connection
-        is_refused = any(isinstance(each, _REFUSALS) for each in (error, error.__cause__))
-        raise StoreFailed(Fault.REFUSING if is_refused else Fault.GONE, str(error)) from error
-    except RuntimeError as error:
-        # uvloop, for a write to a connection that was reset
-        if "handler is closed" not in str(error):
-            raise
-        raise StoreFailed(Fault.GONE, str(error)) from error
-    except failures.ResponseError as error:
-        # Redis 6 reports full memory inside the script's own error
-        is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)
-        raise StoreFailed(Fault.FULL if is_full else Fault.REFUSING, str(error)) from error
-    except (failures.RedisError, ValueError) as error:
-        raise StoreFailed(Fault.NONSENSE, str(error)) from error
 
 
 def _integers(reply: Any, count: int) -> list[int]:

@@ -21,7 +21,11 @@ def test_an_address_and_how_many_share_it_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://there", "rediss://[::1]:6379/", "unix:///run/redis.sock?db=2", "redis://a/15"]
+    "url",
+    [
+        *("redis://there", "rediss://[::1]:6379/", "unix:///run/redis.sock?db=2", "redis://a/15"),
+        *("redis+sentinel://a:26379,b,c/main", "rediss+sentinel://a/main/3", "redis+cluster://a,b:7000,[::1]:7001"),
+    ],
 )
 def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
     assert parse(f"store: {{redis: '{url}', namespace: team-a}}").store == StoreSettings(url, namespace="team-a")
@@ -51,7 +55,7 @@ def test_a_cell_without_the_number_of_all_routers_is_doubted() -> None:
     ("text", "problem"),
     [
         ("{replicas: 2}", "has no redis"),
-        ("{redis: there}", "must be an address like redis://host:6379/0, not 'there'"),
+        ("{redis: there}", "must be an address like redis://host:6379/0, .*not 'there'"),
         ("{redis: 'redis://me:pw@there'}", "must not contain a password"),
         ("{redis: 'redis://there', replicas: 0}", "above zero"),
         ("{redis: 'redis://there:abc'}", "must have a port from 1 to 65535"),
@@ -62,6 +66,9 @@ def test_a_cell_without_the_number_of_all_routers_is_doubted() -> None:
         ("{redis: 'redis://there', quotas: [there]}", "must be an address"),
         ("{redis: 'redis://there', quotas: []}", "quotas"),
         ("{redis: 'rediss://there', quotas: ['redis://a'], tls: {ca: a.pem}}", "is for rediss:// addresses alone"),
+        ("{redis: 'redis+sentinel://a?sentinel_password=x'}", "must not contain a password"),
+        ("{redis: 'redis+sentinel://a,b'}", "must end with the primary's name at the Sentinels"),
+        ("{redis: 'redis+cluster://a,b', tls: {ca: a.pem}}", "is for rediss:// addresses alone"),
         ("{redis: 'redis://there', cell: 'a b'}", "must be letters, digits"),
         ("{redis: '${env:URL}'}", "not 'the value that it refers to'"),
     ],

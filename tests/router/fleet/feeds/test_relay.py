@@ -7,9 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from router.fleet.feeds.relay import MemoryRelay, Relay, Relayed, RelayForgot
 from router.shared.replicas.feed_relay import RedisRelay
@@ -29,7 +26,7 @@ async def relay(request: pytest.FixtureRequest) -> AsyncIterator[Relay]:
         return
     server: RedisServer = request.getfixturevalue("server")
     server.clean()
-    relay = RedisRelay.at(server.url)
+    relay = RedisRelay(server.url)
     yield relay
     await relay.close()
 
@@ -103,7 +100,7 @@ async def test_what_is_kept_for_late_comers_has_a_bound_in_bytes(relay: Relay) -
 
 async def test_tokens_grow_though_the_clock_of_redis_goes_back(server: RedisServer) -> None:
     server.clean()
-    relay = RedisRelay.at(server.url)
+    relay = RedisRelay(server.url)
     ahead = 2_000_000_000_000_000
     await relay.publish("trt-0", ahead, b"[]")
     token = await relay.claim("trt-0", "a", 60)
@@ -114,7 +111,7 @@ async def test_tokens_grow_though_the_clock_of_redis_goes_back(server: RedisServ
 
 async def test_readers_learn_when_redis_has_lost_its_entries(server: RedisServer) -> None:
     server.clean()
-    relay = RedisRelay.at(server.url)
+    relay = RedisRelay(server.url)
     with server.admin() as admin:
         admin.xadd("pointsman:feeds:{trt-0}:events", {"token": 5, "payload": b"[]"}, id="9999999999999-0")
         (before,) = await heard(relay, 1)
@@ -128,7 +125,7 @@ async def test_readers_learn_when_redis_has_lost_its_entries(server: RedisServer
 
 async def test_what_others_write_into_the_channel_is_passed_over(server: RedisServer) -> None:
     server.clean()
-    relay = RedisRelay.at(server.url)
+    relay = RedisRelay(server.url)
     with server.admin() as admin:
         for entry in ({"payload": "x"}, {"token": "many", "payload": "x"}, {"token": "5"}):
             admin.xadd("pointsman:feeds:{trt-0}:events", entry)  # type: ignore[arg-type]
@@ -141,12 +138,11 @@ async def test_what_others_write_into_the_channel_is_passed_over(server: RedisSe
 
 
 async def test_a_redis_that_is_away_is_an_os_error(tmp_path: Path) -> None:
-    redis = Redis(unix_socket_path=str(tmp_path / "nobody"), retry=Retry(NoBackoff(), 0))
-    away = RedisRelay(redis)
+    away = RedisRelay(f"unix://{tmp_path}/nobody")
     with pytest.raises(OSError, match="nobody"):
         await away.claim("trt-0", "a", 1)
     with pytest.raises(OSError, match="nobody"):
         await away.publish("trt-0", 1, b"[]")
     with pytest.raises(OSError, match="nobody"):
         await heard(away, 1)
-    await redis.aclose()
+    await away.close()

@@ -227,9 +227,9 @@ async def test_a_router_that_falls_silent_has_nothing_under_way(server: RedisSer
         y.ahead_s += QUICK.silent_s
         await eventually(lambda: y.elsewhere()[1] == 0)
         assert y.replicas.routers == 1
+        assert y.states[-1] == (True, 0)
         x.cluster.end(flight)
         await x.replicas.close()
-        assert y.states[-1] == (True, 0)
 
 
 async def test_a_router_that_starts_later_knows_what_was_learnt_before(server: RedisServer) -> None:

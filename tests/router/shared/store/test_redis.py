@@ -12,8 +12,9 @@ import uvloop
 from policies.nouns import FixedBudget, Limits, Tenant
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, descriptors
 from policies.quota.ledger import KEPT_S, Ledger
+from router.shared.redis.faults import faults
 from router.shared.store.base import Fault, StoreFailed
-from router.shared.store.redis import CONNECTIONS, RedisStore, faults
+from router.shared.store.redis import CONNECTIONS, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock, RedisServer, a_line, a_redis
 from tests.shards.attached import eventually

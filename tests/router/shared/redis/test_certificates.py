@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.shared.keys.redis import RedisKeys
-from router.shared.replicas.line import RedisLine
+from router.shared.redis.line import RedisLine
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import RedisStore
 from tests.router.shared.store.parts import RedisServer, a_line, a_redis

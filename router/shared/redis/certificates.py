@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from redis.asyncio import ConnectionPool, SSLConnection
+from redis.asyncio import SSLConnection
+from redis.asyncio.sentinel import SentinelManagedSSLConnection
 
 from tls.certificates import Certificates
 
 
-class _Connection(SSLConnection):
+class LiveConnection(SSLConnection):
     """A connection with the certificates that are in effect when it is made."""
 
     def __init__(self, *, certificates: Certificates, **options: Any) -> None:
@@ -21,8 +22,5 @@ class _Connection(SSLConnection):
         return {**super()._connection_arguments(), "ssl": self._certificates.live()}
 
 
-def use_certificates(pool: ConnectionPool, certificates: Certificates | None) -> None:
-    """Let the connections of `pool`, which has a rediss:// address, use `certificates`, if there are any."""
-    if certificates is not None:
-        pool.connection_class = _Connection
-        pool.connection_kwargs["certificates"] = certificates
+class LiveSentinelConnection(LiveConnection, SentinelManagedSSLConnection):
+    """The same, to the primary that Sentinels name."""
