@@ -182,7 +182,9 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     async def _read(self, attachment: Attachment, commands: AsyncIterable[wire.Command]) -> None:
         try:
             async for command in commands:
+                attachment.is_busy = True
                 await self._obey(attachment, command)
+                attachment.heard_at, attachment.is_busy = self._clock(), False
         except ProtocolViolation as violation:
             attachment.end(grpc.StatusCode.INVALID_ARGUMENT, str(violation))
 
@@ -195,7 +197,6 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _obey(self, attachment: Attachment, command: wire.Command) -> None:
         kind = command.WhichOneof("command")
-        attachment.heard_at = self._clock()
         if kind == "hello":
             await self._greet(attachment, command.hello)
         elif not attachment.router:

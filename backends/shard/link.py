@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,43 +257,62 @@ class ShardLink:
             await self._connect(channel)
             stub: Any = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Attach()
-            async with asyncio.timeout(self._options.attach_s):
-                heartbeat_ms = round(self._options.heartbeat_s * 1000)
-                hello = wire.Hello(router=self._options.router, heartbeat_ms=heartbeat_ms)
-                await call.write(wire.Command(hello=hello))
-                first = await call.read()
-                if first is grpc.aio.EOF or not first.HasField("welcome"):
-                    raise BackendFailed("it did not welcome us")
-                before, self.shard = self.shard, await self._meet(stub, first)
-                if self.shard is not before:
-                    self.adapters = None
-            if self._listener is not None:
-                self._listener.clear(self.name)
-            # a shard that drained and is back drains no longer
-            self.load = replace(self.load, draining=False)
-            outgoing = Outgoing(first.welcome.window_tokens)
-            session = _Session(channel, outgoing, first.welcome.heartbeat_ms / 1000, self._clock())
-            self._session = session
-            self._backoff.reset()
-            self._settled.set()
-            # a shard that promises no heartbeats does not know the router's either
-            heartbeat_s = (self._options.heartbeat_s or None) if session.heartbeat_s else None
-            beside = [asyncio.create_task(_speak(call, session, heartbeat_s))]
-            try:
-                async with asyncio.timeout(None) as silence:
-                    if session.heartbeat_s:
-                        beside.append(asyncio.create_task(self._watch(session, silence)))
-                    while (report := await call.read()) is not grpc.aio.EOF:
-                        session.is_hearing = True
-                        await self._hear(report, session)
-                        session.heard_at, session.is_hearing = self._clock(), False
-            except TimeoutError as error:
-                raise BackendFailed(f"it sent nothing for {limits.SILENT_BEATS * session.heartbeat_s:g} s") from error
-            finally:
-                for task in beside:
-                    task.cancel()
-                await asyncio.gather(*beside, return_exceptions=True)
-            raise BackendFailed("it ended the stream")
+            async with asyncio.timeout(self._options.attach_s) as attaching:
+                welcomed = await self._greet(call)
+                welcome = welcomed.welcome
+                session = _Session(channel, Outgoing(welcome.window_tokens), welcome.heartbeat_ms / 1000, self._clock())
+                # a shard that promises no heartbeats does not know the router's either
+                heartbeat_s = (self._options.heartbeat_s or None) if session.heartbeat_s else None
+                # heartbeats begin with the welcome: fetching the model's files takes longer than one
+                speaking = asyncio.create_task(_speak(call, session, heartbeat_s))
+                try:
+                    self._begin(session, await self._meet(stub, welcomed))
+                    attaching.reschedule(None)
+                    await self._listen(call, session)
+                finally:
+                    speaking.cancel()
+                    await asyncio.gather(speaking, return_exceptions=True)
+
+    async def _greet(self, call: Any) -> wire.StepReport:
+        """The first report, which has the shard's Welcome. Raises BackendFailed."""
+        heartbeat_ms = round(self._options.heartbeat_s * 1000)
+        await call.write(wire.Command(hello=wire.Hello(router=self._options.router, heartbeat_ms=heartbeat_ms)))
+        first: wire.StepReport = await call.read()
+        if first is grpc.aio.EOF or not first.HasField("welcome"):
+            raise BackendFailed("it did not welcome us")
+        return first
+
+    def _begin(self, session: _Session, shard: Shard) -> None:
+        """Use `session` for what follows: the listener forgets what it knew of this shard's cache."""
+        if shard is not self.shard:
+            self.shard, self.adapters = shard, None
+        if self._listener is not None:
+            self._listener.clear(self.name)
+        # a shard that drained and is back drains no longer
+        self.load = replace(self.load, draining=False)
+        session.heard_at = self._clock()
+        self._session = session
+        self._backoff.reset()
+        self._settled.set()
+
+    async def _listen(self, call: Any, session: _Session) -> None:
+        """Distribute the reports until the stream ends, which raises."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(None) as silence:
+                if session.heartbeat_s:
+                    watching = asyncio.create_task(self._watch(session, silence))
+                while (report := await call.read()) is not grpc.aio.EOF:
+                    session.is_hearing = True
+                    await self._hear(report, session)
+                    session.heard_at, session.is_hearing = self._clock(), False
+        except TimeoutError as error:
+            raise BackendFailed(f"it sent nothing for {limits.SILENT_BEATS * session.heartbeat_s:g} s") from error
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+        raise BackendFailed("it ended the stream")
 
     async def _connect(self, channel: grpc.aio.Channel) -> None:
         """Return once the channel is connected or has failed, which its first call then tells. Raises BackendFailed."""
@@ -433,19 +453,24 @@ class ShardLink:
 
 
 async def _speak(call: Any, session: _Session, heartbeat_s: float | None) -> None:
-    """Send outgoing messages whenever there are any, and a heartbeat after `heartbeat_s` without one; a stream that
-    takes no more is ended.
+    """Send outgoing messages whenever there are any, and a heartbeat once nothing was sent for `heartbeat_s`, whatever
+    is heard meanwhile; a stream that takes no more is ended.
     """
+    now = asyncio.get_running_loop().time
+    beat_at = None if heartbeat_s is None else now() + heartbeat_s
     try:
         while True:
             session.spoken.clear()
-            while (command := session.outgoing.next()) is not None:
+            command = session.outgoing.next()
+            if command is None and beat_at is not None and now() >= beat_at:
+                command = wire.Command(heartbeat=wire.Heartbeat())
+            if command is not None:
                 await call.write(command)
-            try:
-                async with asyncio.timeout(heartbeat_s):
+                beat_at = None if heartbeat_s is None else now() + heartbeat_s
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(beat_at):
                     await session.spoken.wait()
-            except TimeoutError:
-                await call.write(wire.Command(heartbeat=wire.Heartbeat()))
     finally:
         call.cancel()
 

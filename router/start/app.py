@@ -32,7 +32,6 @@ from router.start.preflight import require_guarded
 from router.start.reload import Reloader, as_shadow
 from router.start.tls import port_certificates
 from router.supervise import supervise
-from router.text.sources import LOOK_EVERY_S
 from tls.listener import TlsListener
 
 _LIMITS = ServerLimits(body_bytes=2**62)
@@ -152,7 +151,7 @@ class Router:
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
             await stack.enter_async_context(self.gateway.fleet.discovery)
             self._own(stack, "event loop lag", partial(self.telemetry.measure_lag, tell=self.gateway.shedding.looked))
-            self._own(stack, "tokenizers", self._load_tokenizers)
+            self._own(stack, "tokenizers", self._look_after_tokenizers)
             if self.reloader is not None:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
@@ -181,19 +180,9 @@ class Router:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def _load_tokenizers(self) -> None:
-        """Load each model's tokenizer as soon as the model is served, so that no request waits for it, and reload it
-        when its files change.
-        """
-        gateway = self.gateway
-        while True:
-            for model in gateway.cluster.models().values():
-                await gateway.sources.text_of(model)
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await gateway.cluster.health_changed()
-            except TimeoutError:
-                await gateway.sources.refresh()
+    async def _look_after_tokenizers(self) -> None:
+        cluster = self.gateway.cluster
+        await self.gateway.sources.look_after(lambda: cluster.models().values(), cluster.health_changed)
 
     async def _fetch_signing_keys(self) -> None:
         """Have the keys of the issuers that the file trusts."""

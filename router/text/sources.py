@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,6 +153,22 @@ class Sources:
         for place, read in list(self._read.items()):
             if read.assets is None or await asyncio.to_thread(stamp_of, *read.paths) != read.stamp:
                 self._read[place] = await self._fresh(place)
+
+    async def look_after(self, models: Callable[[], Iterable[Served]], changed: Callable[[], Awaitable[None]]) -> None:
+        """Load the tokenizer of each model as soon as it is served, so that no request waits for it, and look for
+        changed files every LOOK_EVERY_S seconds, however often `changed` returns meanwhile. Until cancelled.
+        """
+        now = asyncio.get_running_loop().time
+        look_at = now() + LOOK_EVERY_S
+        while True:
+            for model in tuple(models()):
+                await self.text_of(model)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(look_at):
+                    await changed()
+            if now() >= look_at:
+                await self.refresh()
+                look_at = now() + LOOK_EVERY_S
 
     async def downloads_ended(self) -> None:
         """Wait for the running downloads."""

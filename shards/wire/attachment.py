@@ -38,7 +38,8 @@ class Attachment:
     """One attached router: its requests, and its unsent messages. Lives on one event loop.
 
     `verdict` is done once the shard has decided to end this stream; then nothing is queued any more. The router sends
-    something every `heartbeat_s`, 0 if it does not promise that; its newest command came at `heard_at`.
+    something every `heartbeat_s`, 0 if it does not promise that. `heard_at`: when its newest command was carried out;
+    while it `is_busy` with one, later ones are not read, however early the router sent them.
     """
 
     def __init__(self, stream: int, epoch: int, *, limit_bytes: int, clock: Callable[[], float]) -> None:
@@ -46,7 +47,7 @@ class Attachment:
         self.router, self.heartbeat_s, self.heard_at = "", 0.0, clock()
         self.requests: dict[int, OpenRequest] = {}
         self.outbox: Outbox[wire.StepReport] = Outbox(limit_bytes)
-        self.is_listening = self.is_writing = self.has_named_heirs = False
+        self.is_listening = self.is_writing = self.is_busy = self.has_named_heirs = False
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._load_sent: tuple[float, Load] | None = None
@@ -104,7 +105,8 @@ class Attachment:
 
     def is_silent(self, now: float) -> bool:
         """Has the router sent nothing for too long, although it promised heartbeats?"""
-        return self.heartbeat_s > 0 and now - self.heard_at > limits.MISSED_BEATS * self.heartbeat_s
+        missed_s = limits.MISSED_BEATS * self.heartbeat_s
+        return self.heartbeat_s > 0 and not self.is_busy and now - self.heard_at > missed_s
 
     def refuse(self, submission: Submission, fault: Fault, *, step: int) -> None:
         """Queue the rejection of a request that was not passed to the engine."""

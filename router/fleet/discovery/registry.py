@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
 
 from policies.errors import Overloaded
 from router.fleet.discovery.source import Addresses
@@ -65,15 +66,15 @@ class Registry:
     async def addresses(self) -> AsyncGenerator[Addresses]:
         """As Source."""
         while True:
+            # also while others announce themselves all the time
+            self._forget()
             self._changed.clear()
             yield frozenset(self._until)
             while not self._changed.is_set():
-                self._forget()
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await self._changed.wait()
-                except TimeoutError:
-                    continue
+                self._forget()
 
     def _forget(self) -> None:
         now = self._clock()

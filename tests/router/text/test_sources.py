@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import pytest
 from policies.sla.pools import PoolSpec
 from router.ask import Chat
 from router.text.checkpoint import NoCheckpointError
-from router.text.sources import DOWNLOAD_EVERY_S, Sources
+from router.text.sources import DOWNLOAD_EVERY_S, LOOK_EVERY_S, Sources
 from router.text.tokenize import ModelText, Tokenizers
 from tests.router.parts import MODEL, some_assets
 from tests.router.text.test_checkpoint import a_checkpoint
+from tests.virtual_time import run_virtually
 
 USER = Chat([{"role": "user", "content": "hello"}])
 
@@ -193,3 +195,23 @@ async def test_closing_does_not_wait_for_a_download() -> None:
     async with sources_of("acme/never-cached", download=download) as sources:
         await sources.text_of(AModel())
     may_end.set()
+
+
+def test_changed_files_are_looked_for_in_time_while_the_health_of_backends_changes_all_the_time() -> None:
+    looks: list[float] = []
+
+    class Noted(Sources):
+        async def refresh(self) -> None:
+            looks.append(asyncio.get_running_loop().time())
+
+    async def run() -> None:
+        tokenizers = Tokenizers()
+        sources = Noted(tokenizers, {})
+        looking = asyncio.create_task(sources.look_after(list, lambda: asyncio.sleep(0.3)))
+        await asyncio.sleep(10 * LOOK_EVERY_S)
+        looking.cancel()
+        await tokenizers.close()
+        assert len(looks) == 9
+        assert max(later - look for look, later in pairwise(looks)) <= LOOK_EVERY_S + 0.3
+
+    run_virtually(run())

@@ -55,3 +55,18 @@ def test_the_number_of_announced_backends_is_limited() -> None:
     assert registry.unregister("a:0")
     registry.register("one:1", ttl_s=5.0)
     assert registry.known()["one:1"] == 5.0
+
+
+def test_a_backend_is_forgotten_in_time_while_others_come_and_go_all_the_time() -> None:
+    async def run() -> None:
+        registry = Registry(asyncio.get_running_loop().time)
+        registry.register("a:1", ttl_s=30.0)
+        async with aclosing(registry.addresses()) as found:
+            for number in range(400):
+                addresses = await anext(found)
+                await asyncio.sleep(0.1)
+                registry.register(f"b:{number}", ttl_s=5.0)
+            assert "a:1" not in addresses
+            assert len(addresses) <= 52, "five seconds of others"
+
+    virtually(run)
