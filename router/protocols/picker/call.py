@@ -32,7 +32,7 @@ from router.protocols.openai.dialect import openai_failure
 from router.protocols.picker.answers import reader_of
 from router.protocols.picker.endpoints import Reach
 from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
-from router.protocols.picker.phases import Head, Phases, ResponseHead
+from router.protocols.picker.phases import Head, Phases, ResponseHead, Say
 from router.protocols.status import challenge, retry_after
 
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class PickedCall:
 
     continues = False
 
-    def __init__(self, head: Head, phases: Phases, gateway: Gateway, *, deadline_s: float | None) -> None:
-        headers = head.headers
+    def __init__(self, head: Head, phases: Phases, gateway: Gateway, say: Say, *, deadline_s: float | None) -> None:
+        headers, self._say = head.headers, say
         self.id, self.key, self.trace = next(gateway.ids), key_in(headers), w3c_headers(headers)
         self._headers, self._phases, self._gateway, self._deadline_s = headers, phases, gateway, deadline_s
         path = headers.get(":path", "").partition("?")[0]
@@ -164,12 +164,12 @@ class PickedCall:
         identity = await identified(self.key, self._gateway.config, self._gateway, self.address)
         models = self._gateway.models_for(identity.tenant).values()
         body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
-        await self._phases.say(immediate(200, body, {}, details="models"))
+        await self._say(immediate(200, body, {}, details="models"))
 
-    async def fail(self, error: ExpectedError) -> bool:
-        """Answer with `error` instead of an endpoint; False if an answer is on its way already, and continues."""
+    async def fail(self, error: ExpectedError) -> None:
+        """Answer with `error` instead of an endpoint, unless an answer is on its way already: that continues."""
         if self._phases.response.done() and not isinstance(error, DeadlineExceeded):
-            return False
+            return
         failure = (self._dialect.failure if self._dialect is not None else openai_failure)(error)
         status = 404 if self._dialect is None and failure.status == 400 else failure.status
         headers = {"x-request-id": self.id, **self._phases.adds}
@@ -177,8 +177,7 @@ class PickedCall:
             headers["retry-after"] = after
         if (asked := challenge(error)) is not None:
             headers["www-authenticate"] = asked
-        await self._phases.say(immediate(status, failure.body, headers, details=error.code))
-        return True
+        await self._say(immediate(status, failure.body, headers, details=error.code))
 
     def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
         assert self._dialect is not None
@@ -212,7 +211,7 @@ class PickedCall:
         phases.is_sent = True
         where = Destination(tuple(phases.names), headers, _OURS, body)
         for answer in picked(where, raw, phases.modes, ended_by=ended_by):
-            await phases.say(answer)
+            await self._say(answer)
 
     def _heed(self, head: ResponseHead, backend: HttpBackend) -> None:
         """Raise Unreached if the gateway used another endpoint than that of `backend`, so that it counts there."""

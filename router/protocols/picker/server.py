@@ -32,6 +32,10 @@ _MESSAGE_BYTES = 64 << 10
 _FOREVER_S = 365 * 86400.0
 """grpc reports a deadline beyond this if the gateway set none."""
 
+QUIET_S = 1.0
+"""A gateway that answers its client by itself has the whole answer: the picker leaves when it sends no piece for so
+long."""
+
 Context = grpc.aio.ServicerContext[bytes, Any]
 
 
@@ -94,22 +98,28 @@ class _Conversation:
     def __init__(self, gateway: Gateway, context: Context) -> None:
         self._gateway, self._context = gateway, context
         self._speaking = asyncio.Lock()
-        self._call: asyncio.Task[bool] | None = None
+        self._is_answered = False
+        """Whether the gateway has got a reply in place of an endpoint: it reads nothing behind that."""
+        self._call: asyncio.Task[None] | None = None
         most_bytes = gateway.config.server.max_body_bytes
-        self._phases = Phases(self._say, most_bytes=most_bytes, on_early=self._give_up)
+        self._phases = Phases(self._write, most_bytes=most_bytes, on_early=self._give_up)
 
     async def hold(self, messages: AsyncIterator[bytes]) -> None:
-        """Run until the gateway ends the stream, or has got a reply in place of an endpoint. Raises OutOfOrder."""
+        """Run until the gateway ends the stream, nothing more can come, or it has got a reply in place of an endpoint.
+
+        Raises OutOfOrder.
+        """
         await self._hear(messages, most=1)
         if self._phases.head is None:
             return
-        picking = PickedCall(self._phases.head, self._phases, self._gateway, deadline_s=self._left_s())
+        picking = PickedCall(self._phases.head, self._phases, self._gateway, self._say, deadline_s=self._left_s())
         call = self._call = asyncio.create_task(self._serve(picking), name=f"picking {picking.id}")
         hearing = asyncio.create_task(self._hear(messages), name=f"gateway of {picking.id}")
         try:
             await asyncio.wait((call, hearing), return_when=asyncio.FIRST_COMPLETED)
-            is_answered = call.done() and not call.cancelled() and call.result()
-            if not is_answered:
+            if call.done() and not call.cancelled():
+                call.result()
+            if not self._is_answered:
                 await hearing
         finally:
             hearing.cancel()
@@ -119,34 +129,53 @@ class _Conversation:
             await asyncio.gather(hearing, call, return_exceptions=True)
 
     async def _hear(self, messages: AsyncIterator[bytes], *, most: int | None = None) -> None:
-        """Take `most` messages, or all there are."""
-        async for raw in messages:
-            message = pb.ProcessingRequest()
-            try:
-                message.ParseFromString(raw)
-            except DecodeError as error:
-                raise OutOfOrder(f"this is not a ProcessingRequest: {error}") from error
-            await self._phases.take(message)
-            if most is not None:
-                return
+        """Take `most` messages, or all that can come. Raises OutOfOrder."""
+        loop, phases = asyncio.get_running_loop(), self._phases
+        try:
+            async with asyncio.timeout(None) as patience:
+                async for raw in messages:
+                    message = pb.ProcessingRequest()
+                    try:
+                        message.ParseFromString(raw)
+                    except DecodeError as error:
+                        raise OutOfOrder(f"this is not a ProcessingRequest: {error}") from error
+                    await phases.take(message)
+                    if most is not None or phases.pieces.is_ended:
+                        return
+                    if phases.response.done() and not phases.is_sent:
+                        patience.reschedule(loop.time() + QUIET_S)
+        except TimeoutError:
+            if not patience.expired():
+                raise
 
-    async def _serve(self, call: PickedCall) -> bool:
-        """Run the call; returns whether it was answered in place of an endpoint."""
+    async def _serve(self, call: PickedCall) -> None:
+        """Run the call; its refusal goes to the gateway."""
         try:
             if call.asks_for_models:
                 await call.tell_models()
-                return True
-            await serve(call, self._gateway, call, address=call.address)
+            else:
+                await serve(call, self._gateway, call, address=call.address)
         except ExpectedError as error:
-            return await call.fail(error)
+            await call.fail(error)
         finally:
             self._phases.pieces.leave()
-        return False
 
     async def _say(self, answer: Answer) -> None:
+        """Write `answer` as a whole: the call may be cancelled at any time, and grpc's stream stands still behind a
+        write that was cancelled."""
+        writing = asyncio.create_task(self._write(answer))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait((writing,))
+            raise
+
+    async def _write(self, answer: Answer) -> None:
         # grpc takes one message at a time, and both tasks send some
         async with self._speaking:
-            await self._context.write(answer)
+            if not self._is_answered:
+                self._is_answered = answer.HasField("immediate_response")
+                await self._context.write(answer)
 
     def _give_up(self) -> None:
         if self._call is not None:

@@ -24,6 +24,7 @@ from policies.rules import Rule, When
 from policies.sla.config import Config
 from policies.sla.server import ServerSettings
 from router.operate.dashboard.board import Totals
+from router.protocols.picker import server
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.start.app import Router
@@ -278,6 +279,59 @@ async def test_a_gateway_that_answers_by_itself_while_a_request_waits_is_let_go_
             await stream.done_writing()
             assert await stream.read() is grpc.aio.EOF
         await gone(first)
+
+
+OWN_REQUESTS: dict[str, tuple[bytes, dict[str, str]]] = {
+    "an unknown model": (b'{"model": "nope", "messages": [{"role": "user", "content": "x"}]}', AUTH),
+    "no JSON": (b"{", AUTH),
+    "no key": (a_chat(), {}),
+    "a list of models": (b"", {":method": "GET", ":path": "/v1/models", **AUTH}),
+}
+
+
+@pytest.mark.parametrize("response_mode", [DUPLEX, STREAMED])
+@pytest.mark.parametrize("ends", ["with its head", "with a body", "never"])
+@pytest.mark.parametrize("asked", OWN_REQUESTS)
+async def test_the_picker_leaves_a_gateway_that_answers_its_client_by_itself(
+    asked: str, ends: str, response_mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "QUIET_S", 0.1)
+    body, headers = OWN_REQUESTS[asked]
+    async with a_gateway() as (envoy, _):
+        gateway = Envoy(envoy.picker, response_mode=response_mode)
+        async with gateway.stream() as stream:
+            # all at once: the picker decides, refuses and is answered in any order
+            head = core.HeaderMap(headers=[core.HeaderValue(key=":status", raw_value=b"504")])
+            messages = [
+                gateway.first({":method": "POST", ":path": CHAT, **headers}, is_last=False),
+                pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)),
+                pb.ProcessingRequest(
+                    response_headers=pb.HttpHeaders(headers=head, end_of_stream=ends == "with its head")
+                ),
+            ]
+            if ends == "with a body":
+                messages += [
+                    pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x", end_of_stream=last))
+                    for last in (False, True)
+                ]
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for message in messages:
+                    await stream.write(message)
+            async with asyncio.timeout(10):
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+            assert await stream.code() == grpc.StatusCode.OK
+
+
+async def test_a_refusal_that_is_being_written_ends_the_stream_when_the_gateway_answers_meanwhile() -> None:
+    async with a_gateway() as (envoy, _), envoy.stream() as stream:
+        await stream.write(envoy.first({":method": "POST", ":path": CHAT, **AUTH}, is_last=False))
+        await stream.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=b"{", end_of_stream=True)))
+        head = core.HeaderMap(headers=[core.HeaderValue(key=":status", raw_value=b"504")])
+        await stream.write(pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=head)))
+        async with asyncio.timeout(10):
+            assert (await stream.read()).HasField("immediate_response")
+            assert await stream.read() is grpc.aio.EOF
 
 
 async def test_an_endpoint_that_never_answers_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
