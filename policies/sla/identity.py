@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from urllib.parse import urlsplit
 
 from policies.identity import (
@@ -23,6 +22,7 @@ from policies.quantities import quoted, read_seconds
 from policies.roles import ROLES, OperatorRole
 from policies.shapes import TEXT, Either, Key, Many, Named, Scalar, Table
 from policies.sla.fields import Field, Section
+from policies.sla.secrets import Outside
 from policies.sla.tls import CLIENT_TLS, read_client
 from policies.suggest import did_you_mean
 
@@ -118,7 +118,7 @@ class Assignable:
     classes: Collection[str]
 
 
-def read_identity(field: Field | None, known: Assignable) -> IdentitySettings | None:
+def read_identity(field: Field | None, known: Assignable, outside: Outside) -> IdentitySettings | None:
     """The issuers and rules; None without the section."""
     if field is None:
         return None
@@ -127,20 +127,24 @@ def read_identity(field: Field | None, known: Assignable) -> IdentitySettings | 
     fields = given.named_entries() if given else {}
     if given is not None and not fields and given.is_sound():
         given.complain("has no issuer (write a name of yours, with issuer: https://... and audience: ...)")
-    issuers = {name: issuer for name, entry in fields.items() if (issuer := _read_issuer(name, entry)) is not None}
+    issuers = {
+        name: issuer for name, entry in fields.items() if (issuer := _read_issuer(name, entry, outside)) is not None
+    }
     _refuse_twins(fields, issuers)
     rules = [(item, _read_rule(item, fields, known)) for item in section.items("rules")]
     _check_reach(rules)
     return IdentitySettings(issuers, tuple(rule for _, rule in rules))
 
 
-def _read_issuer(name: str, field: Field) -> Issuer | None:
+def _read_issuer(name: str, field: Field, outside: Outside) -> Issuer | None:
     section = field.section(ISSUER)
     url, jwks, keep = section.read_any("issuer"), section.get("jwks"), section.read("keep", USUAL_KEEP_S)
     skew_s = section.read("skew", USUAL_SKEW_S)
     if skew_s > _MOST_SKEW_S:
         section.entries["skew"].complain("must be at most 10m: expired tokens are accepted for so long")
     place = None if jwks is None else jwks.read(_read_place)
+    if jwks is not None and place is not None and (doubt := _doubt_of_keys(place, outside)) is not None:
+        jwks.doubt(f"{doubt}: until it can be read, no token of this issuer is accepted")
     algorithms = frozenset(section.read_many("algorithms"))
     if url is None:
         return None
@@ -154,6 +158,11 @@ def _read_issuer(name: str, field: Field) -> Issuer | None:
         keep_s=keep,
         tls=read_client(section.get("tls")),
     )
+
+
+def _doubt_of_keys(place: str, outside: Outside) -> str | None:
+    """Why a file of keys at `place` is of no use; None for a URL, and where files may be absent."""
+    return None if "://" in place or outside.may_be_absent else outside.doubt_keys(place)
 
 
 def _read_place(text: str) -> str:
@@ -225,10 +234,37 @@ def _check_within(section: Section, name: str, wanted: Collection[str], own: Col
 
 
 def _check_reach(rules: Sequence[tuple[Field, ClaimRule]]) -> None:
-    """Complain of rules behind one without a condition, which matches every token."""
+    """Complain of rules that an earlier one takes every token from, and doubt those that lose some to a lower role."""
     for gives in ("tenant", "role"):
         giving = [(field, rule) for field, rule in rules if getattr(rule, gives) is not None and field.is_sound()]
-        for (_, rule), (after, _) in pairwise(giving):
-            takes = any(isinstance(value, FromClaim) for value in (rule.tenant, rule.team, rule.user))
-            if not rule.issuers and not rule.claims and (gives == "role" or not takes):
-                after.complain(f"is never reached: the rule before it gives every token a {gives} (put it last)")
+        for at, (field, rule) in enumerate(giving):
+            taker = next((earlier for _, earlier in giving[:at] if _takes_all(earlier, rule, gives)), None)
+            if taker is not None and not taker.issuers and not taker.claims:
+                field.complain(f"is never reached: the rule before it gives every token a {gives} (put it last)")
+            elif taker is not None:
+                field.complain(f"is never reached: a rule before it gives all its tokens a {gives} (put it first)")
+            elif gives == "role" and (lower := _lower(giving[:at], rule)) is not None:
+                field.doubt(
+                    f"a token that an earlier rule matches too is only a {lower}'s (put the higher role first, unless "
+                    "that is meant)"
+                )
+
+
+def _takes_all(earlier: ClaimRule, later: ClaimRule, gives: str) -> bool:
+    """Whether every token that `later` matches gets a tenant, or a role, from `earlier`."""
+    takes = any(isinstance(value, FromClaim) for value in (earlier.tenant, earlier.team, earlier.user))
+    if gives == "tenant" and takes:
+        return False
+    if earlier.issuers and not (later.issuers and later.issuers <= earlier.issuers):
+        return False
+    return all(name in later.claims and later.claims[name] <= wanted for name, wanted in earlier.claims.items())
+
+
+def _lower(earlier: Sequence[tuple[Field, ClaimRule]], rule: ClaimRule) -> OperatorRole | None:
+    """The role that some token of `rule` may get from one of the `earlier` rules, if that is lower; else None."""
+    assert rule.role is not None, "it gives a role"
+    for _, taker in earlier:
+        may_match = not taker.issuers or not rule.issuers or taker.issuers & rule.issuers
+        if taker.role is not None and taker.role < rule.role and may_match:
+            return taker.role
+    return None

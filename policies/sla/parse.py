@@ -137,7 +137,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     if server.keys_file is not None and store.redis is not None:
         contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"
         root.find("server", "keys_file").complain(contradiction)
-    identity = read_identity(top.get("identity"), Assignable(tenants, classes))
+    identity = read_identity(top.get("identity"), Assignable(tenants, classes), outside)
     require_guarded(top.get("server"), identity)
     policies = read_policies(top.get("policies"), catalogue=catalogue)
     return Config(

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from policies.nouns import ServiceClass
 from policies.on_miss import Degrade, Queue, Spill
+from policies.roles import OperatorRole
 from policies.rules import may_use
 from policies.sla.config import Config
 from policies.sla.fields import Field
@@ -26,6 +27,8 @@ def prove(root: Field, config: Config) -> None:
     _doubt_steps(root, config)
     _doubt_concurrent(root, config)
     _doubt_unused(root, config)
+    _doubt_locked_out(root, config)
+    _doubt_proxies(root, config)
 
 
 def named_models(pools: Mapping[str, PoolSpec]) -> frozenset[str] | None:
@@ -172,3 +175,42 @@ def _rule_field(root: Field, number: int) -> Field:
 def _hint(model: str, known: Collection[str]) -> str:
     near = did_you_mean(model, known) or f"known: {', '.join(sorted(known)[:12])}"
     return f" ({near})"
+
+
+_NEEDS = {
+    OperatorRole.OPERATOR: "nothing can be changed there: no drain, weight, reload or key",
+    OperatorRole.OWNER: "issued keys, drafts of this file and the audit log are out of reach",
+}
+"""What is missing at the operators' port where the file gives nobody this role."""
+
+
+def _doubt_locked_out(root: Field, config: Config) -> None:
+    """Doubt keys and rules that ask every operator for a role, also on this machine, and give none that suffices."""
+    server, rules = config.server, () if config.identity is None else config.identity.rules
+    keys = {
+        digest: server.operators[digest].role if digest in server.operators else OperatorRole.OWNER
+        for digest in server.admin_key_hashes
+    }
+    roles = [*keys.values(), *(rule.role for rule in rules if rule.role is not None)]
+    if not roles or max(roles) == OperatorRole.OWNER:
+        return
+    missing = OperatorRole.OPERATOR if max(roles) < OperatorRole.OPERATOR else OperatorRole.OWNER
+    field = root.find("server", "admin_keys") if keys else root.find("identity", "rules")
+    field.doubt(
+        f"the operators' port asks for a key or token also on this machine, and none of this file is an {missing}'s: "
+        f"{_NEEDS[missing]} (write a key with role: owner in server.admin_keys, or a rule of identity with role: owner)"
+    )
+    if missing == OperatorRole.OPERATOR:
+        for name, pool in config.pools.items():
+            if pool.register:
+                root.find("pools", name, "register").doubt(
+                    "backends need the role operator to announce themselves, and this file gives it to no key or token"
+                )
+
+
+def _doubt_proxies(root: Field, config: Config) -> None:
+    for number, network in enumerate(config.server.trusted_proxies):
+        if network.endswith("/0"):
+            field = root.find("server", "trusted_proxies")
+            field = field.items()[number] if isinstance(field.node.value, list) else field
+            field.doubt("trusts every address, so that each client may write the address that it is counted by")

@@ -34,8 +34,9 @@ class Outside:
     """Resolves references: the environment, and a reader of files (None: files cannot be read here).
 
     `check_option` checks one option of a pool: its kind, whether its shards are local, the option's name and value.
-    `doubt_tokenizer` describes a possible problem of a tokenizer of this name, None if there is none. `check_template`
-    checks a file with a chat template. All raise ValueError with a sentence for unusable values.
+    `doubt_tokenizer` describes a possible problem of a tokenizer of this name, `doubt_keys` one of a file with an
+    issuer's keys, None if there is none. `check_template` checks a file with a chat template. All but the doubts raise
+    ValueError with a sentence for unusable values.
 
     `may_be_absent`: a reference without a value is no mistake. It raises Unchecked with something in its place.
     """
@@ -43,6 +44,7 @@ class Outside:
     environment: Mapping[str, str]
     read_file: Callable[[str], str] | None = None
     doubt_tokenizer: Callable[[str], str | None] = lambda _: None
+    doubt_keys: Callable[[str], str | None] = lambda _: None
     check_template: Callable[[str], None] = lambda _: None
     check_option: Callable[[str, bool, str, str | tuple[str, ...]], None] = lambda *_: None
     may_be_absent: bool = False

@@ -26,7 +26,11 @@ Pools = Mapping[str, PoolSpec]
 
 
 class DiscoveryObserver(Protocol):
-    """Receives what sources of backends report."""
+    """Receives the pools of the file, and what sources of backends report."""
+
+    def pools(self, may_sleep: Mapping[str, bool]) -> None:
+        """The file has these pools now; those that `may_sleep` are started when a request comes."""
+        ...
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` reported this number of addresses for `pool`."""
@@ -130,6 +134,7 @@ class PoolsInForce:
         )
 
     def _keep(self, pools: Pools, memberships: Mapping[str, Membership]) -> None:
+        self._observer.pools({name: pool.wake is not None for name, pool in pools.items()})
         self._named = tuple(
             pool for pool, membership in memberships.items() if membership.named or pools[pool].wake is not None
         )

@@ -43,7 +43,7 @@ class KeySource:
         """The JWKS document. Raises ValueError with a sentence that follows the issuer's name."""
         place = self._issuer.jwks
         if place is not None and "://" not in place:
-            return await asyncio.to_thread(_read_file, place)
+            return await asyncio.to_thread(read_file, place)
         timeout = aiohttp.ClientTimeout(total=FETCH_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             return await self._get(session, place or await self._discovered(session))
@@ -103,11 +103,12 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _read_file(place: str) -> bytes:
+def read_file(place: str) -> bytes:
+    """The JWKS document in the file at `place`. Raises ValueError with a sentence that follows the issuer's name."""
     try:
         return read_regular(Path(place), MOST_BYTES)
     except OSError as error:
-        raise ValueError(f"its file of keys cannot be read: {error}") from error
+        raise ValueError(f"its file of keys cannot be read: {place}: {error.strerror or error}") from error
 
 
 def _raise_unreached(url: str, error: Exception) -> NoReturn:

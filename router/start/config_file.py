@@ -83,6 +83,7 @@ class ConfigFile:
             self.environment,
             lambda name: read_regular(Path(name)).decode(),
             doubt_tokenizer=doubt_about,
+            doubt_keys=_doubt_about_keys,
             check_template=check_template,
             check_option=check_option,
             may_be_absent=self.may_be_absent,
@@ -101,3 +102,16 @@ class ConfigFile:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _doubt_about_keys(place: str) -> str | None:
+    """Why no signature can be verified with the keys in the file at `place`; None if some can."""
+    # a file without issuers imports nothing that verifies tokens
+    from router.identity.key_source import read_file
+    from router.identity.signing_keys import read_keys
+
+    try:
+        read_keys(read_file(place))
+    except ValueError as error:
+        return str(error)
+    return None

@@ -185,10 +185,18 @@ LAG = seen_by_prometheus()["event_loop_lag_seconds"]
 ERROR = ("0.1", "0.3", "0.5", "1.0", "2.0")
 
 
+def a_pool(name: str, healthy: str, minutes: int, *, sleeps: bool = False) -> dict[str, str]:
+    """The series of a pool with these numbers of healthy backends."""
+    may_sleep = series("pointsman_pool_may_sleep", f"{int(sleeps)}x{minutes}", pool=name)
+    return series("pointsman_pool_backends_healthy", healthy, pool=name) | may_sleep
+
+
 def well(minutes: int) -> dict[str, str]:
     """A router that is scraped, with two backends that are well."""
     own, large = (series("pointsman_backend_healthy", f"1x{minutes}", backend=name) for name in ("own-0", "large-0"))
-    return own | large | series("up", f"1x{minutes}") | series("pointsman_config_info", f"1x{minutes}", version="a")
+    pools = a_pool("own", f"1x{minutes}", minutes) | a_pool("large", f"1x{minutes}", minutes)
+    router = series("up", f"1x{minutes}") | series("pointsman_config_info", f"1x{minutes}", version="a")
+    return own | large | pools | router
 
 
 def ttft(seen: dict[str, float], minutes: int, service_class: str = "interactive") -> dict[str, str]:
@@ -249,17 +257,74 @@ STORIES = {
     "routers are down": Story(series("up", "0x20"), 10, (fires("PointsmanRouterDown", "page"),)),
     "a pool is down": Story(
         well(90)
+        | a_pool("own", "0x90", 90)
         | series("pointsman_backend_healthy", "0x90", backend="own-0")
         | series("pointsman_backend_healthy", "0x90", backend="own-1"),
         10,
         (fires("PointsmanPoolDown", "page", pool="own"),),
+    ),
+    "two pools are down, whose backends are found": Story(
+        # backends that the source no longer names have no series
+        well(90) | a_pool("dns", "2x10 0x80", 90) | a_pool("a-1", "0x90", 90),
+        20,
+        (fires("PointsmanPoolDown", "page", pool="dns"), fires("PointsmanPoolDown", "page", pool="a-1")),
+    ),
+    "one of two routers reaches a pool": Story(
+        well(90) | a_pool("dns", "0x90", 90) | series("pointsman_pool_backends_healthy", "1x90", pool="dns", pod="r-1"),
+        20,
+    ),
+    "a pool sleeps": Story(
+        well(90)
+        | a_pool("far", "1x10 0x80", 90, sleeps=True)
+        | series("pointsman_backend_healthy", "1x10 0x80", backend="far-0")
+        | series("pointsman_backend_healthy", "1x10 0x80", backend="far@10.0.0.7:8000/1")
+        | series("pointsman_pool_waiting", "0x90", pool="far"),
+        30,
+    ),
+    "a pool that sleeps is started": Story(
+        well(90)
+        | a_pool("far", "0x14 1x80", 90, sleeps=True)
+        | series("pointsman_pool_waiting", "0x10 3x4 0x80", pool="far"),
+        20,
+    ),
+    "a pool that sleeps does not start": Story(
+        well(90) | a_pool("far", "0x90", 90, sleeps=True) | series("pointsman_pool_waiting", "0x10 3x80", pool="far"),
+        30,
+        (fires("PointsmanPoolDoesNotStart", "page", pool="far"),),
     ),
     "a backend fell ill": Story(
         well(90) | series("pointsman_backend_healthy", "1x30 0x60", backend="own-1"),
         40,
         (fires("PointsmanBackendIll", "ticket", backend="own-1"),),
     ),
+    "backends that were found fell ill, one beside a pool that sleeps": Story(
+        well(90)
+        | a_pool("dns", "1x90", 90)
+        | a_pool("far", "1x90", 90, sleeps=True)
+        | a_pool("far-1", "0x90", 90, sleeps=True)
+        | series("pointsman_backend_healthy", "1x30 0x60", backend="dns@10.0.0.7-1:8000")
+        | series("pointsman_backend_healthy", "1x30 0x60", backend="far-1/3"),
+        40,
+        (
+            fires("PointsmanBackendIll", "ticket", backend="dns@10.0.0.7-1:8000"),
+            fires("PointsmanBackendIll", "ticket", backend="far-1/3"),
+        ),
+    ),
     "a shard was never there": Story(well(90) | series("pointsman_backend_healthy", "0x90", backend="own-7"), 20),
+    "a source of backends fails": Story(
+        well(90)
+        | a_pool("dns", "2x90", 90)
+        | series("pointsman_discovery_well", "0x90", pool="dns", source="dns://x:1"),
+        20,
+        (fires("PointsmanDiscoveryFails", "ticket", pool="dns"),),
+    ),
+    "a tenant's budget is used up": Story(
+        well(90)
+        | ended("rejected", 100, 90)
+        | growing("pointsman_errors_total", 100, 90, code="quota_exceeded")
+        | ttft({"0.5": 1}, 90),
+        70,
+    ),
     "the queue stands": Story(
         well(90)
         | series("pointsman_queued", "3x90", **WAITING)

@@ -3,23 +3,37 @@
 {{- $series := include "pointsman.series" . -}}
 {{- $refused := printf "pointsman_config_reloads_total{%s,result=\"refused\"}" $series -}}
 {{- $failed := printf "pointsman_events_total{%s,event=\"task_failed\"}" $series -}}
+{{- $ill := printf "(max by (backend) (pointsman_backend_healthy{%s}) == 0 and max by (backend) (max_over_time(pointsman_backend_healthy{%s}[1h])) == 1)" $series $series -}}
+{{- $empty := printf "max by (pool) (pointsman_pool_backends_healthy{%s}) == 0" $series -}}
+{{- $sleeps := printf "max by (pool) (pointsman_pool_may_sleep{%s}) == 1" $series -}}
+{{- $asleep := printf "(%s and %s)" $empty $sleeps }}
 - alert: PointsmanRouterDown
   expr: absent(up{ {{- $series -}} } == 1)
   for: 2m
   severity: page
   summary: no router is being scraped
 - alert: PointsmanPoolDown
-  # the pool is the part before the number in a backend's name
-  expr: max by (pool) (label_replace(pointsman_backend_healthy{ {{- $series -}} }, "pool", "$1", "backend", "(.+)-[0-9]+")) == 0
+  # a pool that a request starts may be empty: see the next alert
+  expr: {{ $empty }} unless {{ $sleeps }}
   for: 2m
   severity: page
   summary: "the pool {{ "{{ $labels.pool }}" }} has no healthy backend"
+- alert: PointsmanPoolDoesNotStart
+  expr: {{ $empty }} and sum by (pool) (pointsman_pool_waiting{ {{- $series -}} }) > 0
+  for: 10m
+  severity: page
+  summary: "requests wait for the pool {{ "{{ $labels.pool }}" }}, and no backend of it has started for ten minutes"
 - alert: PointsmanBackendIll
-  # only backends that were healthy in the last hour: in a pool that scales, some addresses have no shard
-  expr: max by (backend) (pointsman_backend_healthy{ {{- $series -}} }) == 0 and max by (backend) (max_over_time(pointsman_backend_healthy{ {{- $series -}} }[1h])) == 1
+  # only backends that were healthy in the last hour: in a pool that scales, some addresses have no shard; and not while a pool sleeps
+  expr: max by (backend) ({{ include "pointsman.withPool" $ill }} unless on (pool) {{ $asleep }})
   for: 5m
   severity: ticket
   summary: "{{ "{{ $labels.backend }}" }} gets no requests from any router"
+- alert: PointsmanDiscoveryFails
+  expr: max by (pool, source) (pointsman_discovery_well{ {{- $series -}} }) == 0
+  for: 10m
+  severity: ticket
+  summary: "{{ "{{ $labels.source }}" }} of the pool {{ "{{ $labels.pool }}" }} does not answer any router: its last addresses stay in use"
 - alert: PointsmanQueueStands
   expr: sum by (service_class) (pointsman_queued{ {{- $series -}} }) > 0 unless sum by (service_class) (rate(pointsman_queue_seconds_count{ {{- $series -}} }[5m])) > 0
   for: 5m

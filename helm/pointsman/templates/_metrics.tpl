@@ -44,6 +44,14 @@ scaleDown:
   policies: [{type: Pods, value: 1, periodSeconds: 300}]
 {{- end -}}
 
+{{/*
+A query by `backend`, with the label `pool` beside it: a backend is called POOL-NUMBER or POOL@ADDRESS, with /RANK behind that if it is a
+data-parallel rank.
+*/}}
+{{- define "pointsman.withPool" -}}
+label_replace(label_replace({{ . }}, "pool", "$1", "backend", "([^@]+)-[0-9]+(/[0-9]+)?"), "pool", "$1", "backend", "([^@]+)@.*")
+{{- end -}}
+
 {{/* Upper bounds of the router's histograms, as written in `le`. */}}
 {{- define "pointsman.bounds" -}}
 {{- dict

@@ -9,6 +9,7 @@ from backends.base import DraftedTokens, Fetched
 from policies.learning.cost import Latency
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from router.fleet.cluster.listener import ClusterListener
+from router.fleet.cluster.names import pool_of
 from router.fleet.feeds.health import FeedHealth
 from router.operate.telemetry.metrics import Metrics
 
@@ -38,10 +39,17 @@ class BackendMetrics(ClusterListener):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._learnt = metrics, dict[str, _Learnt]()
+        self._pools: frozenset[str] = frozenset()
+        self._well: dict[str, set[str]] = {}
+        """The backends of each pool that may get requests."""
         backend, source = ("backend",), ("pool", "source")
         gauge, counter = metrics.gauge, metrics.counter
         self._in_flight = gauge("backend_in_flight", "Requests that this router has at a backend", backend)
         self._healthy = gauge("backend_healthy", "1 if the backend may get requests", backend)
+        self._pool_well = gauge("pool_backends_healthy", "Backends of a pool that may get requests", ("pool",))
+        self._pool_sleeps = gauge(
+            "pool_may_sleep", "1 if a request has the pool started, so that it may be empty", ("pool",)
+        )
         self._error = metrics.histogram(
             "ttft_prediction_error", "|predicted - observed| / observed, of each first token", backend, _ERROR
         )
@@ -89,6 +97,21 @@ class BackendMetrics(ClusterListener):
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests now, or may not."""
         self._healthy[backend].set(int(healthy))
+        pool = pool_of(backend)
+        well = self._well.setdefault(pool, set())
+        (well.add if healthy else well.discard)(backend)
+        self._count(pool)
+
+    def pools(self, may_sleep: Mapping[str, bool]) -> None:
+        """The file has these pools now; those that `may_sleep` are started when a request comes."""
+        for pool in self._pools - may_sleep.keys():
+            self._pool_well.forget(0, pool)
+            self._pool_sleeps.forget(0, pool)
+        self._pools = frozenset(may_sleep)
+        for pool, sleeps in may_sleep.items():
+            self._pool_sleeps[pool].set(int(sleeps))
+            # also of a pool in which no backend was ever found
+            self._count(pool)
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token of `backend` took `seen_s`; the prediction when it was sent was `predicted_s`."""
@@ -156,6 +179,16 @@ class BackendMetrics(ClusterListener):
     def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
         """`backend` has left the cluster: drop its series, and those of its `sources` of cache events."""
         self._learnt.pop(backend, None)
+        pool = pool_of(backend)
+        self._well.get(pool, set()).discard(backend)
+        self._count(pool)
         self._metrics.forget("backend", backend)
         for source in sources:
             self._metrics.forget("source", source)
+
+    def _count(self, pool: str) -> None:
+        well = self._well.get(pool, set())
+        if not well:
+            self._well.pop(pool, None)
+        if pool in self._pools:
+            self._pool_well[pool].set(len(well))

@@ -243,3 +243,115 @@ def test_a_pool_may_name_the_one_that_computes_its_prompts() -> None:
 def test_a_pool_that_cannot_compute_its_prompts_is_reported(pool: str, others: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(with_prefill(pool, others))
+
+
+ISSUERS = "issuers: {corp: {issuer: 'https://x', audience: a}, far: {issuer: 'https://y', audience: a}}"
+OWNERS_KEY, VIEWERS_KEY, OPERATORS_KEY = (
+    f"{{key: 'sha256:{digit * 64}', role: {role}}}"
+    for digit, role in (("c", "owner"), ("d", "viewer"), ("e", "operator"))
+)
+
+
+def guarded(*, rules: str = "", keys: str = "", admin: str = "127.0.0.1:8082", pool: str = "local: 1") -> str:
+    lines = [
+        "tenants: {acme: {anonymous: true}}",
+        f"pools: {{own: {{{pool}}}}}",
+        *([f"identity: {{{ISSUERS}, rules: [{rules}]}}"] if rules else []),
+        f"server: {{admin: '{admin}'{f', admin_keys: [{keys}]' if keys else ''}}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+STAFF, OPS = "{when: {claims: {g: staff}}, role: viewer}", "{when: {claims: {g: ops}}, role: operator}"
+LOCKED_OUT = "none of this file is an"
+
+
+@pytest.mark.parametrize("admin", ["127.0.0.1:8082", "0.0.0.0:8082"])
+@pytest.mark.parametrize(
+    ("rules", "keys", "place", "missing"),
+    [
+        (STAFF, "", "sla.yaml:3: identity.rules", "operator's"),
+        (OPS, "", "sla.yaml:3: identity.rules", "owner's"),
+        ("", VIEWERS_KEY, "sla.yaml:3: server.admin_keys", "operator's"),
+        ("", OPERATORS_KEY, "sla.yaml:3: server.admin_keys", "owner's"),
+        (STAFF, OPERATORS_KEY, "sla.yaml:4: server.admin_keys", "owner's"),
+        (f"{OPS}, {STAFF}", VIEWERS_KEY, "sla.yaml:4: server.admin_keys", "owner's"),
+    ],
+)
+def test_a_file_that_gives_nobody_the_highest_role_is_doubted_with_what_to_add(
+    rules: str, keys: str, place: str, missing: str, admin: str
+) -> None:
+    (doubt,) = doubts(guarded(rules=rules, keys=keys, admin=admin))
+    assert doubt.startswith(f"{place}: the operators' port asks for a key or token also on this machine")
+    assert f"{LOCKED_OUT} {missing}" in doubt
+    assert "(write a key with role: owner in server.admin_keys, or a rule of identity with role: owner)" in doubt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        guarded(),
+        guarded(keys=f"'{KEYS[0]}'"),
+        guarded(keys=f"{OWNERS_KEY}, {VIEWERS_KEY}"),
+        guarded(rules="{tenant: acme}"),
+        guarded(rules=STAFF, keys=OWNERS_KEY),
+        guarded(rules="{when: {claims: {g: boss}}, role: owner}, " + STAFF),
+    ],
+)
+def test_a_file_with_an_owner_or_without_roles_locks_no_operator_out(text: str) -> None:
+    assert doubts(text) == ()
+
+
+def test_backends_that_nobody_lets_announce_themselves_are_reported() -> None:
+    pool = "kind: vllm, register: true"
+    found = doubts(guarded(rules=STAFF, pool=pool))
+    assert "sla.yaml:2: pools.own.register: backends need the role operator to announce themselves" in found[0]
+    assert not any("announce" in doubt for doubt in doubts(guarded(rules=OPS, pool=pool)))
+
+
+OWNER = "role: owner}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_doubted"),
+    [
+        ("{when: {claims: {g: staff}}, role: viewer}", "{when: {claims: {g: boss}}, " + OWNER, True),
+        ("{when: {claims: {g: staff}}, role: viewer}", "{when: {issuer: corp}, " + OWNER, True),
+        ("{when: {issuer: far}, role: viewer}", "{when: {issuer: corp}, " + OWNER, False),
+        ("{when: {issuer: [far, corp]}, role: viewer}", "{when: {issuer: corp, claims: {g: a}}, " + OWNER, None),
+        ("{when: {claims: {g: [a, b]}}, role: viewer}", "{when: {claims: {g: a}}, " + OWNER, None),
+        ("{when: {claims: {g: [a, b]}}, role: viewer}", "{when: {claims: {g: [a, c]}}, " + OWNER, True),
+        ("{when: {claims: {g: a}}, role: viewer}", "{when: {claims: {g: a, h: b}, issuer: corp}, " + OWNER, None),
+        ("{when: {claims: {g: a, h: b}}, role: viewer}", "{when: {claims: {g: a}}, " + OWNER, True),
+        ("{when: {claims: {g: a}}, tenant: acme}", "{when: {claims: {g: a}}, " + OWNER, False),
+        ("{when: {claims: {g: a}}, " + OWNER, "{when: {claims: {g: b}}, role: viewer}", False),
+    ],
+)
+def test_a_role_that_an_earlier_rule_keeps_from_its_tokens_is_reported(
+    first: str, second: str, *, is_doubted: bool | None
+) -> None:
+    text = guarded(rules=f"{first}, {second}", keys=OWNERS_KEY)
+    if is_doubted is None:
+        with pytest.raises(ConfigError) as caught:
+            doubts(text)
+        (problem,) = caught.value.problems
+        assert "identity.rules[1]: is never reached: a rule before it gives all its tokens a role" in problem
+    else:
+        found = doubts(text)
+        assert len(found) == is_doubted
+        assert all("is only a viewer's (put the higher role first" in doubt for doubt in found)
+
+
+def test_an_issuers_file_of_keys_that_cannot_be_used_is_reported_where_files_are_there() -> None:
+    text = guarded(rules="{tenant: acme}").replace("audience: a}", "audience: a, jwks: keys.json}", 1)
+    outside = Outside({}, doubt_keys=lambda place: f"its file of keys cannot be read: {place}")
+    (doubt,) = examine(text, source="sla.yaml", outside=outside).doubts
+    assert doubt.startswith("sla.yaml:3: identity.issuers.corp.jwks: its file of keys cannot be read: keys.json")
+    absent = Outside({}, doubt_keys=lambda _: "is not there", may_be_absent=True)
+    assert examine(text, source="sla.yaml", outside=absent).doubts == ()
+
+
+@pytest.mark.parametrize(("network", "is_doubted"), [("0.0.0.0/0", True), ("::/0", True), ("10.0.0.0/8", False)])
+def test_proxies_that_are_every_address_are_reported(network: str, *, is_doubted: bool) -> None:
+    text = f"server: {{trusted_proxies: ['192.0.2.1', '{network}']}}\n"
+    assert [doubt[:40] for doubt in doubts(text)] == ["sla.yaml:1: server.trusted_proxies[1]: t"] * is_doubted

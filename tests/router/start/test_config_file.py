@@ -119,3 +119,29 @@ def test_a_stamp_differs_when_the_file_changes_or_is_replaced(tmp_path: Path) ->
     stamps.append(file.stamp())
     assert stamps[0] is None
     assert len(set(stamps)) == 5
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (None, "its file of keys cannot be read: {place}: No such file or directory"),
+        ("", "its key document is not JSON"),
+        ('{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}', "its key document has no key that can verify a signature"),
+        ('{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}', None),
+    ],
+)
+def test_an_issuers_file_of_keys_is_looked_at_when_the_file_is_read(
+    tmp_path: Path, document: str | None, words: str | None
+) -> None:
+    place = tmp_path / "keys.json"
+    if document is not None:
+        place.write_text(document)
+    path = tmp_path / "sla.yaml"
+    issuer = f"{{issuer: 'https://login.example.com', audience: a, jwks: '{place}'}}"
+    rules = "[{tenant: acme}]"
+    path.write_text(f"tenants: {{acme: {{}}}}\nidentity: {{issuers: {{corp: {issuer}}}, rules: {rules}}}")
+    doubts = ConfigFile(path, {}).read().doubts
+    assert len(doubts) == (words is not None)
+    if words is not None:
+        assert words.format(place=place) in doubts[0]
+    assert ConfigFile(path, {}, may_be_absent=True).read().doubts == ()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from backends.base import DraftedTokens, Fetched
+from backends.base import DraftedTokens, Fetched, rank_name
 from policies.learning.cost import Latency
+from policies.sla.parse import parse
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.metrics import Metrics
+from router.start.app import Router
 from tests.router.parts import series
 
 
@@ -82,3 +88,58 @@ def test_a_backend_that_is_gone_takes_its_series_along() -> None:
     assert series(registry, "ttft_prediction_seconds_total").keys() == {("b1", "predicted"), ("b1", "seen")}
     backends.health("b0", False)
     assert series(registry, "backend_healthy") == {("b1",): 1, ("b0",): 0}
+
+
+class PoolsAndBackends(RuleBasedStateMachine):
+    """Any history of pools, of backends that the file names or that are found, of their ranks, and of their health."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = CollectorRegistry()
+        self.metrics = BackendMetrics(Metrics(self.registry))
+        self.pools: dict[str, bool] = {}
+        self.well: dict[str, str] = {}
+
+    @rule(pools=st.dictionaries(st.sampled_from(["own", "own-1", "a.b_c"]), st.booleans()))
+    def have_pools(self, pools: dict[str, bool]) -> None:
+        self.metrics.pools(pools)
+        self.pools = pools
+
+    @rule(
+        pool=st.sampled_from(["own", "own-1", "a.b_c"]),
+        place=st.sampled_from(["-0", "-12", "@10.0.0.7:8000", "@a-1.b:80", "@[::1]:1", "@http-2:80/v-1"]),
+        rank=st.sampled_from([0, 1, 15]),
+        how=st.sampled_from([True, False, None]),
+    )
+    def tell(self, pool: str, place: str, rank: int, how: bool | None) -> None:
+        backend = rank_name(f"{pool}{place}", rank)
+        if how is None:
+            self.metrics.forget(backend)
+        else:
+            self.metrics.health(backend, how)
+        self.well.pop(backend, None)
+        if how:
+            self.well[backend] = pool
+
+    @invariant()
+    def each_pool_has_the_number_of_its_backends_that_are_well(self) -> None:
+        counts = Counter(self.well.values())
+        expected = {(pool,): float(counts[pool]) for pool in self.pools}
+        assert series(self.registry, "pool_backends_healthy") == expected
+        sleeps = {(pool,): float(may_sleep) for pool, may_sleep in self.pools.items()}
+        assert series(self.registry, "pool_may_sleep") == sleeps
+
+
+TestPoolsAndBackends = PoolsAndBackends.TestCase
+
+
+async def test_a_pool_without_any_backend_and_one_whose_only_backend_is_ill_have_none_that_is_healthy() -> None:
+    text = (
+        "pools:\n  found: {kind: vllm, register: true, models: {m: m}}\n"
+        "  named: {kind: vllm, at: 'http://127.0.0.1:9', models: {m: m}, wake: {within: 1m}}\n"
+        "server: {http: '127.0.0.1:0', grpc: 'off'}\n"
+    )
+    async with Router(parse(text)) as router:
+        registry = router.gateway.observer.registry  # type: ignore[attr-defined]
+        assert series(registry, "pool_backends_healthy") == {("found",): 0, ("named",): 0}
+        assert series(registry, "pool_may_sleep") == {("found",): 0, ("named",): 1}
