@@ -181,7 +181,7 @@ _NEEDS = {
     OperatorRole.OPERATOR: "nothing can be changed there: no drain, weight, reload or key",
     OperatorRole.OWNER: "issued keys, drafts of this file and the audit log are out of reach",
 }
-"""What is missing at the operators' port where the file gives nobody this role."""
+"""What is missing at the operators' port where the file has no key or token of this role."""
 
 
 def _doubt_locked_out(root: Field, config: Config) -> None:
