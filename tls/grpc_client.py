@@ -13,6 +13,9 @@ import grpc
 from tls.certificates import Certificates
 from tls.errors import TlsError, reason_of
 
+DIRECT = (("grpc.enable_http_proxy", 0),)
+"""Options of every channel: gRPC would go through the proxy that `grpc_proxy`, `https_proxy` or `http_proxy` name."""
+
 _HELLO_S = 5.0
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
@@ -25,6 +28,7 @@ async def open_channel(
     """A channel to `address` (host:port), with TLS if there are `certificates`. Raises TlsError if the server is not
     to be trusted, does not trust us, or cannot be reached.
     """
+    options = (*DIRECT, *options)
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=options)
     settings = certificates.settings

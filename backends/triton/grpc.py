@@ -20,7 +20,7 @@ from backends.triton.inputs import Signature
 from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded, ExpectedError, Unreached
 from policies.nouns import Delta, Request
 from tls.errors import TlsError
-from tls.grpc_client import open_channel
+from tls.grpc_client import DIRECT, open_channel
 
 _CONTENTS = {
     "BYTES": "bytes_contents",
@@ -111,7 +111,7 @@ class TritonStreams:
                 sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", 64 << 20)]
                 if self._is_secure and self._options.tls is None:
                     credentials = grpc.ssl_channel_credentials()
-                    self._channel = grpc.aio.secure_channel(self.address, credentials, options=sizes)
+                    self._channel = grpc.aio.secure_channel(self.address, credentials, options=[*DIRECT, *sizes])
                 else:
                     try:
                         self._channel = await open_channel(

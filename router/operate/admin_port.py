@@ -12,6 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from policies.errors import BackendFailed, Conflict, ExpectedError, InvalidRequest
+from router.direct import direct_opener
 from tls.certificates import Certificates
 from tls.errors import TlsError, sentence_of
 from tls.settings import HTTP_ALPN, TlsSettings
@@ -66,7 +67,7 @@ class AdminPort:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s, context=self._tls.context()) as reply:  # noqa: S310
+            with direct_opener(self._tls.context()).open(request, timeout=timeout_s) as reply:
                 answer: bytes = reply.read()
                 return answer
         except urllib.error.HTTPError as error:

@@ -57,11 +57,23 @@ def exporter_of(signal: Signal, environment: Mapping[str, str] = os.environ) -> 
         raise CannotExport(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; there are {' and '.join(_PACKAGES)}")
     module, name = _EXPORTERS[signal]
     try:
-        return getattr(import_module(f"{_PACKAGES[protocol]}.{module}"), name)()
+        return getattr(import_module(f"{_PACKAGES[protocol]}.{module}"), name)(**_direct(protocol, environment))
     except ImportError as error:
         distribution = _PACKAGES[protocol].replace(".", "-")
         how = "pip install 'pointsman[otlp]'" if protocol == _USUAL_PROTOCOL else f"pip install {distribution}"
         raise CannotExport(f"exporting {signal} needs {distribution}: {how}") from error
+
+
+def _direct(protocol: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments that keep an exporter of `protocol` from the proxies that variables name."""
+    if protocol == "grpc":
+        return {"channel_options": (("grpc.enable_http_proxy", 0),)}
+    if any(name.endswith("_CREDENTIAL_PROVIDER") and value for name, value in environment.items()):
+        # OpenTelemetry's variable for a session of the operator's own
+        return {}
+    session = import_module("requests").Session()
+    session.trust_env = False
+    return {"session": session}
 
 
 def resource_of(service: str, instance: str) -> Resource:

@@ -69,6 +69,7 @@ INSIDE = {
     "router.batches": ("router.ask", "router.supervise", "router.waiters", "router.call", "router.protocols"),
     "router.operate": (
         "router.ask",
+        "router.direct",
         "router.later",
         "router.fleet",
         "router.shared",

@@ -48,6 +48,9 @@ def open_bucket(place: str, settings: S3Settings, *, retries: int = _RETRIES) ->
             "timeout": timedelta(seconds=_REQUEST_S),
             "connect_timeout": timedelta(seconds=_CONNECT_S),
             "allow_http": (settings.endpoint or "").startswith("http://"),
+            # the proxy that is given replaces those of the variables, and no address or name is asked through it
+            "proxy_url": "http://127.0.0.1:9",
+            "proxy_excludes": "0.0.0.0/0,::/0,*",
         },
         retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
         **options,

@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.errors import ConfigError
 from policies.sla.pools import read_url
+from router.direct import direct_opener
 
 KEY_VARIABLE = "POINTSMAN_ENGINE_KEY"
 """The environment variable with the engines' own API key."""
@@ -102,10 +103,8 @@ def file_for(engines: Sequence[Engine], *, has_key: bool) -> str:
 def _get(url: str, path: str, key: str | None) -> tuple[int, bytes]:
     """Status and body of `path`. Raises ConfigError if nothing answers."""
     request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - read_url has checked the scheme
-    # the router itself uses no proxy either
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_TIMEOUT_S) as reply:
+        with direct_opener().open(request, timeout=_TIMEOUT_S) as reply:
             return reply.status, reply.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
