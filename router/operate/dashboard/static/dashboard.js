@@ -1,6 +1,6 @@
 // Asks for a snapshot every second and shows it; the keys, the forms and the admin key.
 
-import { h } from "./draw.js";
+import { h, visible } from "./draw.js";
 import { batches } from "./batches.js";
 import { keepBudgets } from "./budgets.js";
 import { keepFile } from "./file.js";
@@ -32,7 +32,7 @@ async function ask(path, { method = "GET", body = null, text = null, expected = 
     await keyTyped(key ? answer.error.message.replace(` (${answer.error.hint})`, "") : "");
     return ask(path, { method, body, text, expected });
   }
-  if (!reply.ok) throw new Error(answer.error.message);
+  if (!reply.ok) throw new Error(visible(answer.error.message));
   return answer;
 }
 

@@ -2,6 +2,13 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// C0 and C1 without tab and line break; marks, embeddings, overrides and isolates of direction (Unicode TR 9)
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** `text` with each character that would act instead of being seen, such as one that turns the text behind it around, written out. */
+export const visible = (text) =>
+  typeof text === "string" ? text.replace(UNSEEN, (found) => `\\u{${found.codePointAt(0).toString(16)}}`) : text;
+
 /** An element with attributes (`on…` are listeners, `class` as usual) and children. */
 export function h(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
@@ -14,9 +21,9 @@ export function svg(tag, attributes = {}, ...children) {
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : name === "value" ? value : visible(value));
   }
-  element.append(...children.flat().filter((child) => child !== null));
+  element.append(...children.flat().filter((child) => child !== null).map(visible));
   return element;
 }
 
@@ -56,7 +63,7 @@ export function choices(select, values, first) {
   if (select.state === state) return;
   select.state = state;
   const before = select.value;
-  select.replaceChildren(...(first ? [h("option", { value: "" }, first)] : []), ...values.map((value) => h("option", {}, value)));
+  select.replaceChildren(...(first ? [h("option", { value: "" }, first)] : []), ...values.map((value) => h("option", { value }, value)));
   if (values.includes(before)) select.value = before;
 }
 
@@ -66,7 +73,7 @@ export function row(cells, names = []) {
   element.show = (item) => {
     cells(item, element).forEach((content, at) => {
       const cell = element.children[at] ?? element.appendChild(h("td", { class: names[at] ?? null }));
-      if (content !== undefined) cell.replaceChildren(...[content].flat());
+      if (content !== undefined) cell.replaceChildren(...[content].flat().map(visible));
     });
   };
   return element;

@@ -1,6 +1,6 @@
 // The panel of tenants' keys: list, issue, rotate, revoke. A new key is on the page until it is put away.
 
-import { choices, h, row, sync } from "./draw.js";
+import { choices, h, row, sync, visible } from "./draw.js";
 
 const find = (selector) => document.querySelector(selector);
 const day = (unix) => (unix === null ? h("span", { class: "dim" }, "never") : new Date(unix * 1000).toISOString().slice(0, 10));
@@ -86,7 +86,7 @@ async function make(where, body) {
 }
 
 function revoke(key) {
-  find("#revoke-what").textContent = `Key ${key.id}${key.name ? ` (${key.name})` : ""} of ${tenant} will be refused at once. This cannot be undone.`;
+  find("#revoke-what").textContent = `Key ${key.id}${key.name ? ` (${visible(key.name)})` : ""} of ${tenant} will be refused at once. This cannot be undone.`;
   const where = path(key.id);
   find("#revoke-form").onsubmit = async (event) => {
     if (event.submitter?.value !== "revoke") return;

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import policies.roles
+from policies.errors import BackendFailed
 from policies.keys import hash_of
 from policies.roles import OperatorRole
 from policies.rules import Rule
@@ -310,14 +311,57 @@ async def test_a_router_that_goes_away_leaves_its_last_word_and_a_warning(browse
         assert "✓ well" in await page.text("#backends")
 
 
-async def test_names_from_outside_are_text_and_nothing_else(browser: str) -> None:
-    evil = "<img src=x onerror=document.title='owned'>"
-    backend = PacedBackend("own-0", pool=evil)
-    async with a_dashboard(browser, backend) as (operator, page):
+EVIL = {
+    "an image": "<img src=x onerror=document.title='owned'>",
+    "a script": "<script>document.title='owned'</script>",
+    "an attribute": '" onmouseover="document.title=\'owned\'" x="',
+    "an address": "javascript:document.title='owned'",
+    "a template": "${document.title='owned'} {{constructor.constructor('document.title=1')()}}",
+    "a picture": "<svg onload=document.title='owned'><style>*{display:none}</style></svg>",
+    "an escape code": "a\x1b]0;owned\x07\x1b[2Jb\x9b31mc",
+    "text that runs backwards": "own-0\u202e0-tops\u2066x\u200f\u061c",
+    "lines": "a\u2028b\u2029c\x00d",
+}
+NOT_SEEN = r"/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/"
+
+
+class _Sick(PacedBackend):
+    """Answers probes until it is told to fail with a text."""
+
+    reason: str | None = None
+
+    async def probe(self) -> None:
+        if self.reason is not None:
+            raise BackendFailed(self.reason)
+        await super().probe()
+
+
+@pytest.mark.parametrize("evil", EVIL)
+async def test_names_and_errors_from_outside_are_text_that_is_seen_and_nothing_else(browser: str, evil: str) -> None:
+    text = EVIL[evil]
+    sick = _Sick(f"own@{text}:80")
+    async with a_dashboard(browser, PacedBackend("own-0", pool=text), sick) as (operator, page):
+        sick.reason = f"its engine says {text}"
         await operator.ask()
         await page.until(f"{rows('#stream')}.length === 1")
-        assert evil in await page.text("#backends")
+        await page.until("/its engine says/.test(document.querySelector('#backends').innerText)")
+        await page.run(f"{rows('#stream')}[0].click()")
+        await page.until("document.querySelector('#detail .strip')")
+        await page.run("document.querySelector('#explain').requestSubmit()")
+        await page.until("document.querySelector('#explained table')")
+        assert await page.run(f"!{NOT_SEEN}.test(document.body.innerText)"), await page.text("body")
+        assert seen(text) in await page.text("#backends")
         assert await page.run("document.title") == "Pointsman"
+        made = (
+            "document.querySelectorAll('main img, main script, main style, [onload], [onerror], [onmouseover]').length"
+        )
+        assert await page.run(made) == 0
+        page.complaints.clear()
+
+
+def seen(text: str) -> str:
+    """`text` as the page writes it: what would act is written out."""
+    return re.sub(NOT_SEEN.strip("/"), lambda found: f"\\u{{{ord(found[0]):x}}}", text)
 
 
 CONTRASTS = """
