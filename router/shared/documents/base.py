@@ -23,10 +23,14 @@ class SetStore(Protocol):
         """All sets of all tenants, those that have expired included."""
         ...
 
-    async def put(self, kept: DocumentSet, texts: Texts | None) -> bool:
+    async def changes(self, tenant: str) -> int:
+        """A number that grows with each change of a set of `tenant`; 0 before the first."""
+        ...
+
+    async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
         """Store `kept` with the `texts` of its version, or None: those of this version are stored.
 
-        False, and nothing is changed, if a later revision is stored.
+        False, and nothing is changed, unless `after` is still the number of its tenant's `changes`.
         """
         ...
 
@@ -34,12 +38,12 @@ class SetStore(Protocol):
         """The texts of the documents `ids` in this version of the set; those that are gone are left out."""
         ...
 
-    async def drop(self, kept: DocumentSet) -> None:
-        """Remove the set, its texts, notes and uses, unless a later revision is stored."""
+    async def drop(self, kept: DocumentSet) -> bool:
+        """Remove the set, its texts, notes and uses. False, and nothing is changed, if another revision is stored."""
         ...
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
-        """Store what became of these documents."""
+        """Store what became of these documents, if there is the set."""
         ...
 
     async def notes(self, key: Key) -> dict[str, Note]:

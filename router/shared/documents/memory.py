@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class MemorySets:
 
     def __init__(self) -> None:
         self._sets: dict[Key, _Stored] = {}
+        self._changes: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<MemorySets {len(self._sets)}>"
@@ -37,14 +39,19 @@ class MemorySets:
         """See SetStore."""
         return [stored.kept for stored in self._sets.values()]
 
-    async def put(self, kept: DocumentSet, texts: Texts | None) -> bool:
+    async def changes(self, tenant: str) -> int:
         """See SetStore."""
+        return self._changes[tenant]
+
+    async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
+        """See SetStore."""
+        if self._changes[kept.tenant] != after:
+            return False
+        self._changes[kept.tenant] += 1
         stored = self._sets.get(kept.key)
         if stored is None:
             self._sets[kept.key] = _Stored(kept, texts or {})
             return True
-        if stored.kept.revision >= kept.revision:
-            return False
         stored.kept, stored.texts = kept, stored.texts if texts is None else texts
         ids = {entry.id for entry in kept.entries}
         stored.notes = {name: note for name, note in stored.notes.items() if name in ids}
@@ -58,11 +65,14 @@ class MemorySets:
             return {}
         return {name: stored.texts[name] for name in ids if name in stored.texts}
 
-    async def drop(self, kept: DocumentSet) -> None:
+    async def drop(self, kept: DocumentSet) -> bool:
         """See SetStore."""
         stored = self._sets.get(kept.key)
-        if stored is not None and stored.kept.revision <= kept.revision:
-            del self._sets[kept.key]
+        if stored is None or stored.kept.revision != kept.revision:
+            return False
+        self._changes[kept.tenant] += 1
+        del self._sets[kept.key]
+        return True
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
         """See SetStore."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -23,22 +25,38 @@ _LINGERS_S = 60
 _COUNTED_S = 8 * 86_400
 """Longer than any set is kept without a refresh."""
 
+_MOST_STEP = 2**20
+
 _PER_CALL = 256
 """Documents that are written in one command."""
 
 _NOTES, _SETS = msgspec.msgpack.Decoder(Note), msgspec.msgpack.Decoder(DocumentSet)
 
 _PUT = """
-if tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') >= tonumber(ARGV[2]) then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+if tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or '0') ~= tonumber(ARGV[2]) then return 0 end
+redis.call('HINCRBY', KEYS[3], ARGV[1], ARGV[8])
+redis.call('HSET', KEYS[1], ARGV[3], ARGV[5])
+redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+if redis.call('EXISTS', KEYS[6]) == 1 then redis.call('RENAME', KEYS[6], KEYS[4]) end
+if KEYS[5] ~= KEYS[4] then redis.call('EXPIRE', KEYS[5], ARGV[7]) end
+redis.call('EXPIREAT', KEYS[4], ARGV[6])
 return 1
 """
+"""Keys: sets, revisions, changes; the texts of this version, of the one before, and those to be renamed. Arguments: the
+tenant and its changes, the set's field, revision and value, when its texts expire, how long others linger, and by how
+much the changes grow."""
+
 _DROP = """
-if tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') > tonumber(ARGV[2]) then return 0 end
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
+if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then return 0 end
+redis.call('HINCRBY', KEYS[6], ARGV[1], ARGV[4])
+redis.call('HDEL', KEYS[1], ARGV[2])
+redis.call('HDEL', KEYS[2], ARGV[2])
 redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
+return 1
+"""
+_NOTE = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+for at = 2, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) end
 return 1
 """
 _LEAD = """
@@ -52,15 +70,20 @@ _SUMS = ("requests", "cached_tokens", "saved_s", "saved_cost")
 
 
 class RedisSets:
-    """A SetStore for all routers: under `prefix` a hash of all sets, one of their revisions, and for each set hashes of
-    its texts, notes and uses, which expire with it. In a cluster `prefix` has a hash tag, so that all are in one slot.
+    """A SetStore for all routers: under `prefix` hashes of all sets, of their revisions and of the changes of tenants,
+    and for each set hashes of its texts, notes and uses, which expire with it. In a cluster `prefix` has a hash tag, so
+    that all are in one slot.
     """
 
     def __init__(self, url: str, *, prefix: str = "pointsman:", certificates: Certificates | None = None) -> None:
         self._line = RedisLine(url, certificates, timeout_s=PATIENCE_S)
         self._prefix = f"{prefix}documents:"
         self._sets, self._revisions = f"{self._prefix}sets", f"{self._prefix}revisions"
-        self._put, self._drop, self._lead = Script(_PUT), Script(_DROP), Script(_LEAD)
+        self._changes = f"{self._prefix}changes"
+        self._put = Script(_PUT)
+        self._drop = Script(_DROP)
+        self._note = Script(_NOTE)
+        self._lead = Script(_LEAD)
 
     def __repr__(self) -> str:
         return f"<RedisSets {self._prefix}>"
@@ -78,20 +101,26 @@ class RedisSets:
         found = await self._asked(self._line.redis.hgetall(self._sets))
         return [kept for kept in map(_read, found.values()) if kept is not None]
 
-    async def put(self, kept: DocumentSet, texts: Texts | None) -> bool:
+    async def changes(self, tenant: str) -> int:
         """See SetStore."""
-        at, until = self._texts_at(kept), int(kept.expires_at) + _LINGERS_S
-        before = await self.look(kept.key)
-        items = list((texts or {}).items())
+        return int(await self._asked(self._line.redis.hget(self._changes, tenant)) or 0)
+
+    async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
+        """See SetStore. Texts are written under a name of their own first: of two that write at once, one is kept."""
+        at, before = self._texts_at(kept), await self.look(kept.key)
+        new, items = f"{self._prefix}new:{uuid.uuid4().hex}", list((texts or {}).items())
         for first in range(0, len(items), _PER_CALL):
-            await self._asked(self._line.redis.hset(at, mapping=dict(items[first : first + _PER_CALL])))
-        await self._asked(self._line.redis.expireat(at, until))
-        args: list[str | int | bytes] = [_field(kept.key), kept.revision, msgspec.msgpack.encode(kept)]
-        if not await self._asked(self._put.run(self._line.redis, [self._sets, self._revisions], args)):
-            return False
-        if before is not None and before.version != kept.version:
-            await self._asked(self._line.redis.expire(self._texts_at(before), _LINGERS_S))
-        return True
+            await self._asked(self._line.redis.hset(new, mapping=dict(items[first : first + _PER_CALL])))
+            # it was never kept if this router ends meanwhile
+            await self._asked(self._line.redis.expire(new, _LINGERS_S))
+        old = at if before is None else self._texts_at(before)
+        args: list[str | int | bytes] = [kept.tenant, after, _field(kept.key), kept.revision]
+        args += [msgspec.msgpack.encode(kept), int(kept.expires_at) + _LINGERS_S, _LINGERS_S, _step()]
+        keys = [self._sets, self._revisions, self._changes, at, old, new]
+        is_kept = bool(await self._asked(self._put.run(self._line.redis, keys, args)))
+        if not is_kept and items:
+            await self._asked(self._line.redis.delete(new))
+        return is_kept
 
     async def texts(self, kept: DocumentSet, ids: Collection[str]) -> dict[str, str]:
         """See SetStore."""
@@ -101,17 +130,23 @@ class RedisSets:
         found = await self._asked(self._line.redis.hmget(self._texts_at(kept), names))
         return {name: text.decode("utf-8") for name, text in zip(names, found, strict=True) if text is not None}
 
-    async def drop(self, kept: DocumentSet) -> None:
+    async def drop(self, kept: DocumentSet) -> bool:
         """See SetStore."""
         names = [self._at(what, kept.key) for what in ("notes", "uses")]
-        keys = [self._sets, self._revisions, self._texts_at(kept), *names]
-        await self._asked(self._drop.run(self._line.redis, keys, [_field(kept.key), kept.revision]))
+        keys = [self._sets, self._revisions, self._texts_at(kept), *names, self._changes]
+        return bool(
+            await self._asked(
+                self._drop.run(self._line.redis, keys, [kept.tenant, _field(kept.key), kept.revision, _step()])
+            )
+        )
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
         """See SetStore."""
         if notes:
-            written: dict[Any, Any] = {name: msgspec.msgpack.encode(note) for name, note in notes.items()}
-            await self._asked(self._line.redis.hset(self._at("notes", key), mapping=written))
+            written = [part for name, note in notes.items() for part in (name, msgspec.msgpack.encode(note))]
+            await self._asked(
+                self._note.run(self._line.redis, [self._sets, self._at("notes", key)], [_field(key), *written])
+            )
 
     async def notes(self, key: Key) -> dict[str, Note]:
         """See SetStore."""
@@ -170,6 +205,12 @@ class RedisSets:
 
     def _at(self, what: str, key: Key) -> str:
         return f"{self._prefix}{what}:{_field(key)}"
+
+
+def _step() -> int:
+    """By how much a tenant's changes grow: a failover that loses some of them is not to end at a number that a router
+    has read before."""
+    return 1 + secrets.randbelow(_MOST_STEP)
 
 
 def _field(key: Key) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from router.shared.documents.base import SetStore
 from router.shared.documents.document_set import AUTO, DocumentEntry, DocumentSet, Key, Note, Uses
 from router.shared.prefixes.prefixes import Prefixes
 from router.supervise import supervise
+from router.waiters import Waiter, Waiters
 
 MOST_DOCUMENTS = 4096
 """Documents of one set."""
@@ -46,6 +47,12 @@ _MOST_REMEMBERED = 1024
 _MOST_COUNTED = 16 * 1024
 """Documents with uses that are not stored yet."""
 
+_MOST_TRIES = 20
+"""Most attempts of one change, if other routers change sets of the same tenant at the same time."""
+
+_TURN_S = 10.0
+"""Longest time that a change waits for others of its tenant here."""
+
 _DIGEST_BITS = 52
 """Bits of a digest: whole numbers that each part of the chain has exactly."""
 
@@ -62,6 +69,13 @@ class SetWish(NamedTuple):
     model: str = ""
     head: bytes = b"[]"
     shards: int = AUTO
+
+
+class _Change(NamedTuple):
+    """A set as it is to be, with its texts if these change."""
+
+    kept: DocumentSet
+    texts: Mapping[str, str] | None
 
 
 class Shown(NamedTuple):
@@ -126,6 +140,11 @@ class DocumentSets:
         self._due: dict[Doc, tuple[DocumentSet, DocumentEntry, int]] = {}
         self._busy: set[Doc] = set()
         self._has_due, self._changed = asyncio.Event(), asyncio.Event()
+        self._changing: set[str] = set()
+        """Tenants with a change that is being made here."""
+        self._waiters = Waiters[str, None, bool](
+            take_back=lambda waiter, _: self._end_turn(waiter.owner), left=lambda: None
+        )
         self._tasks: list[asyncio.Task[None]] = []
         # redis-py may answer a cancellation with the failure of a connection
         self._is_closing = False
@@ -154,56 +173,69 @@ class DocumentSets:
 
         Raises QuotaExceeded, InvalidRequest, Unavailable.
         """
-        before = await self._fresh((tenant.name, name))
-        entries = {entry.id: entry for entry in before.entries} if adds and before is not None else {}
-        texts = dict[str, str]()
-        if adds and before is not None:
-            texts = await self._store.texts(before, entries.keys())
-        entries |= {document.id: _entry(document) for document in documents}
-        texts |= {document.id: document.text for document in documents}
-        if len(entries) > MOST_DOCUMENTS:
-            hint = f"a set has at most {MOST_DOCUMENTS:,}; make several"
-            raise InvalidRequest(f"{len(entries):,} documents are too many", hint=hint, param="documents")
-        now, revision = self._now(), self._revision(before)
-        created_at = now if before is None else before.created_at
-        kept = DocumentSet(
-            tenant.name,
-            name,
-            version=revision,
-            revision=revision,
-            created_at=created_at,
-            expires_at=now + wish.ttl_s,
-            entries=tuple(entries.values()),
-            model=wish.model,
-            head=wish.head,
-            shards=wish.shards,
-        )
-        await self._require_room(kept, tenant)
-        return await self._stored(kept, texts)
+
+        async def changed(before: DocumentSet | None) -> _Change:
+            entries = {entry.id: entry for entry in before.entries} if adds and before is not None else {}
+            texts = dict[str, str]()
+            if adds and before is not None:
+                texts = await self._store.texts(before, entries.keys())
+            entries |= {document.id: _entry(document) for document in documents}
+            texts |= {document.id: document.text for document in documents}
+            if len(entries) > MOST_DOCUMENTS:
+                hint = f"a set has at most {MOST_DOCUMENTS:,}; make several"
+                raise InvalidRequest(f"{len(entries):,} documents are too many", hint=hint, param="documents")
+            now, revision = self._now(), self._revision(before)
+            kept = DocumentSet(
+                tenant.name,
+                name,
+                version=revision,
+                revision=revision,
+                created_at=now if before is None else before.created_at,
+                expires_at=now + wish.ttl_s,
+                entries=tuple(entries.values()),
+                model=wish.model,
+                head=wish.head,
+                shards=wish.shards,
+            )
+            await self._require_room(kept, tenant)
+            return _Change(kept, texts)
+
+        return await self._change((tenant.name, name), changed)
 
     async def refresh(self, name: str, tenant: Tenant, ttl_s: float) -> DocumentSet:
         """Keep the set for `ttl_s` from now on, never shorter than before. Raises UnknownDocument, Unavailable."""
-        before = await self._known((tenant.name, name))
-        until = max(before.expires_at, self._now() + ttl_s)
-        return await self._stored(replace(before, revision=self._revision(before), expires_at=until), None)
+
+        async def changed(before: DocumentSet | None) -> _Change:
+            known = self._required(before, name)
+            until = max(known.expires_at, self._now() + ttl_s)
+            return _Change(replace(known, revision=self._revision(known), expires_at=until), None)
+
+        return await self._change((tenant.name, name), changed)
 
     async def remove(self, name: str, tenant: Tenant, id: str) -> DocumentSet:  # noqa: A002 - it is the document's
         """The set without this document. Raises UnknownDocument, Unavailable."""
-        before = await self._known((tenant.name, name))
-        entries = tuple(entry for entry in before.entries if entry.id != id)
-        if len(entries) == len(before.entries):
-            raise _unknown_documents(name, [id])
-        texts = await self._store.texts(before, [entry.id for entry in entries])
-        revision = self._revision(before)
-        return await self._stored(replace(before, version=revision, revision=revision, entries=entries), texts)
+
+        async def changed(before: DocumentSet | None) -> _Change:
+            known = self._required(before, name)
+            entries = tuple(entry for entry in known.entries if entry.id != id)
+            if len(entries) == len(known.entries):
+                raise _unknown_documents(name, [id])
+            texts = await self._store.texts(known, [entry.id for entry in entries])
+            revision = self._revision(known)
+            return _Change(replace(known, version=revision, revision=revision, entries=entries), texts)
+
+        return await self._change((tenant.name, name), changed)
 
     async def drop(self, name: str, tenant: Tenant) -> DocumentSet:
         """Forget the set; the pins of its documents end. Raises UnknownDocument, Unavailable."""
-        kept = await self._known((tenant.name, name))
-        await self._store.drop(kept)
-        self._forget(kept.key)
-        self._changed.set()
-        return kept
+        async with self._turn_of(tenant.name):
+            for _ in range(_MOST_TRIES):
+                kept = await self._known((tenant.name, name))
+                if await self._store.drop(kept):
+                    self._forget(kept.key)
+                    self._changed.set()
+                    return kept
+        raise _keeps_changing(name)
 
     async def of(self, tenant: str) -> list[DocumentSet]:
         """The sets of `tenant`, by name. Raises Unavailable."""
@@ -404,13 +436,47 @@ class DocumentSets:
                 hint="DELETE a set or documents, or wait until one expires",
             )
 
-    async def _stored(self, kept: DocumentSet, texts: Mapping[str, str] | None) -> DocumentSet:
-        if not await self._store.put(kept, texts):
-            hint = "look at the set, and try again"
-            raise Unavailable(f"another request changes the set '{kept.name}'", hint=hint, retry_after_s=1.0)
-        self._forget(kept.key)
-        self._changed.set()
-        return kept
+    async def _change(self, key: Key, changed: Callable[[DocumentSet | None], Awaitable[_Change]]) -> DocumentSet:
+        """Store what `changed` makes of the set of this key: again if another router has changed one of the tenant's
+        sets meanwhile, so that no change is lost and no tenant stores more than it may. Raises what `changed` raises,
+        Unavailable.
+        """
+        tenant, name = key
+        async with self._turn_of(tenant):
+            for _ in range(_MOST_TRIES):
+                # first this number, then what it stands for
+                after = await self._store.changes(tenant)
+                kept, texts = await changed(await self._fresh(key))
+                if await self._store.put(kept, texts, after=after):
+                    self._forget(key)
+                    self._changed.set()
+                    return kept
+        raise _keeps_changing(name)
+
+    @asynccontextmanager
+    async def _turn_of(self, tenant: str) -> AsyncIterator[None]:
+        """One change of a tenant's sets at a time here: each that fails for another one has read all its texts."""
+        if tenant in self._changing:
+            try:
+                await self._waiters.wait(tenant, None, timeout_s=_TURN_S)
+            except TimeoutError:
+                raise _keeps_changing("of this tenant") from None
+        else:
+            self._changing.add(tenant)
+        try:
+            yield
+        finally:
+            self._end_turn(tenant)
+
+    def _end_turn(self, tenant: str) -> None:
+        self._changing.discard(tenant)
+        self._waiters.serve(self._begin_turn)
+
+    def _begin_turn(self, waiter: Waiter[str, None, bool]) -> bool | None:
+        if waiter.owner in self._changing:
+            return None
+        self._changing.add(waiter.owner)
+        return True
 
     async def _known(self, key: Key, *, may_be_old: bool = False) -> DocumentSet:
         """The set of this key. While the store is away, one that is remembered will do if it `may_be_old`."""
@@ -420,9 +486,13 @@ class DocumentSets:
             kept = self._remembered.get(key) if may_be_old else None
             if kept is None:
                 raise
+        return self._required(kept, key[1])
+
+    def _required(self, kept: DocumentSet | None, name: str) -> DocumentSet:
+        """`kept`, which is called `name`. Raises UnknownDocument if there is none, or it has expired."""
         if kept is None or kept.expires_at <= self._now():
             hint = "GET /v1/document_sets lists yours"
-            raise UnknownDocument(f"there is no document set '{key[1][:80]}', or it has expired", hint=hint)
+            raise UnknownDocument(f"there is no document set '{name[:80]}', or it has expired", hint=hint)
         return kept
 
     async def _fresh(self, key: Key) -> DocumentSet | None:
@@ -491,6 +561,13 @@ def _entry(document: AskDocument) -> DocumentEntry:
     encoded = document.text.encode("utf-8")
     digest = xxh3_64_intdigest(encoded + b"\x00" + document.title.encode("utf-8")) >> (64 - _DIGEST_BITS)
     return DocumentEntry(document.id, document.title, len(encoded), digest)
+
+
+def _keeps_changing(name: str) -> Unavailable:
+    hint = "look at the set, and try again"
+    return Unavailable(
+        f"other requests keep changing the document sets, '{name[:80]}' among them", hint=hint, retry_after_s=1.0
+    )
 
 
 def _unknown_documents(name: str, ids: Sequence[str]) -> UnknownDocument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ PATIENCE_S = 1.0
 _TRIES = 20
 """Most attempts of one change, if other routers change the book at the same time."""
 
+_MOST_STEP = 2**20
+"""By how much a revision grows at most: Redis has exact numbers up to 2**53."""
+
 _PUT = """
 local now = tonumber(redis.call('HGET', KEYS[1], 'revision') or '0')
 if now < tonumber(ARGV[1]) or now > tonumber(ARGV[2]) then return 0 end
@@ -30,7 +34,7 @@ return 1
 
 
 class RedisKeys:
-    """One hash at `key`: the book, and a revision that counts its changes.
+    """One hash at `key`: the book, and a revision that grows with each change.
 
     A revision older than the one read before means that the server has lost changes, for example by a restart without
     data. Then the known book is written back: otherwise a restart of Redis would lock every tenant out. `on_event`
@@ -64,8 +68,10 @@ class RedisKeys:
         for _ in range(_TRIES):
             await self._catch_up()
             book, known = edit(self._seen), self._revision
-            if await self._written(book, known + 1, least=known, most=known):
-                self._revision, self._seen = known + 1, book
+            # two changes that a failover kept apart are not to have the same revision
+            revision = known + 1 + secrets.randbelow(_MOST_STEP)
+            if await self._written(book, revision, least=known, most=known):
+                self._revision, self._seen = revision, book
                 return book
         raise Unavailable("other routers keep changing the keys", hint="try again", retry_after_s=1.0)
 

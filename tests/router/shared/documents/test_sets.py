@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import NoBackend, Unavailable, UnknownDocument
+from policies.errors import NoBackend, QuotaExceeded, Unavailable, UnknownDocument
 from policies.nouns import Tenant
 from router.ask import Ask, AskDocument, Documents
 from router.shared.documents.base import SetStore
-from router.shared.documents.document_set import DocumentSet, Uses
+from router.shared.documents.document_set import DocumentSet, Note, Uses
 from router.shared.documents.memory import MemorySets
 from router.shared.documents.redis import RedisSets
 from router.shared.documents.sets import DocumentSets, SetWish
@@ -231,3 +232,116 @@ async def test_while_redis_is_away_what_was_read_before_is_known() -> None:
                 await library.sets.resolved(Documents((AskDocument("dog", ""),), of_set="animals"), "acme")
             with pytest.raises(Unavailable):
                 await library.sets.put("animals", ACME, DOCUMENTS, WISH)
+
+
+STORED = SetWish(600.0)
+
+
+@asynccontextmanager
+async def some_routers(count: int, server: RedisServer) -> AsyncIterator[list[DocumentSets]]:
+    """Routers that share what they store, or one with a memory of its own."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for number in range(count):
+            store = RedisSets(server.url) if count > 1 else MemorySets()
+            found.append((await stack.enter_async_context(a_library(store, by=f"r{number}"))).sets)
+        yield found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_documents_that_are_added_at_once_are_all_kept(count: int, server: RedisServer) -> None:
+    async with some_routers(count, server) as routers:
+        adding = (
+            routers[number % count].put("s", ACME, [AskDocument(f"d{number}", f"text {number}")], STORED, adds=True)
+            for number in range(10)
+        )
+        await asyncio.gather(*adding)
+        for sets in routers:
+            asked = await sets.resolved(Documents((), of_set="s"), "acme")
+            assert {each.id: each.text for each in asked.each} == {f"d{each}": f"text {each}" for each in range(10)}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_is_done_at_once_has_the_effect_of_one_after_the_other(
+    seed: int, count: int, server: RedisServer
+) -> None:
+    rng, added, removed = random.Random(seed), set[str](), set[str]()
+    async with some_routers(count, server) as routers:
+        await routers[0].put("s", ACME, [AskDocument("first", "text")], STORED)
+
+        async def add(name: str) -> None:
+            await rng.choice(routers).put("s", ACME, [AskDocument(name, name)], STORED, adds=True)
+            added.add(name)
+
+        async def remove(name: str) -> None:
+            with suppress(UnknownDocument):
+                await rng.choice(routers).remove("s", ACME, name)
+                removed.add(name)
+
+        names = [f"d{number}" for number in range(8)]
+        changes = [add(name) for name in names] + [remove(name) for name in names]
+
+        async def refresh() -> None:
+            await rng.choice(routers).refresh("s", ACME, 900.0)
+
+        changes += [refresh() for _ in range(3)]
+        rng.shuffle(changes)
+        tasks = [asyncio.create_task(change) for change in changes]
+        for task in rng.sample(tasks, 3):
+            # a client that leaves has done its part or nothing
+            asyncio.get_running_loop().call_later(rng.random() * 0.02, task.cancel)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled = [error for error in ended if isinstance(error, asyncio.CancelledError)]
+        assert not [error for error in ended if isinstance(error, Exception)]
+        asked = await routers[-1].resolved(Documents((), of_set="s"), "acme")
+        unsure = set(names) if cancelled else set[str]()
+        assert {each.id for each in asked.each} - unsure == {"first"} | (added - removed - unsure)
+        assert all(each.text for each in asked.each)
+        # the next change has its turn
+        await routers[0].put("s", ACME, [AskDocument("last", "text")], STORED, adds=True)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_sets_that_are_made_at_once_never_exceed_what_their_tenant_may_store(
+    count: int, server: RedisServer
+) -> None:
+    small = replace(ACME, stored_documents=4)
+    async with some_routers(count, server) as routers:
+        making = (
+            routers[number % count].put(f"s{number}", small, [AskDocument("d", "text")], STORED) for number in range(9)
+        )
+        ended = await asyncio.gather(*making, return_exceptions=True)
+        assert sum(isinstance(error, QuotaExceeded) for error in ended) == 5
+        assert len(await routers[0].of("acme")) == 4
+
+
+async def test_a_set_that_changes_while_it_is_dropped_is_dropped_all_the_same(server: RedisServer) -> None:
+    async with some_routers(2, server) as (first, second):
+        await first.put("s", ACME, DOCUMENTS, STORED)
+        before = await first._fresh(("acme", "s"))
+        await second.put("s", ACME, [AskDocument("new", "text")], STORED, adds=True)
+        assert before is not None
+        assert not await first._store.drop(before)
+        await first.drop("s", ACME)
+        assert await second.of("acme") == []
+
+
+async def test_a_document_that_was_computed_for_a_set_that_is_gone_leaves_nothing(server: RedisServer) -> None:
+    store = RedisSets(server.url)
+    await store.note(("acme", "gone"), {"owl": Note("p")})
+    with server.admin() as admin:
+        assert not admin.keys("*notes*")
+    await store.close()
+
+
+async def test_a_change_that_a_failover_lost_is_not_taken_for_another_one(server: RedisServer) -> None:
+    async with some_routers(2, server) as (first, second):
+        await first.put("s", ACME, [AskDocument("a", "text")], STORED)
+        with server.admin() as admin:
+            saved = admin.dump("pointsman:documents:changes")
+            await first.put("s", ACME, [AskDocument("b", "text")], STORED, adds=True)
+            seen = await first._store.changes("acme")
+            admin.restore("pointsman:documents:changes", 0, saved, replace=True)
+        await second.put("s", ACME, [AskDocument("c", "text")], STORED, adds=True)
+        assert await first._store.changes("acme") != seen
