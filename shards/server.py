@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -192,13 +192,17 @@ class ShardServer:
 
     async def close(self) -> None:
         """End every stream and the engine's thread."""
-        self.service.end_all(grpc.StatusCode.UNAVAILABLE, "this shard has stopped")
-        await self._server.stop(grace=0.5)
-        await self._port.close()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.loop.stop)
+            stack.push_async_callback(self._end_tasks)
+            stack.push_async_callback(self._port.close)
+            stack.push_async_callback(self._server.stop, grace=0.5)
+            self.service.end_all(grpc.StatusCode.UNAVAILABLE, "this shard has stopped")
+
+    async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.loop.stop()
 
     async def check(self) -> None:
         """Raise AssertionError if an invariant of the engine or of a stream is broken."""
@@ -284,18 +288,19 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await server.start()
-    on_listening(server.address)
-    announcing = announcer(server.address) if announcer else None
-    if announcing is not None:
-        await announcing.start()
-    waiting = asyncio.create_task(stopped.wait())
-    await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    async with asyncio.TaskGroup() as ending:
-        # telling an unreachable router takes seconds, and reachable routers send requests meanwhile
-        ending.create_task(server.drain())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.close)
+        on_listening(server.address)
+        announcing = announcer(server.address) if announcer else None
         if announcing is not None:
-            ending.create_task(announcing.stop())
-    await server.close()
+            await announcing.start()
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        # telling an unreachable router takes seconds, and reachable routers send requests meanwhile
+        endings = [server.drain(), *([] if announcing is None else [announcing.stop()])]
+        failures = [failure for failure in await asyncio.gather(*endings, return_exceptions=True) if failure]
+        if failures:
+            raise failures[0]
     if server.loop.died.done():
         raise server.loop.died.result()

@@ -164,12 +164,17 @@ async def serve(
         failure = error
         raise
     finally:
-        held.give_back()
-        if permit is not None:
-            permit.settle(failure)
-        account.on_end(account, failure)
-        # a failure that refers to this frame, and is referred to by it, would wait for the garbage collector
-        failure = None
+        # none of these steps is skipped because another one failed: as an ExitStack, which costs more
+        try:
+            held.give_back()
+        finally:
+            try:
+                if permit is not None:
+                    permit.settle(failure)
+            finally:
+                account.on_end(account, failure)
+                # a failure that refers to this frame, and is referred to by it, would wait for the garbage collector
+                failure = None
 
 
 def unplanned(error: Exception, observer: Observer) -> ExpectedError:
@@ -291,9 +296,11 @@ class _Call(msgspec.Struct, frozen=True):
                         raise failure from None
             finally:
                 placed = placed if race is None else race.placed
-                self._settle(placed, others)
-                if mirrored is not None:
-                    gateway.mirrors.ended(mirrored, placed.flight, sys.exception())
+                try:
+                    self._settle(placed, others)
+                finally:
+                    if mirrored is not None:
+                        gateway.mirrors.ended(mirrored, placed.flight, sys.exception())
 
     def _placer(self, at: int, steps: Sequence[Step], trace: PromptTrace | None, others: _Others) -> Placer:
         """What finds a backend for prompt number `at` by the `steps` of its class."""

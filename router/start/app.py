@@ -202,11 +202,13 @@ class Router:
     async def _drain(self) -> None:
         doors = self.gateway.doors
         doors.close()
-        for server in self._servers:
-            await server.report_health()
-        if not await doors.emptied(self.gateway.config.server.drain_s):
-            doors.turn_out()
-            await doors.emptied(_LEFTOVERS_S)
+        try:
+            for server in self._servers:
+                await server.report_health()
+        finally:
+            if not await doors.emptied(self.gateway.config.server.drain_s):
+                doors.turn_out()
+                await doors.emptied(_LEFTOVERS_S)
 
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""

@@ -118,9 +118,14 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         self._is_open = True
-        for name, member in self._members.items():
-            self._listeners.health(name, False)
-            await member.backend.start()
+        try:
+            for name, member in self._members.items():
+                self._listeners.health(name, False)
+                await member.backend.start()
+        except BaseException:
+            # those before it were started
+            await self.__aexit__()
+            raise
         # a first probe may add ranks
         for member in tuple(self._members.values()):
             self._probes.begin(member.backend, member.health.rules)
@@ -136,8 +141,7 @@ class Cluster:
         for leaving in self._replaced:
             leaving.cancel()
         await asyncio.gather(*self._replaced, return_exceptions=True)
-        for member in self._members.values():
-            await member.backend.close()
+        await asyncio.gather(*(_close(member.backend) for member in self._members.values()))
 
     def listen(self, listener: ClusterListener) -> None:
         """Let `listener` hear what happens from now on."""

@@ -183,10 +183,12 @@ class Feeds:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            self._context = None
-        await self._relay.close()
+        try:
+            if self._context is not None:
+                self._context.destroy(linger=0)
+                self._context = None
+        finally:
+            await self._relay.close()
 
     def _read(self, pools: Iterable[PoolSpec]) -> _Named:
         """The feeds that `pools` name. Raises ConfigError."""

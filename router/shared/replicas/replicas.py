@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from policies.prefix.match import faded
@@ -143,16 +143,16 @@ class Replicas:
 
     async def close(self) -> None:
         """Send the remaining news, and that no request runs here any more, if the stream answers; then close it."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if self._is_current:
-            with suppress(StoreFailed):
-                await self._calls.run(self._stream.exchange(self._payloads(Running({})), self._after))
-        await self._stream.close()
-        await self._scribe.close()
-        await self._calls.end()
+        async with AsyncExitStack() as stack:
+            for close in (self._calls.end, self._scribe.close, self._stream.close):
+                stack.push_async_callback(close)
+            if self._task is not None:
+                self._task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._task
+            if self._is_current:
+                with suppress(StoreFailed):
+                    await self._calls.run(self._stream.exchange(self._payloads(Running({})), self._after))
 
     async def catch_up(self) -> None:
         """Return when all earlier news were written, and all entries written before were read.

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -119,15 +119,16 @@ class GuardedStore:
 
     async def close(self) -> None:
         """Send the owed settlements, if the shared store answers, and close it."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        with suppress(StoreFailed, TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await self._pay()
-        await self._shared.close()
-        await self._calls.end(within_s=PATIENCE_S)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._calls.end, within_s=PATIENCE_S)
+            stack.push_async_callback(self._shared.close)
+            if self._task is not None:
+                self._task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._task
+            with suppress(StoreFailed, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._pay()
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import Any
 
@@ -61,7 +62,9 @@ class SpreadStore:
 
     async def close(self) -> None:
         """See QuotaStore."""
-        await asyncio.gather(*(store.close() for store in self._stores.values()))
+        async with AsyncExitStack() as stack:
+            for store in self._stores.values():
+                stack.push_async_callback(store.close)
 
     def _of(self, descriptors: Sequence[Descriptor]) -> QuotaStore:
         return self._stores[self.name_for(descriptors[0].ledger)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -260,3 +261,35 @@ async def test_what_was_made_for_a_request_is_not_left_to_the_garbage_collector(
         gc.enable()
     assert not [kind for kind, count in kinds.items() if count >= 5], "some came with each request"
     await gateway.tokenizers.close()
+
+
+@pytest.mark.parametrize("failing", ["router.call.bodies.Held.give_back", "router.call.admission.Permit.settle"])
+async def test_a_step_at_the_end_that_fails_keeps_no_other_from_being_done(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, method = failing.rsplit(".", 2)
+    owner = getattr(import_module(module), name)
+    usual = getattr(owner, method)
+
+    def fails(*args: Any) -> None:
+        usual(*args)
+        raise RuntimeError("the router made a mistake")
+
+    gateway = await well(a_gateway(ScriptedBackend("b0", speaks_tokens=False)), "b0")
+    monkeypatch.setattr(owner, method, fails)
+    caller = Listener(chat_ask(a_chat()))
+    assert isinstance(await ended(caller, gateway), RuntimeError)
+    gateway.check()
+    assert gateway.observer.registry.get_sample_value("pointsman_requests_total", _labels_of(gateway)) == 1.0
+    await gateway.tokenizers.close()
+
+
+def _labels_of(gateway: Any) -> dict[str, str]:
+    """Those of the one request that was counted."""
+    (sample,) = (
+        sample
+        for metric in gateway.observer.registry.collect()
+        for sample in metric.samples
+        if sample.name == "pointsman_requests_total"
+    )
+    return dict(sample.labels)

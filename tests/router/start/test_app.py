@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from http1.server import HttpServer
 from policies.errors import ConfigError
 from policies.sla.parse import parse
 from router.start.address import Address
@@ -126,3 +132,91 @@ async def test_a_grpc_port_that_is_taken_is_named() -> None:
         with pytest.raises(ConfigError, match=f"cannot listen on {router.grpc}"):
             async with a_router(config=a_config(grpc=str(router.grpc))):
                 pass
+
+
+PARTS: dict[str, Callable[[Router], tuple[object, str]]] = {
+    "decision log": lambda router: (router.telemetry.decisions, "close"),
+    "learning": lambda router: (router.gateway.later, "flush"),
+    "tokenizers": lambda router: (router.gateway.tokenizers, "close"),
+    "bodies": lambda router: (router.gateway.bodies, "close"),
+    "sources": lambda router: (router.gateway.sources, "close"),
+    "store": lambda router: (router.gateway.admission.store, "close"),
+    "keys": lambda router: (router.gateway.keys, "close"),
+    "alerts": lambda router: (router.operations.alerts, "close"),
+    "relay of feeds": lambda router: (router.gateway.feeds._relay, "close"),
+    "first backend": lambda router: (next(iter(router.gateway.cluster._members.values())).backend, "close"),
+    "last backend": lambda router: (list(router.gateway.cluster._members.values())[-1].backend, "close"),
+    "mirrors": lambda router: (router.gateway.mirrors, "close"),
+    "waking": lambda router: (router.gateway.waking, "close"),
+    "document sets": lambda router: (router.gateway.document_sets._store, "close"),
+    "doors": lambda router: (router.gateway.doors, "emptied"),
+}
+"""What a router closes at its end, and how; besides its ports."""
+
+
+@pytest.mark.parametrize("failing", [*PARTS, "ports"])
+async def test_a_part_that_fails_to_close_keeps_no_other_from_it_and_its_error_is_reported(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = set[str]()
+
+    def watch(part: str, owner: object, method: str) -> None:
+        close = getattr(owner, method)
+
+        def note() -> None:
+            closed.add(part)
+            if part == failing:
+                raise RuntimeError(f"{part} cannot be closed")
+
+        async def watched(*args: object, **named: object) -> object:
+            result = await close(*args, **named)
+            note()
+            return result
+
+        def watched_now(*args: object, **named: object) -> object:
+            result = close(*args, **named)
+            note()
+            return result
+
+        monkeypatch.setattr(owner, method, watched if iscoroutinefunction(close) else watched_now)
+
+    backends = [ScriptedBackend("b0"), ScriptedBackend("b1")]
+    config = a_config(decision_log=str(tmp_path / "log"))
+    router = Router(config, backends=lambda _: backends)
+    for part, find in PARTS.items():
+        watch(part, *find(router))
+    close = HttpServer.close
+
+    async def close_port(server: HttpServer, *args: Any) -> None:
+        await close(server, *args)
+        closed.add("ports")
+        if failing == "ports":
+            raise RuntimeError("ports cannot be closed")
+
+    monkeypatch.setattr(HttpServer, "close", close_port)
+    with suppress(RuntimeError):
+        async with router:
+            pass
+        assert failing in {"first backend", "last backend"}
+    assert closed == PARTS.keys() | {"ports"}
+    if failing.endswith("backend"):
+        assert f"{failing} cannot be closed" in caplog.text
+    names = {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+    assert not names
+
+
+async def test_where_a_backend_cannot_be_started_those_before_it_are_closed() -> None:
+    first, second = ScriptedBackend("b0"), ScriptedBackend("b1")
+    closed: list[str] = []
+
+    async def start() -> None:
+        raise RuntimeError("no")
+
+    async def close() -> None:
+        closed.append("b0")
+
+    first.close, second.start = close, start  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no"):
+        async with Router(a_config(), backends=lambda _: [first, second]):
+            pass
+    assert closed == ["b0"]
