@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 import typer
 
 from shards.bundled import NAME, weights
+from shards.kv.peer_identity import PeerTls, require_protected, secret_in
 from shards.lifeline import end_with_stdin
 from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
@@ -48,10 +49,6 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
-LEAST_SECRET_BYTES = 16
-"""A shorter secret of shards could be guessed."""
-
-
 @contextmanager
 def exit_on_error(*, before: str = "") -> Iterator[None]:
     """Exit with status 2 and a message for every failure that is not a bug."""
@@ -76,12 +73,35 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def secret_in(path: Path) -> bytes:
-    """The secret in the file at `path`, without space around it. Raises OSError, ValueError."""
-    secret = path.read_bytes().strip()
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise ValueError(f"{path} holds a secret of {len(secret)} bytes; it needs at least {LEAST_SECRET_BYTES}")
-    return secret
+class KvPort(NamedTuple):
+    """Where and with whom a shard exchanges KV."""
+
+    address: tuple[str, int] | None
+    secret: bytes
+    tls: PeerTls | None
+
+    @classmethod
+    def of(
+        cls, shard: str, listen: str | None, secret_file: str | None, authority: str | None, own: TlsSettings
+    ) -> Self:
+        """Of the options of a shard, with `own` certificates. Raises OSError, ValueError; prints what is doubtful."""
+        secret = b"" if secret_file is None else secret_in(Path(secret_file))
+        tls = None
+        if authority is not None:
+            if own.cert is None:
+                raise ValueError("--kv-ca is for KV over TLS: add --tls-cert and --tls-key, or leave it out")
+            settings = TlsSettings(own.cert, own.key, authority, min_version=own.min_version)
+            try:
+                tls = PeerTls.of(shard, settings)
+            except TlsError as error:
+                raise ValueError(str(error)) from error
+        if listen is None:
+            return cls(None, secret, tls)
+        host, port = host_and_port(listen)
+        doubt = require_protected(host, is_protected=bool(secret) or tls is not None)
+        if doubt:
+            print(f"warning: {doubt}", file=sys.stderr, flush=True)  # noqa: T201
+        return cls((host, port), secret, tls)
 
 
 def load_model(
@@ -314,7 +334,13 @@ def shard(
     ] = None,
     kv_secret_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A secret that all shards that exchange KV have in this file."),
+        typer.Option(metavar="FILE", help="A random secret that all shards that exchange KV have in this file."),
+    ] = None,
+    kv_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="CAs of the shards' certificates: KV is exchanged over TLS, with --tls-cert."
+        ),
     ] = None,
     pin_share: Annotated[
         float | None,
@@ -413,6 +439,7 @@ def shard(
     with exit_on_error():
         port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
     with exit_on_error():
+        kv_port = KvPort.of(name, kv_listen, kv_secret_file, kv_ca, own)
         refuse_alone(draft_model, draft_kv_memory)
         refuse_apart(tensor_parallel, kv_dir, kv_listen, has_adapters=bool(lora or lora_dir), experts=experts)
     threads = threads or max(1, default_threads() // tensor_parallel)
@@ -448,8 +475,6 @@ def shard(
         traces = traces_of(name)
     use_threads(threads)
     with exit_on_error():
-        kv_address = None if kv_listen is None else host_and_port(kv_listen)
-        kv_secret = b"" if kv_secret_file is None else secret_in(Path(kv_secret_file))
         adapters = AdapterOptions(
             named_folders(lora or []),
             None if lora_dir is None else Path(lora_dir),
@@ -461,8 +486,9 @@ def shard(
         host_bytes=int(host_memory * 2**30),
         kv_dir=None if kv_dir is None else Path(kv_dir),
         kv_dir_bytes=int(kv_dir_gib * 2**30),
-        kv_listen=kv_address,
-        kv_secret=kv_secret,
+        kv_listen=kv_port.address,
+        kv_secret=kv_port.secret,
+        kv_tls=kv_port.tls,
         max_running=max_running,
         max_waiting=max_waiting,
         step_s=step_ms / 1000,

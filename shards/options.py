@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.options import PoolOptions
+from shards.kv.peer_identity import PeerTls
 from shards.lora.options import AdapterOptions
 from shards.sched.drafts import FEW_ROWS_ON_DEVICE
 from shards.sched.plan import StepLimits
@@ -35,7 +36,7 @@ class EngineOptions:
     `kv_dir` too, up to `kv_dir_bytes`, and read again by this and later engines with the same model.
 
     With `kv_listen` (host and port) KV is fetched from other shards, and other shards fetch from this port, if they
-    know the same `kv_secret`.
+    know the same `kv_secret`, over TLS with `kv_tls`. Other machines may reach the port only with one of both.
 
     A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
     within `preempt_cooldown_s` after it resumed.
@@ -86,6 +87,7 @@ class EngineOptions:
     kv_dir_bytes: int = 16 * 2**30
     kv_listen: tuple[str, int] | None = None
     kv_secret: bytes = field(default=b"", repr=False)
+    kv_tls: PeerTls | None = None
     pool: PoolOptions = field(default_factory=PoolOptions)
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
 

@@ -18,17 +18,19 @@ _log = logging.getLogger("pointsman.tls")
 
 
 class Refusals:
-    """Logs why handshakes of `what` failed, each peer and reason once a minute. `on_refused` gets the reason
-    each time. `clock` is in seconds.
+    """Logs why handshakes of `what` failed, each peer and reason once a minute, so that there is `lack`. `on_refused`
+    gets the reason each time. `clock` is in seconds.
     """
 
     def __init__(
         self,
         what: str,
         *,
+        lack: str = "no TLS",
         on_refused: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._lack = lack
         self._what, self._on_refused, self._clock = what, on_refused, clock
         self._logged_at: dict[tuple[str, str], float] = {}
         self._unlogged = 0
@@ -50,7 +52,9 @@ class Refusals:
             return
         others = f"; {self._unlogged} more since the last line" if self._unlogged else ""
         self._unlogged = 0
-        _log.warning("%s: no TLS with %s: %s%s%s", self._what, peer, reason, f" ({hint})" if hint else "", others)
+        _log.warning(
+            "%s: %s with %s: %s%s%s", self._what, self._lack, peer, reason, f" ({hint})" if hint else "", others
+        )
 
     def _may_log(self, about: tuple[str, str], now: float) -> bool:
         logged = self._logged_at

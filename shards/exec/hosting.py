@@ -15,8 +15,8 @@ from shards.kv.disk import KvDirectory
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
 from shards.kv.fingerprint import KvFacts, checkpoint_digest
 from shards.kv.lending import KvLending
+from shards.kv.peer_identity import PeerIdentity, key_of, require_protected
 from shards.kv.peer_jobs import PeerThreads
-from shards.kv.peer_wire import PeerIdentity
 from shards.kv.peers import KvPeers
 from shards.kv.raw_block import BlockLabels, RawMemory
 from shards.model import Model
@@ -121,7 +121,8 @@ def _exchange(
         return None
     assert labels is not None, "blocks leave this shard"
     assert isinstance(memory, RawMemory), "blocks are bytes"
-    identity = PeerIdentity(labels.fingerprint, options.kv_secret)
+    require_protected(options.kv_listen[0], is_protected=bool(options.kv_secret) or options.kv_tls is not None)
+    identity = PeerIdentity(labels.fingerprint, key_of(options.kv_secret), options.kv_tls)
     lending = KvLending(memory, labels, slots - _STAGING, _STAGING)
     return KvExchange(identity, KvPeers(PeerThreads(identity, clock=clock), memory, labels, clock), lending)
 

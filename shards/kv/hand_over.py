@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,9 @@ from contextlib import closing, suppress
 from threading import Condition, Thread
 from typing import NamedTuple
 
-from shards.kv.peer_jobs import connect
-from shards.kv.peer_wire import MOST_OFFERED, Offer, OfferedBlock, PeerIdentity, PeerRefused, greet, offer
+from shards.kv.peer_identity import PeerIdentity
+from shards.kv.peer_jobs import connect, introduce
+from shards.kv.peer_wire import MOST_OFFERED, Offer, OfferedBlock, PeerRefused, offer
 from shards.kv.prefix import CachedBlock
 from shards.kv.timed_socket import TimedSocket
 
@@ -106,7 +106,7 @@ class HandOver:
         self._is_closing = True
         for connection in list(self._open):
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown()
         self._thread.join()
 
     def _run(self, batches: Sequence[Batch]) -> None:
@@ -147,7 +147,7 @@ class HandOver:
         self._open.add(connection)
         try:
             connection.within(max(0.0, self._until_s - self._clock()))
-            greet(connection, self._identity)
+            introduce(connection, self._identity)
         except BaseException:
             connection.close()
             raise

@@ -12,7 +12,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple, Protocol
 
-from shards.kv.peer_wire import PeerIdentity, ask, greet, take
+from shards.kv.peer_identity import PeerIdentity
+from shards.kv.peer_wire import ask, greet, take
 from shards.kv.raw_block import BlockLabel
 from shards.kv.timed_socket import TimedSocket
 
@@ -67,6 +68,13 @@ def connect(address: str) -> TimedSocket:
     return TimedSocket(socket.create_connection((host.strip("[]"), int(port)), CONNECT_S))
 
 
+def introduce(connection: TimedSocket, identity: PeerIdentity) -> None:
+    """Begin `connection` as the end that connected, with `identity`. Raises PeerRefused, OSError."""
+    if identity.tls is not None:
+        connection.secure(identity.tls.connect)
+    greet(connection, identity)
+
+
 class PeerThreads:
     """A `PeerWorker` with `streams` threads. Each proves this shard's `identity` to the peer."""
 
@@ -98,7 +106,7 @@ class PeerThreads:
         self._is_closing = True
         for connection in list(self._open):
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -155,7 +163,7 @@ class PeerThreads:
         self._open.add(connection)
         try:
             connection.within(BLOCK_S)
-            greet(connection, self._identity)
+            introduce(connection, self._identity)
         except BaseException:
             self._drop(connection)
             raise

@@ -5,19 +5,25 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from shards.kv.lending import MOST_LOANS, Loan
 from shards.kv.offers import OpenOffer
-from shards.kv.peer_wire import Offer, PeerIdentity, PeerRefused, give, next_request, reply, welcome
+from shards.kv.peer_identity import PeerIdentity, PeerTls
+from shards.kv.peer_wire import Offer, PeerRefused, give, next_request, reply, welcome
 from shards.kv.raw_block import BlockLabel
 from shards.kv.timed_socket import TimedSocket
+from tls.refusals import Refusals
 
 _log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 256
 """Connections at once: those of 64 shards with four streams each."""
+
+MOST_UNPROVEN = 32
+"""Connections of one address that have not finished their handshake: strangers leave room for shards elsewhere."""
 
 MESSAGE_S = 10.0
 """A connection is closed if one message or block takes so long, or the engine to hand over a block."""
@@ -36,7 +42,8 @@ class PeerServer:
     """Listens on `host` and `port` (0: any) and sends the blocks that `lend` hands over, on a thread per connection.
 
     `lend` makes a loan and wakes the engine, `consider` does so with an offer. More than MOST_CONNECTIONS at a time are
-    refused, and beyond MOST_LOANS requests or MOST_OFFERS offers the next one waits. Raises OSError.
+    refused, and more than MOST_UNPROVEN handshakes of one address. Beyond MOST_LOANS requests or MOST_OFFERS offers the
+    next one waits. Raises OSError.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class PeerServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
         self._connections: dict[TimedSocket, threading.Thread] = {}
+        self._unproven: Counter[str] = Counter()
+        self._refusals = Refusals("the port for KV", lack="no exchange of KV")
         self._loans = threading.BoundedSemaphore(MOST_LOANS)
         self._offers = threading.BoundedSemaphore(MOST_OFFERS)
         self._lock, self._is_closing = threading.Lock(), False
@@ -81,39 +90,40 @@ class PeerServer:
             connections = dict(self._connections)
         for connection in connections:
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown()
         for thread in connections.values():
             thread.join()
 
     def _accept(self) -> None:
         while not self._is_closing:
             try:
-                accepted, _ = self._listener.accept()
+                accepted, place = self._listener.accept()
             except OSError:
                 # it was closed, or there are no descriptors: then the next try waits for a moment
                 threading.Event().wait(0.0 if self._is_closing else 0.1)
                 continue
             with self._lock:
-                if len(self._connections) >= MOST_CONNECTIONS or self._is_closing:
+                peer, is_full = str(place[0]), len(self._connections) >= MOST_CONNECTIONS
+                if is_full or self._unproven[peer] >= MOST_UNPROVEN or self._is_closing:
                     accepted.close()
                     continue
                 connection = TimedSocket(accepted)
-                thread = threading.Thread(target=self._serve, args=(connection,), name="kv-lend", daemon=True)
+                thread = threading.Thread(target=self._serve, args=(connection, peer), name="kv-lend", daemon=True)
                 self._connections[connection] = thread
+                self._unproven[peer] += 1
             thread.start()
 
-    def _serve(self, connection: TimedSocket) -> None:
+    def _serve(self, connection: TimedSocket, peer: str) -> None:
         try:
             with closing(connection):
-                connection.within(MESSAGE_S)
-                welcome(connection, self._identity)
+                self._welcome(connection, peer)
                 while (request := self._next(connection)) is not None:
                     if isinstance(request, Offer):
                         self._take(connection, request)
                     else:
                         self._send(connection, request)
         except PeerRefused as refusal:
-            _log.warning("a connection for KV was refused: %s", refusal)
+            self._refusals.refuse(peer, refusal)
         except OSError as error:
             if not self._is_closing:
                 _log.info("a connection for KV ended: %s", error)
@@ -121,16 +131,35 @@ class PeerServer:
             with self._lock:
                 del self._connections[connection]
 
+    def _welcome(self, connection: TimedSocket, peer: str) -> None:
+        """Have the other end, at the address `peer`, prove that it is a shard. Raises PeerRefused, OSError."""
+        tls = self._identity.tls
+        connection.within(MESSAGE_S)
+        try:
+            if tls is not None:
+                self._secure(connection, peer, tls)
+            welcome(connection, self._identity)
+        finally:
+            with self._lock:
+                self._unproven[peer] -= 1
+                if not self._unproven[peer]:
+                    del self._unproven[peer]
+
+    def _secure(self, connection: TimedSocket, peer: str, tls: PeerTls) -> None:
+        try:
+            connection.secure(tls.accept)
+        except OSError as error:
+            tls.server.refusals.refuse(peer, error)
+            raise
+
     def _next(self, connection: TimedSocket) -> Sequence[BlockLabel] | Offer | None:
         connection.within(IDLE_S)
-        connection.recv(1, socket.MSG_PEEK)
-        connection.within(MESSAGE_S)
-        return next_request(connection, self._identity.fingerprint)
+        return next_request(connection, self._identity.fingerprint, on_begin=lambda: connection.within(MESSAGE_S))
 
     def _take(self, connection: TimedSocket, offer: Offer) -> None:
         host, _, port = offer.address.rpartition(":")
         if not host:
-            host = connection.getpeername()[0]
+            host = connection.peer
             host = f"[{host}]" if ":" in host else host
         if not self._offers.acquire(timeout=OFFER_S):
             raise TimeoutError(f"{MOST_OFFERS} other offers were not done within {OFFER_S} s")

@@ -1,7 +1,8 @@
 """The bytes that two shards exchange: a handshake, wanted blocks, blocks, and offers of blocks. Torch-free.
 
 A connection begins with a handshake in which both ends prove that they know the same secret (HMAC-SHA-256 over both
-nonces), without sending it, and that their KV has the same fingerprint. Then the shard that connected sends requests:
+nonces), without sending it, and then that their KV has the same fingerprint. The end that connected proves it first: a
+stranger that connects gets a nonce, and nothing to try secrets on. Then that end sends requests:
 
 - wanted blocks: the labels of up to MOST_WANTED blocks. The answer is those blocks in order, up to the first that is
   not there;
@@ -9,7 +10,7 @@ nonces), without sending it, and that their KV has the same fingerprint. Then th
   blocks that it has room for, over connections of its own. The answer comes afterwards: a byte for each block, 1 if the
   other shard has it.
 
-Bytes are not encrypted: the port belongs on the network of the shards.
+Bytes are encrypted if the connection has TLS (`shards.kv.peer_identity.PeerTls`), below all of this.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from __future__ import annotations
 import hmac
 import math
 import os
-import socket
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.kv.peer_identity import PeerIdentity
 from shards.kv.raw_block import BlockLabel, BrokenBlock, checksum_of
 
 MOST_WANTED = 64
@@ -31,26 +32,40 @@ MOST_WANTED = 64
 MOST_OFFERED = 16_384
 """Blocks of one offer: a million tokens."""
 
-_MAGIC = b"pointsman-peer\x00\x02"
-_HELLO = struct.Struct("<16s32s32s")
+_MAGIC = b"pointsman-peer\x00\x03"
+_HELLO = struct.Struct("<16s32s")
+_PROOF = struct.Struct("<32s32s")
 _WANTS, _OFFERS = b"W", b"O"
 _COUNT = struct.Struct("<H")
 _WANTED = struct.Struct(f"<32s32sQQI{BLOCK_TOKENS * TOKEN_BYTES}s")
 _BLOCK = struct.Struct("<?Q16s")
 _OFFER = struct.Struct("<?BHI")
 _OFFERED = struct.Struct(f"<id{BLOCK_TOKENS * TOKEN_BYTES}s")
-_NONCE_BYTES = _PROOF_BYTES = 32
+_NONCE_BYTES = 32
 
 
 class PeerRefused(Exception):
     """The other end is not a shard that may exchange these blocks. The message says why."""
 
 
-class PeerIdentity(NamedTuple):
-    """What both ends must have in common."""
+class _OtherKv(PeerRefused):
+    """The other end knows the secret, and has another fingerprint."""
 
-    fingerprint: bytes
-    secret: bytes
+
+class Connection(Protocol):
+    """What is needed of a socket."""
+
+    def recv(self, size: int, /) -> bytes:
+        """See socket."""
+        ...
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """See socket."""
+        ...
+
+    def sendall(self, data: bytes | memoryview, /) -> None:
+        """See socket."""
+        ...
 
 
 class OfferedBlock(NamedTuple):
@@ -75,30 +90,33 @@ class Offer(NamedTuple):
     blocks: Sequence[OfferedBlock]
 
 
-def greet(connection: socket.socket, identity: PeerIdentity) -> None:
+def greet(connection: Connection, identity: PeerIdentity) -> None:
     """Begin a connection to a lender. Raises PeerRefused, OSError."""
     nonce = os.urandom(_NONCE_BYTES)
-    connection.sendall(_HELLO.pack(_MAGIC, identity.fingerprint, nonce))
-    magic, fingerprint, theirs = _HELLO.unpack(received(connection, _HELLO.size))
-    _compare(magic, fingerprint, identity)
-    if not hmac.compare_digest(received(connection, _PROOF_BYTES), _proof(b"lender", nonce, theirs, identity)):
-        raise PeerRefused("it does not know the secret")
-    connection.sendall(_proof(b"borrower", nonce, theirs, identity))
+    connection.sendall(_HELLO.pack(_MAGIC, nonce))
+    theirs = _nonce_in(connection)
+    connection.sendall(_proof(b"borrower", nonce, theirs, identity.fingerprint, identity.key))
+    try:
+        _verify(connection, b"lender", nonce, theirs, identity)
+    except ConnectionError:
+        raise PeerRefused("it closed the connection; does it have the same secret?") from None
 
 
-def welcome(connection: socket.socket, identity: PeerIdentity) -> None:
+def welcome(connection: Connection, identity: PeerIdentity) -> None:
     """Begin a connection of a borrower. Raises PeerRefused, OSError."""
-    magic, fingerprint, theirs = _HELLO.unpack(received(connection, _HELLO.size))
+    theirs = _nonce_in(connection)
     nonce = os.urandom(_NONCE_BYTES)
-    # so that the other end learns why
-    connection.sendall(_HELLO.pack(_MAGIC, identity.fingerprint, nonce))
-    _compare(magic, fingerprint, identity)
-    connection.sendall(_proof(b"lender", theirs, nonce, identity))
-    if not hmac.compare_digest(received(connection, _PROOF_BYTES), _proof(b"borrower", theirs, nonce, identity)):
-        raise PeerRefused("it does not know the secret")
+    connection.sendall(_HELLO.pack(_MAGIC, nonce))
+    try:
+        _verify(connection, b"borrower", theirs, nonce, identity)
+    except _OtherKv:
+        # it knows the secret, and may learn why
+        connection.sendall(_proof(b"lender", theirs, nonce, identity.fingerprint, identity.key))
+        raise
+    connection.sendall(_proof(b"lender", theirs, nonce, identity.fingerprint, identity.key))
 
 
-def ask(connection: socket.socket, labels: Sequence[BlockLabel]) -> None:
+def ask(connection: Connection, labels: Sequence[BlockLabel]) -> None:
     """Ask for the blocks of `labels`, at most MOST_WANTED. Raises OSError."""
     assert 0 < len(labels) <= MOST_WANTED, f"{len(labels)} blocks are wanted"
     wanted = [
@@ -108,7 +126,7 @@ def ask(connection: socket.socket, labels: Sequence[BlockLabel]) -> None:
     connection.sendall(b"".join([_WANTS, _COUNT.pack(len(labels)), *wanted]))
 
 
-def offer(connection: socket.socket, offered: Offer) -> list[bool]:
+def offer(connection: Connection, offered: Offer) -> list[bool]:
     """Offer blocks, at most MOST_OFFERED, and wait; returns for each whether the other shard has it now.
 
     Raises OSError.
@@ -121,14 +139,17 @@ def offer(connection: socket.socket, offered: Offer) -> list[bool]:
     return [bool(each) for each in received(connection, len(offered.blocks))]
 
 
-def next_request(connection: socket.socket, fingerprint: bytes) -> Sequence[BlockLabel] | Offer | None:
+def next_request(
+    connection: Connection, fingerprint: bytes, *, on_begin: Callable[[], None] = lambda: None
+) -> Sequence[BlockLabel] | Offer | None:
     """The labels that the other end wants, or its offer; None when it has closed the connection.
 
-    Raises PeerRefused, OSError.
+    `on_begin` is called when its first byte has come. Raises PeerRefused, OSError.
     """
     kind = connection.recv(1)
     if not kind:
         return None
+    on_begin()
     if kind == _WANTS:
         return _wanted(connection, fingerprint)
     if kind == _OFFERS:
@@ -136,12 +157,12 @@ def next_request(connection: socket.socket, fingerprint: bytes) -> Sequence[Bloc
     raise PeerRefused("it sends a request that this shard does not know")
 
 
-def reply(connection: socket.socket, has: Sequence[bool]) -> None:
+def reply(connection: Connection, has: Sequence[bool]) -> None:
     """Answer an offer: for each of its blocks, whether this shard has it. Raises OSError."""
     connection.sendall(bytes(has))
 
 
-def give(connection: socket.socket, pieces: Sequence[memoryview] | None) -> None:
+def give(connection: Connection, pieces: Sequence[memoryview] | None) -> None:
     """Send one block, or that it is not there. Raises OSError."""
     if pieces is None:
         connection.sendall(_BLOCK.pack(False, 0, bytes(16)))
@@ -151,7 +172,7 @@ def give(connection: socket.socket, pieces: Sequence[memoryview] | None) -> None
         connection.sendall(piece)
 
 
-def take(connection: socket.socket, pieces: Sequence[memoryview]) -> bool:
+def take(connection: Connection, pieces: Sequence[memoryview]) -> bool:
     """Receive one block into `pieces`; False if the lender does not have it.
 
     Raises BrokenBlock if the bytes are not those that were sent, OSError. `pieces` have no meaning then.
@@ -173,7 +194,7 @@ def take(connection: socket.socket, pieces: Sequence[memoryview]) -> bool:
     return True
 
 
-def received(connection: socket.socket, size: int) -> bytes:
+def received(connection: Connection, size: int) -> bytes:
     """The next `size` bytes. Raises OSError, also if the connection ends before."""
     data = bytearray()
     while len(data) < size:
@@ -184,7 +205,7 @@ def received(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _wanted(connection: socket.socket, fingerprint: bytes) -> list[BlockLabel]:
+def _wanted(connection: Connection, fingerprint: bytes) -> list[BlockLabel]:
     (count,) = _COUNT.unpack(received(connection, _COUNT.size))
     if not 0 < count <= MOST_WANTED:
         raise PeerRefused(f"it wants {count} blocks at a time")
@@ -192,7 +213,7 @@ def _wanted(connection: socket.socket, fingerprint: bytes) -> list[BlockLabel]:
     return [BlockLabel(fingerprint, *fields) for fields in _WANTED.iter_unpack(data)]
 
 
-def _offered(connection: socket.socket) -> Offer:
+def _offered(connection: Connection) -> Offer:
     may_evict, address_bytes, domain_bytes, count = _OFFER.unpack(received(connection, _OFFER.size))
     if not 0 < count <= MOST_OFFERED:
         raise PeerRefused(f"it offers {count} blocks at a time")
@@ -208,12 +229,24 @@ def _offered(connection: socket.socket) -> Offer:
     return Offer(address, domain, may_evict, blocks)
 
 
-def _compare(magic: bytes, fingerprint: bytes, identity: PeerIdentity) -> None:
+def _nonce_in(connection: Connection) -> bytes:
+    """The nonce of the other end's first message."""
+    magic, nonce = _HELLO.unpack(received(connection, _HELLO.size))
     if magic != _MAGIC:
         raise PeerRefused("it speaks another protocol, or another version of it")
+    return bytes(nonce)
+
+
+def _verify(connection: Connection, role: bytes, borrower: bytes, lender: bytes, identity: PeerIdentity) -> None:
+    """Receive the proof of the other end, which has the `role`; its nonce and ours are `borrower` and `lender`."""
+    proof = received(connection, _PROOF.size)
+    _, fingerprint = _PROOF.unpack(proof)
+    if not hmac.compare_digest(proof, _proof(role, borrower, lender, fingerprint, identity.key)):
+        raise PeerRefused("it does not know the secret")
     if fingerprint != identity.fingerprint:
-        raise PeerRefused("its KV is of another model, type, layout or machine")
+        raise _OtherKv("its KV is of another model, type, layout or machine")
 
 
-def _proof(role: bytes, borrower: bytes, lender: bytes, identity: PeerIdentity) -> bytes:
-    return hmac.digest(identity.secret, role + borrower + lender + identity.fingerprint, "sha256")
+def _proof(role: bytes, borrower: bytes, lender: bytes, fingerprint: bytes, key: bytes) -> bytes:
+    """The proof of the end with this `role` and `fingerprint`, and the fingerprint."""
+    return _PROOF.pack(hmac.digest(key, role + borrower + lender + fingerprint, "sha256"), fingerprint)

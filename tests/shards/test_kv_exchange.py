@@ -17,7 +17,8 @@ import pytest
 from shards.bundled import weights
 from shards.exec.fake import FakeNetwork
 from shards.kv import peer_wire
-from shards.kv.peer_wire import Offer, OfferedBlock, PeerIdentity, PeerRefused, greet, take
+from shards.kv.peer_identity import PeerIdentity, key_of
+from shards.kv.peer_wire import Offer, OfferedBlock, PeerRefused, greet, take
 from shards.kv.raw_block import BlockLabels, BrokenBlock
 from shards.model import Model
 from shards.nouns import KvSource
@@ -176,7 +177,7 @@ def test_a_stranger_is_refused_before_it_learns_anything() -> None:
     labels = BlockLabels("m", bytes(32))
     with drivers({}) as (owner,):
         for identity, why in (
-            (PeerIdentity(bytes(32), SECRET), "another model"),
+            (PeerIdentity(bytes(32), key_of(SECRET)), "another model"),
             (PeerIdentity(bytes.fromhex(owner.engine.kv_group or ""), b"guess"), "secret"),
         ):
             with socket.create_connection(at(owner), 5) as connection:
@@ -368,7 +369,7 @@ async def a_shard(secret: Path) -> AsyncIterator[tuple[HandRouter, wire.Welcome]
 @pytest.mark.timeout(120)
 async def test_a_router_has_a_shard_fetch_from_another_one(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("a secret of shards\n")
+    secret.write_text("52f1d0c97ab8e634" * 4)
     async with a_shard(secret) as (owner, told), a_shard(secret) as (other, welcome):
         assert told.kv_group == welcome.kv_group != b""
         assert told.kv_address != welcome.kv_address

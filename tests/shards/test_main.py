@@ -78,11 +78,33 @@ def test_options_that_cannot_be_are_a_sentence() -> None:
 def test_a_port_for_kv_that_is_no_address_and_a_secret_that_can_be_guessed_are_sentences(tmp_path: Path) -> None:
     assert "--kv-listen is '7002'; it must be HOST:PORT" in started("--kv-listen", "7002").stderr
     assert "--kv-listen is 'here:port'" in started("--kv-listen", "here:port").stderr
-    short = tmp_path / "secret"
-    short.write_text("short\n")
-    result = started("--kv-listen", "127.0.0.1:0", "--kv-secret-file", str(short))
-    assert "holds a secret of 5 bytes; it needs at least 16" in result.stderr
+    weak = tmp_path / "secret"
+    for secret in ("short\n", "a" * 64, "a sentence that a person could remember well enough"):
+        weak.write_text(secret)
+        result = started("--kv-listen", "127.0.0.1:0", "--kv-secret-file", str(weak))
+        assert "holds a secret that may be guessed" in result.stderr
+        assert "openssl rand -hex 32" in result.stderr
     assert "No such file" in started("--kv-secret-file", str(tmp_path / "none")).stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "shard-0.shards", "[::ffff:10.1.2.3]"])
+def test_a_port_for_kv_that_others_reach_is_refused_without_secret_and_tls_before_weights_are_read(host: str) -> None:
+    result = started("--kv-listen", f"{host}:7002", "--model", "nowhere")
+    assert result.exit_code == 2
+    assert "KV of all tenants" in result.stderr
+    assert "add --kv-secret-file, or --kv-ca" in result.stderr
+    assert "nowhere" not in result.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
+def test_a_port_for_kv_of_this_machine_alone_needs_no_secret_and_gets_a_warning(host: str) -> None:
+    result = started("--kv-listen", f"{host}:7002", "--model", "nowhere")
+    assert "warning: --kv-listen has no --kv-secret-file" in result.stderr
+    assert "nowhere" in result.stderr
+
+
+def test_kv_over_tls_needs_a_certificate() -> None:
+    assert "--kv-ca is for KV over TLS: add --tls-cert" in started("--kv-ca", "ca.pem").stderr
 
 
 def test_adapters_that_cannot_be_served_are_a_sentence(tmp_path: Path) -> None:

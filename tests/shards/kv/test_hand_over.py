@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from shards.kv.hand_over import Batch, HandOver, batches_of
-from shards.kv.peer_wire import Offer, OfferedBlock, PeerIdentity, next_request, reply, welcome
+from shards.kv.peer_identity import PeerIdentity
+from shards.kv.peer_wire import Offer, OfferedBlock, next_request, reply, welcome
 from shards.kv.prefix import CachedBlock, PrefixCache
 
 IDENTITY = PeerIdentity(bytes(32), b"a secret")

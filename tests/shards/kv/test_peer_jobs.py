@@ -9,8 +9,9 @@ import pytest
 
 from shards.kv import peer_jobs
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.kv.peer_identity import PeerIdentity
 from shards.kv.peer_jobs import PeerFetch, PeerOutcome, PeerThreads
-from shards.kv.peer_wire import PeerIdentity, next_request, welcome
+from shards.kv.peer_wire import next_request, welcome
 from shards.kv.raw_block import BlockLabels
 from shards.kv.timed_socket import TimedSocket
 

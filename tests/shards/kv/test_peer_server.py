@@ -11,8 +11,9 @@ import pytest
 from shards.kv import peer_server
 from shards.kv.lending import MOST_LOANS, Lent, Loan
 from shards.kv.offers import OpenOffer
+from shards.kv.peer_identity import PeerIdentity
 from shards.kv.peer_server import PeerServer
-from shards.kv.peer_wire import Offer, OfferedBlock, PeerIdentity, ask, greet, offer, take
+from shards.kv.peer_wire import Offer, OfferedBlock, ask, greet, offer, take
 from shards.kv.raw_block import BlockLabel, BlockLabels
 
 OURS = PeerIdentity(bytes(32), b"a secret")

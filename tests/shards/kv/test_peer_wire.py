@@ -11,12 +11,12 @@ from contextlib import suppress
 
 import pytest
 
+from shards.kv.peer_identity import PeerIdentity
 from shards.kv.peer_wire import (
     MOST_OFFERED,
     MOST_WANTED,
     Offer,
     OfferedBlock,
-    PeerIdentity,
     PeerRefused,
     ask,
     give,
@@ -30,6 +30,7 @@ from shards.kv.peer_wire import (
 from shards.kv.raw_block import BlockLabel, BlockLabels, BrokenBlock
 
 OURS = PeerIdentity(bytes(32), b"a secret")
+HELLO = struct.pack("<16s32s", b"pointsman-peer\x00\x03", bytes(32))
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -73,7 +74,11 @@ def test_both_ends_prove_that_they_know_the_secret(pair: Pair) -> None:
     [(PeerIdentity(bytes(32), b"another"), "secret"), (PeerIdentity(b"x" * 32, b"a secret"), "another model")],
 )
 def test_each_end_refuses_another_secret_and_other_kv(pair: Pair, theirs: PeerIdentity, why: str) -> None:
-    other = beside(lambda: welcome(pair[1], theirs))
+    def lend() -> None:
+        with pair[1]:
+            welcome(pair[1], theirs)
+
+    other = beside(lend)
     with pytest.raises(PeerRefused, match=why):
         greet(pair[0], OURS)
     pair[0].close()
@@ -87,15 +92,50 @@ def test_a_borrower_of_another_kind_is_not_welcome(pair: Pair, theirs: PeerIdent
             greet(pair[0], theirs)
 
     other = beside(borrow)
-    with pytest.raises((PeerRefused, ConnectionError), match=r"another model|closed"):
+    with pytest.raises((PeerRefused, ConnectionError), match=r"another model|secret"):
         welcome(pair[1], OURS)
     other.join()
 
 
 def test_a_borrower_that_only_guesses_is_refused(pair: Pair) -> None:
-    pair[0].sendall(struct.pack("<16s32s32s", b"pointsman-peer\x00\x02", bytes(32), bytes(32)) + bytes(32))
+    pair[0].sendall(HELLO + bytes(64))
     with pytest.raises(PeerRefused, match="secret"):
         welcome(pair[1], OURS)
+
+
+def test_a_stranger_that_connects_gets_a_nonce_and_nothing_to_try_secrets_on(pair: Pair) -> None:
+    pair[0].sendall(HELLO + bytes(64))
+    with pytest.raises(PeerRefused):
+        welcome(pair[1], OURS)
+    pair[1].close()
+    got = b"".join(iter(lambda: pair[0].recv(1 << 16), b""))
+    assert len(got) == len(HELLO)
+    assert got[:16] == HELLO[:16]
+    assert OURS.fingerprint not in got
+
+
+def test_another_fingerprint_cannot_be_put_into_a_proof_on_its_way(pair: Pair) -> None:
+    """What a man in the middle changes is refused as a wrong secret."""
+    foreign = PeerIdentity(b"x" * 32, OURS.key)
+    sent: list[bytes] = []
+
+    class Between:
+        def recv(self, size: int, /) -> bytes:
+            return pair[0].recv(size)
+
+        def recv_into(self, buffer: memoryview, /) -> int:
+            return pair[0].recv_into(buffer)
+
+        def sendall(self, data: bytes | memoryview, /) -> None:
+            sent.append(bytes(data))
+            pair[0].sendall(bytes(data).replace(foreign.fingerprint, OURS.fingerprint))
+
+    other = beside(lambda: greet(Between(), foreign))
+    with pytest.raises(PeerRefused, match="secret"):
+        welcome(pair[1], OURS)
+    pair[1].close()
+    other.join()
+    assert foreign.fingerprint in sent[1]
 
 
 def test_another_protocol_is_refused(pair: Pair) -> None:
