@@ -158,7 +158,8 @@ class Batches:
                     await work
             except Interrupted:
                 _log.info("batch %s goes on at the next router", job.id)
-            except BatchStoreFailed as error:
+            except (BatchStoreFailed, OSError) as error:
+                # the folder for temporary files may be full as well
                 _log.warning("batch %s goes on later: %s", job.id, error)
                 await asyncio.sleep(AGAIN_S)
             except Exception:  # noqa: BLE001 - whatever it was, other jobs go on

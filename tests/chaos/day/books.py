@@ -133,6 +133,11 @@ class Books:
                 yield f"{request!r} began {began} times at shards, and its router tried {tries} times"
 
     @property
+    def retried(self) -> int:
+        """Requests that ended well after more than one try."""
+        return sum(line["outcome"] == "finished" and len(line["tries"]) > 1 for line in self.logged.values())
+
+    @property
     def summary(self) -> str:
         """The sums of all accounts."""
         rows = []

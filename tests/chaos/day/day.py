@@ -17,7 +17,7 @@ from router.operate.audit.chain import Chain
 from router.operate.audit.reader import checked
 from router.shared.store.redis import LEASE_S
 from tests.chaos.day.books import Books, decisions, started_in, usage_in
-from tests.chaos.day.mixed_load import MixedLoad
+from tests.chaos.day.mixed_load import LONG_TOKENS, MixedLoad
 from tests.chaos.day.side_clients import Refused, SideClients
 from tests.chaos.day.timeline import TROUBLES, Happened, Timeline, Trouble
 from tests.chaos.experiment import Experiment, Times
@@ -192,6 +192,9 @@ class Day(Experiment):
 
     async def _side_clients(self) -> None:
         side = self._side
+        for refusal, count in side.refusals.items():
+            if refusal.startswith("list_models: 5"):
+                self._violation(f"{count} lists of models were refused: {refusal}")
         for missing in await side.missing_documents():
             self._violation(f"document {missing} was accepted and is not there")
         self._results: dict[str, list[dict[str, Any]]] = {"acme": [], "labs": []}
@@ -245,6 +248,13 @@ class Day(Experiment):
             self._violation(f"{done} of {tried} operations were done, and audit logs have {records}")
 
     @property
+    def _long_prompts(self) -> str:
+        long = [request for request in self._load.requests if len(request.question) > LONG_TOKENS]
+        took = sorted(request.took_s for request in long if request.end is End.WHOLE)
+        median = f"{took[len(took) // 2]:.1f} s" if took else "-"
+        return f"{len(long)} long prompts, {len(took)} answered, median {median}"
+
+    @property
     def summary(self) -> str:
         """What happened, in a few lines."""
         requests = self._load.requests
@@ -259,6 +269,7 @@ class Day(Experiment):
             f"refused with {dict(statuses)}; the longest: {longest!r}",
             f"{len(side.batches)} batches, {sum(map(len, side.added.values()))} documents added",
             f"operations {dict(side.operations)}; refused beside the load: {dict(side.refusals.most_common(6))}",
+            f"{self._long_prompts}; {self.books.retried} requests were answered by a second backend or a later one",
             self.books.summary,
         ]
         return "\n".join(lines)

@@ -49,7 +49,6 @@ class SideClients:
     added: dict[str, set[str]] = field(default_factory=lambda: {tenant: set() for tenant in TENANTS})
     operations: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
-    _tried: int = 0
 
     async def call(self, method: str, url: str, tenant: str | None, **options: Any) -> Any:
         """The answer, JSON if it is. Raises Refused."""
@@ -84,6 +83,7 @@ class SideClients:
                 (self._submit, BATCH_EVERY_S),
                 (self._add, DOCUMENT_EVERY_S),
                 (self._operate, OPERATION_EVERY_S),
+                (self._list_models, OPERATION_EVERY_S),
             ):
                 group.create_task(self._again(act, every_s))
 
@@ -142,6 +142,9 @@ class SideClients:
         self.operations["tried"] += 1
         await self.call("PATCH", f"{router.admin}/admin/backends/own-{number % 3}", None, json={"weight": 1.0})
         self.operations["done"] += 1
+
+    async def _list_models(self, _: int) -> None:
+        await self.call("GET", f"{self._door}/v1/models", self.rng.choice(TENANTS))
 
     async def until_batches_end(self, within_s: float) -> list[str]:
         """Wait for the ends of all batches; what does not end."""

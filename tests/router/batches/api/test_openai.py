@@ -329,3 +329,19 @@ async def test_keys_are_asked_for(tmp_path: Path) -> None:
             assert "order must be asc or desc" in await reply.text()
         async with client.get("/v1/batches?after=batch_x") as reply:
             assert "there is no 'batch_x' in this list" in await reply.text()
+
+
+async def test_a_batch_goes_on_once_the_folder_for_temporary_files_can_be_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        assert router.operations.batches is not None
+        scratch = tmp_path / "later"
+        monkeypatch.setattr(router.operations.batches.shelf.store, "scratch", lambda: scratch)
+        batch = await begun(client, [a_line(0)])
+        async with asyncio.timeout(30):
+            while "goes on later" not in caplog.text:  # noqa: ASYNC110 - it is a log
+                await asyncio.sleep(0.02)
+        scratch.mkdir()
+        assert (await ended(client, batch)).status == "completed"
+        assert "Traceback" not in caplog.text
