@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Literal
 
@@ -16,7 +17,8 @@ How = Literal["succeeded", "errored", "expired", "canceled"]
 
 
 class LineAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How line `number` ended, and `text`: its line for the client, a JSON object in the format of the job's API."""
+    """How line `number` ended, and `text`: its line for the client, a JSON object in the format of the job's API. It
+    has no line break, whatever a backend wrote: a line of the log is one answer."""
 
     number: int
     how: How
@@ -25,6 +27,8 @@ class LineAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ANSWERS = msgspec.json.Decoder(LineAnswer)
+
+_log = logging.getLogger("pointsman.batches")
 
 
 class Done:
@@ -60,11 +64,19 @@ class Done:
 
 
 def answers_in(store: BatchStore, key: str, done: Done, pace: Pace) -> Iterator[LineAnswer]:
-    """Those in the log `key`, each line once; they are `done` then. Works in a thread, at this `pace`."""
+    """Those in the log `key`, each line once; they are `done` then. What cannot be read is no answer, and its line is
+    asked again. Works in a thread, at this `pace`."""
+    unreadable = 0
     for raw in pace.through(store.logged(key)):
-        answer = _ANSWERS.decode(raw)
+        try:
+            answer = _ANSWERS.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            unreadable += 1
+            continue
         if done.add(answer):
             yield answer
+    if unreadable:
+        _log.warning("%s: %d records cannot be read, and count as not answered", key, unreadable)
 
 
 class AnswerLog:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from msgspec.structs import replace
 
-from policies.errors import InvalidRequest, QuotaExceeded
+from policies.errors import QuotaExceeded
 from policies.sla.batches import BatchSettings
 from router.batches.checking import check
 from router.batches.job import Job
 from router.batches.pace import Interrupted, Pace
 from router.batches.running import BatchMeans, JobRun
 from router.batches.store.base import BatchStoreFailed
-from router.batches.stored_file import StoredFile
 from router.supervise import supervise
 
 AGAIN_S = 1.0
@@ -27,6 +27,7 @@ SWEEP_S = 600.0
 """Time between two looks for what is too old."""
 
 ABANDONED_S = 86_400.0
+"""What was begun so long ago, and is a part of no job or file, belongs to none that will still come."""
 
 MOST_RUNNING = 16
 """Jobs that one router runs at a time, one of each tenant."""
@@ -39,11 +40,12 @@ class Batches:
 
     def __init__(self, means: BatchMeans) -> None:
         self.means = means
-        self.shelf, self.room = means.shelf, means.room
+        self.shelf, self.room, self.storage = means.shelf, means.room, means.storage
         self._running: dict[str, JobRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._asked = asyncio.Event()
+        self._beginning = Counter[str]()
 
     def __repr__(self) -> str:
         return f"<Batches {list(self._running)} run here>"
@@ -79,33 +81,38 @@ class Batches:
         """The jobs that run here, as they were saved last."""
         return (running.job for running in self._running.values())
 
-    async def require_storage(self, tenant: str, more_bytes: int = 0) -> None:
-        """Raise QuotaExceeded if `tenant` may not store so many bytes more."""
-        most = self.settings.max_storage_bytes
-        stored = await self.pace.run(self.shelf.stored_bytes, tenant)
-        if stored + more_bytes > most:
-            raise QuotaExceeded(
-                f"files and results of '{tenant}' take {stored:,} bytes, and {most:,} are its limit",
-                hint="delete files that are not needed any more",
-            )
+    async def begin(self, job: Job, give_input: Callable[[], None], *, input_bytes: int = 0) -> None:
+        """Take `job`; `give_input` has its input in the store, which takes so many bytes more by that, and blocks.
 
-    async def begin(self, job: Job, file: StoredFile | None) -> None:
-        """Take `job`, on the content of `file` or on an input that is there. Raises QuotaExceeded, InvalidRequest."""
-        most = self.settings.max_jobs
-        open_jobs = await self.pace.run(lambda: sum(1 for _ in self.shelf.open_jobs(job.tenant)))
-        if open_jobs >= most:
+        Raises QuotaExceeded, and what `give_input` raises.
+        """
+        self._beginning[job.tenant] += 1
+        try:
+            await self.pace.run(self._add, job, give_input, input_bytes, self._beginning[job.tenant])
+        finally:
+            self._beginning[job.tenant] -= 1
+            if not self._beginning[job.tenant]:
+                del self._beginning[job.tenant]
+        self._asked.set()
+
+    def _add(self, job: Job, give_input: Callable[[], None], input_bytes: int, beginning: int) -> None:
+        """Have `job` in the store, one of so many that begin at once. Blocks."""
+        most, has = self.settings.max_jobs, sum(1 for _ in self.shelf.open_jobs(job.tenant))
+        if has + beginning > most:
             raise QuotaExceeded(
-                f"'{job.tenant}' has {open_jobs} batches that have not ended, which is its limit",
+                f"'{job.tenant}' has {has} batches that have not ended, which is its limit",
                 hint="wait for one to end, or cancel one",
                 retry_after_s=60.0,
             )
-        try:
-            if file is not None:
-                await self.pace.run(self.shelf.lend_input, job, file)
-        except FileNotFoundError as error:
-            raise InvalidRequest("the file was deleted", param="input_file_id") from error
-        await self.pace.run(self.shelf.add_job, job)
-        self._asked.set()
+        with self.storage.upload(job.tenant) as upload:
+            upload.announce(input_bytes)
+            give_input()
+            try:
+                self.shelf.add_job(job)
+            except BatchStoreFailed:
+                with suppress(BatchStoreFailed):
+                    self.shelf.drop_input(job)
+                raise
 
     async def cancel(self, job: Job) -> Job:
         """Cancel `job` unless it has ended; how it stands then."""
@@ -214,8 +221,7 @@ class Batches:
         now = self.means.unix_time()
         if found.problems:
             failed = replace(job, status="failed", problems=found.problems, ended_at=now)
-            self.shelf.save_job(failed)
-            self.shelf.close_job(failed)
+            self.shelf.close_job(self.shelf.save_job(failed))
             self.means.observer.job(job.tenant, "failed")
             return
         counts = replace(job.counts, total=found.lines)
@@ -248,7 +254,7 @@ class Batches:
             await asyncio.sleep(SWEEP_S)
 
     def _sweep(self) -> None:
-        """Drop files that have expired, old jobs, and what was begun and never finished. Blocks."""
+        """Drop files that have expired, old jobs, and what was begun and not finished. Blocks."""
         now, keep_s = self.means.unix_time(), self.settings.keep_s
         for tenant in self.shelf.tenants():
             for name in self.shelf.files(tenant):
@@ -259,4 +265,5 @@ class Batches:
                 job = self.shelf.job(tenant, name)
                 if job is not None and job.ended_at is not None and now >= job.ended_at + keep_s:
                     self.shelf.drop_job(job)
-        self.shelf.store.sweep(now - ABANDONED_S)
+        self.shelf.sweep(now - ABANDONED_S)
+        self.shelf.store.sweep()

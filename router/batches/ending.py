@@ -32,7 +32,7 @@ def finalizing(job: Job, now: float, rng: random.Random) -> Job:
 def end_job(job: Job, shelf: BatchShelf, pace: Pace, unix_time: Callable[[], float], settings: BatchSettings) -> Job:
     """Write the results of `job`, which is finalizing, and its last state; may be done again after a crash. Blocks."""
     done, how, now = Done(), _how_of_rest(job), unix_time()
-    output, errors = _Lines(shelf.store), _Lines(shelf.store)
+    output, errors = _Lines(shelf.store, job), _Lines(shelf.store, job)
     try:
         for answer in answers_in(shelf.store, log_key(job), done, pace):
             (output if answer.how == "succeeded" or job.api == "anthropic" else errors).add(bytes(answer.text))
@@ -56,7 +56,7 @@ def end_job(job: Job, shelf: BatchShelf, pace: Pace, unix_time: Callable[[], flo
     finally:
         output.discard()
         errors.discard()
-    shelf.save_job(ended)
+    ended = shelf.save_job(ended)
     shelf.close_job(ended)
     return ended
 
@@ -100,8 +100,8 @@ def _as_file(
 class _Lines:
     """A content of lines."""
 
-    def __init__(self, store: BatchStore) -> None:
-        self.draft: ContentDraft = store.draft()
+    def __init__(self, store: BatchStore, job: Job) -> None:
+        self.draft: ContentDraft = store.draft(job.tenant)
         self._buffer = bytearray()
         self.count = 0
 

@@ -13,6 +13,11 @@ def new_id(prefix: str, unix_s: float, rng: random.Random) -> str:
     return f"{prefix}{round(unix_s * 1000):012x}{rng.getrandbits(64):016x}"
 
 
+def made_at(id: str) -> float:  # noqa: A002
+    """The Unix time at which a name was made; 0 for what is no such name."""
+    return int(id[-28:-16], 16) / 1000 if _MADE.fullmatch(id) else 0.0
+
+
 def is_id(text: str, prefix: str) -> bool:
     """Whether `text` has the form of a name with this prefix."""
     return text.startswith(prefix) and _MADE.fullmatch(text) is not None

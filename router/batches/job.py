@@ -66,7 +66,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `granted` says by which right its lines are asked for. These are calls of the
     path `endpoint` with these `headers`. `output_file` and `error_file` are chosen when it is finalized. `seconds_left`
     is the estimate of the router that runs it; None: unknown. `results_s` is how long its results are kept; None: as
-    long as usual.
+    long as usual. `seq` counts the states that were kept: the next one is kept only behind the one that its writer has
+    read.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_file: str | None = None
     seconds_left: float | None = None
     results_s: float | None = None
+    seq: int = 0
 
     @property
     def has_ended(self) -> bool:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from policies.errors import ExpectedError
+from policies.errors import BackendFailed, ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
+from router.batches.one_line import one_line
 from router.call.bodies import Held
 from router.call.caller import Placement
 from router.protocols.dialect import Answer, Dialect, Head, decode, usage_sum
@@ -19,7 +20,8 @@ from router.protocols.status import status_of
 
 
 class LineReply(NamedTuple):
-    """What a line was answered: the HTTP status that its call would have had, the body and the tokens."""
+    """What a line was answered: the HTTP status that its call would have had, the body as one line of JSON, and the
+    tokens."""
 
     status: int
     body: bytes
@@ -118,14 +120,18 @@ class LineCall:
         return False
 
     def reply(self) -> LineReply:
-        """The whole answer."""
+        """The whole answer. Raises BackendFailed if it is no JSON."""
         assert self._ask is not None
         usages = [*self._usages.values()]
         usage = usages[0] if len(usages) == 1 else usage_sum(usages)
         head = Head(self._dialect.prefix + self.id, self._created_s, self._ask.model)
-        return LineReply(200, self._body or self._dialect.whole(head, self._ask, self._answers, usage), usage)
+        body = self._body or self._dialect.whole(head, self._ask, self._answers, usage)
+        try:
+            return LineReply(200, one_line(body), usage)
+        except ValueError as error:
+            raise BackendFailed(f"the answer is no JSON: {error}") from error
 
     def failure(self, error: ExpectedError) -> LineReply:
         """`error` as an answer."""
         failure = self._dialect.failure(error)
-        return LineReply(status_of(error).http, failure.body, Usage())
+        return LineReply(status_of(error).http, one_line(failure.body), Usage())

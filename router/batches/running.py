@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -38,6 +40,7 @@ from router.batches.rate import Rate
 from router.batches.room import LineRoom
 from router.batches.shelf import BatchShelf, log_key
 from router.batches.shown import answered
+from router.batches.storage import Storage
 from router.batches.store.base import JobClaim
 from router.call.gateway import Gateway
 from router.call.identify import identity_again
@@ -51,6 +54,9 @@ MOST_TRIES = 5
 """Tries of a line if its backend fails; a line that finds no backend or no quota is tried until its job expires."""
 
 _FIRST_REST_S, _MOST_REST_S = 1.0, 60.0
+
+_STORAGE_LOOKS = 10
+"""Looks for news between two at what a tenant stores."""
 
 _SPREAD = 0.2
 """A pause for want of quota is longer by up to this share."""
@@ -67,6 +73,7 @@ class BatchMeans:
 
     gateway: Callable[[], Gateway]
     shelf: BatchShelf
+    storage: Storage
     settings: Callable[[], BatchSettings]
     room: LineRoom
     observer: BatchObserver
@@ -81,9 +88,10 @@ class JobRun:
 
     def __init__(self, job: Job, claim: JobClaim, means: BatchMeans) -> None:
         self._job, self._claim, self._means = job, claim, means
-        self._done, self._rate = Done(), Rate(means.unix_time)
+        self._done, self._rate = Done(), Rate(means.gateway().clock)
         self._cancelled_at: float | None = job.cancelling_at
-        self._stopped = asyncio.Event()
+        self._stopped, self._is_over, self._has_storage = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._has_storage.set()
         self._turns = QuotaTurns()
         self._models = job.models
 
@@ -118,7 +126,28 @@ class JobRun:
 
         Raises BatchStoreFailed.
         """
-        means = self._means
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._hold())
+                await self._work()
+                self._is_over.set()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        self._means.observer.job(self._job.tenant, self._job.status)
+
+    async def _hold(self) -> None:
+        """Keep the claim until the job is over: lines are put in order, and results written, for minutes."""
+        while not self._is_over.is_set():
+            await self._means.pace.run(self._claim.renew)
+            await self._rest(self._is_over)
+
+    async def _rest(self, until: asyncio.Event, most_s: float = math.inf) -> None:
+        """Return at the next look for news, or when `until` is set."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(self._means.shelf.store.look_s, most_s))):
+                await until.wait()
+
+    async def _work(self) -> None:
         await self._means.pace.run(self._recall)
         if self._job.status != "finalizing":
             order = await self._means.pace.opened(self._ordered)
@@ -129,7 +158,6 @@ class JobRun:
             finally:
                 await self._means.pace.run(order.close)
         await self._end()
-        means.observer.job(self._job.tenant, self._job.status)
 
     def _recall(self) -> None:
         """Know the lines that were answered before."""
@@ -151,18 +179,19 @@ class JobRun:
         """Send the lines of `order` until all are answered, the job is cancelled or it expires."""
         kept = await self._means.pace.opened(lambda: self._means.shelf.store.log(log_key(self._job)))
         assert kept is not None
-        log = AnswerLog(kept, self._means.pace)
+        log, answered = AnswerLog(kept, self._means.pace), asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch())
+                # not cancelled at the end: a thread that writes progress would go on, and write it behind the end
+                group.create_task(self._watch(answered))
                 sending = group.create_task(self._send(order, log))
                 stopping = asyncio.create_task(self._stopped.wait())
                 try:
                     await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
                 finally:
+                    answered.set()
                     stopping.cancel()
                     sending.cancel()
-                    watching.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         finally:
@@ -177,6 +206,7 @@ class JobRun:
                 places = await self._means.pace.run(order.places, at, READ_AHEAD)
                 texts = await self._means.pace.run(self._texts, places)
                 for place, raw in zip(places, texts, strict=True):
+                    await self._has_storage.wait()
                     await slots.acquire()
                     line = partial(self._line, place, raw, order.models[place.model], log)
                     group.create_task(share.measured(line)).add_done_callback(lambda _: slots.release())
@@ -261,6 +291,7 @@ class JobRun:
         try:
             known = identity_again(job.granted, gateway.config, gateway.keys)
             await serve(call, gateway, known=known)
+            return call.reply(), 0.0
         except ExpectedError as error:
             is_passing = isinstance(error, _PASSING)
             may_pass = isinstance(error, BackendFailed | PrefillFailed) and not isinstance(error, RequestFails)
@@ -275,30 +306,40 @@ class JobRun:
                 self._turns.refused(rest_s * (1.0 + _SPREAD * means.rng.random()))
                 return None, 0.0
             return None, rest_s * (0.5 + means.rng.random())
-        return call.reply(), 0.0
 
     def _placed(self, call: str, backend: str) -> None:
         self._turns.passed(call)
         self._means.room.placed(call, backend)
 
-    async def _watch(self) -> None:
-        """Report progress, and stop when the job was cancelled or has expired, or its claim was lost."""
+    async def _watch(self, answered: asyncio.Event) -> None:
+        """Report progress until all is `answered`, and stop when the job was cancelled or has expired."""
         means = self._means
-        while True:
+        for look in count():
+            if look:
+                await self._rest(answered, self._job.expires_at - means.unix_time())
+            if answered.is_set():
+                return
             if means.unix_time() >= self._job.expires_at:
                 self._stopped.set()
-            await self._means.pace.run(self._claim.renew)
+            if look % _STORAGE_LOOKS == 0:
+                await self._look_at_storage()
             seen = await self._means.pace.run(means.shelf.job, self._job.tenant, self._job.id)
             if seen is not None and seen.cancelling_at is not None:
                 self.cancel(seen.cancelling_at)
             if (now := self._as_of_now()) != self._job:
                 await self._save(now)
-            left_s = self._job.expires_at - means.unix_time()
-            await asyncio.sleep(max(0.0, min(means.shelf.store.look_s, left_s)))
+
+    async def _look_at_storage(self) -> None:
+        """Send no more lines while the tenant stores all that it may: answers would be more."""
+        is_full = await self._means.pace.run(self._means.storage.is_full, self._job.tenant)
+        if is_full and self._has_storage.is_set():
+            _log.info("batch %s waits: '%s' stores as many bytes as it may", self._job.id, self._job.tenant)
+            self._has_storage.clear()
+        elif not is_full:
+            self._has_storage.set()
 
     async def _save(self, job: Job) -> None:
-        await self._means.pace.run(self._means.shelf.save_job, job)
-        self._job = job
+        self._job = await self._means.pace.run(self._means.shelf.save_job, job)
 
     async def _end(self) -> None:
         """Write the results, then the job's last state."""
@@ -307,7 +348,7 @@ class JobRun:
         await self._means.pace.run(self._claim.renew)
         job = self._as_of_now()
         if job.status != "finalizing":
-            job = finalizing(job, now, means.rng)
-            await self._save(job)
-        self._job = await self._means.pace.run(end_job, job, means.shelf, means.pace, means.unix_time, means.settings())
+            await self._save(finalizing(job, now, means.rng))
+        work = partial(end_job, self._job, means.shelf, means.pace, means.unix_time, means.settings())
+        self._job = await means.pace.run(work)
         _log.info("batch %s of %s has ended: %s", job.id, job.tenant, self._job.status)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from router.batches.ids import made_at
 from router.batches.job import Job
-from router.batches.store.base import BatchStore, ContentDraft
+from router.batches.store.base import BatchStore, BatchStoreFailed, ContentDraft
 from router.batches.stored_file import StoredFile
 
+T = TypeVar("T")
+
 _FILES, _JOBS = msgspec.json.Decoder(StoredFile), msgspec.json.Decoder(Job)
+
+_MOST_TOLD = 1000
+
+_log = logging.getLogger("pointsman.batches")
 
 
 class BatchShelf:
@@ -19,6 +29,8 @@ class BatchShelf:
 
     def __init__(self, store: BatchStore) -> None:
         self.store = store
+        self._told = set[str]()
+        """Documents of which the log has said that they cannot be read."""
 
     def __repr__(self) -> str:
         return f"<BatchShelf in {self.store!r}>"
@@ -32,8 +44,7 @@ class BatchShelf:
 
     def file(self, tenant: str, id: str) -> StoredFile | None:  # noqa: A002 - it is the file's id
         """The file of `tenant` with this id."""
-        raw = self.store.read(_file_key(tenant, id))
-        return None if raw is None else _FILES.decode(raw)
+        return self._read(_file_key(tenant, id), _FILES)
 
     def files(self, tenant: str) -> Sequence[str]:
         """The ids of a tenant's files, the oldest first."""
@@ -49,8 +60,11 @@ class BatchShelf:
         self.store.delete(_content(file))
 
     def stored_bytes(self, tenant: str) -> int:
-        """Bytes of a tenant's files and results."""
-        return self.store.sizes(f"contents/{tenant}") + self.store.sizes(f"results/{tenant}")
+        """Bytes of all that is there for a tenant, with inputs of jobs whose files were deleted, answers that no result
+        has yet, and what is still being written."""
+        folders = (f"{kind}/{tenant}" for kind in ("contents", "results", "files", "jobs"))
+        running = (key for _, job in self.open_jobs(tenant) for key in (f"inputs/{job}", f"logs/{job}"))
+        return self.store.sizes(*folders, *running) + self.store.drafted(tenant)
 
     # jobs
 
@@ -58,7 +72,7 @@ class BatchShelf:
         """Begin `job`; its input is there."""
         # a mark without a job does no harm, a job without a mark would never begin
         self.store.write(_open_key(job.tenant, job.id), b"")
-        self.save_job(job)
+        self.store.write(_job_key(job.tenant, job.id), msgspec.json.encode(job))
 
     def lend_input(self, job: Job, file: StoredFile) -> None:
         """Have the content of `file` as the input of `job`. Raises FileNotFoundError."""
@@ -68,24 +82,40 @@ class BatchShelf:
         """Have `draft` as the input of `job`."""
         draft.commit(_input_key(job))
 
+    def drop_input(self, job: Job) -> None:
+        """Delete the input of `job`, which has not begun."""
+        self.store.delete(_input_key(job))
+
     def input(self, job: Job) -> Path:
         """The input of `job`. Raises FileNotFoundError."""
         return self.store.local(_input_key(job))
 
-    def save_job(self, job: Job) -> None:
-        """Keep `job` as it is now."""
-        self.store.write(_job_key(job.tenant, job.id), msgspec.json.encode(job))
+    def save_job(self, job: Job) -> Job:
+        """Keep `job` as the state behind the one that its writer has read; as it was kept. What ended is final.
+
+        Raises BatchStoreFailed if it has ended or was deleted, or another router has kept another state.
+        """
+        key, saved = _job_key(job.tenant, job.id), replace(job, seq=job.seq + 1)
+        data = msgspec.json.encode(saved)
+
+        def change(found: bytes | None) -> bytes | None:
+            if found == data:
+                return None
+            before = None if found is None else self._decoded(key, found, _JOBS)
+            if before is None or before.has_ended or before.seq != job.seq:
+                raise BatchStoreFailed(f"{key} was changed by another router, and is not changed here")
+            return data
+
+        self.store.change(key, change)
+        return saved
 
     def job(self, tenant: str, id: str) -> Job | None:  # noqa: A002
         """The job of `tenant` with this id, with the time at which it was cancelled if it was."""
-        raw = self.store.read(_job_key(tenant, id))
-        if raw is None:
-            return None
-        job = _JOBS.decode(raw)
-        if job.has_ended or job.cancelling_at is not None:
+        job = self._read(_job_key(tenant, id), _JOBS)
+        if job is None or job.has_ended or job.cancelling_at is not None:
             return job
         mark = self.store.read(_cancel_key(tenant, id))
-        return job if not mark else msgspec.structs.replace(job, cancelling_at=float(mark))
+        return job if mark is None else replace(job, cancelling_at=_time_of(mark, job))
 
     def jobs(self, tenant: str) -> Sequence[str]:
         """The ids of a tenant's jobs, the oldest first of each API."""
@@ -116,8 +146,56 @@ class BatchShelf:
         return self.store.local(results_key(job))
 
     def tenants(self) -> set[str]:
-        """Those that have files or jobs."""
-        return {*self.store.names("files"), *self.store.names("jobs")}
+        """Those that have anything here."""
+        kinds = ("files", "jobs", "contents", "results", "open")
+        return {tenant for kind in kinds for tenant in self.store.names(kind)}
+
+    def sweep(self, before: float) -> None:
+        """Drop what a router left that was killed between two steps before this Unix time: a mark or a result of a job
+        that is not there or cannot be read, an input or a log without an open job, a content without its file."""
+
+        def old(folder: str) -> Iterator[str]:
+            return (name for name in self.store.names(folder) if made_at(name) < before)
+
+        is_open = set[str]()
+        for tenant in self.tenants():
+            files, jobs = set(self.files(tenant)), set(self.jobs(tenant))
+            for kind, known in (("contents", files), ("results", jobs)):
+                for name in old(f"{kind}/{tenant}"):
+                    if name not in known:
+                        self.store.delete(f"{kind}/{tenant}/{name}")
+            for name in self.store.names(f"open/{tenant}"):
+                if made_at(name) < before and self.job(tenant, name) is None:
+                    self.store.delete(_cancel_key(tenant, name))
+                    self.store.delete(_open_key(tenant, name))
+                else:
+                    is_open.add(name)
+        for kind in ("inputs", "logs"):
+            for name in old(kind):
+                if name not in is_open:
+                    self.store.delete(f"{kind}/{name}")
+
+    def _read(self, key: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """The document `key`; None without one, and if it cannot be read: the others are not held up by it."""
+        raw = self.store.read(key)
+        return None if raw is None else self._decoded(key, raw, decoder)
+
+    def _decoded(self, key: str, raw: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
+        try:
+            return decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if key not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(key)
+                _log.error("%s in the store of batches cannot be read, and counts as not there: %s", key, error)
+            return None
+
+
+def _time_of(mark: bytes, job: Job) -> float:
+    """When a job was cancelled: the mark is there, whatever it says."""
+    try:
+        return float(mark)
+    except ValueError:
+        return job.created_at
 
 
 def _file_key(tenant: str, file: str) -> str:

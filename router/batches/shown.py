@@ -11,8 +11,7 @@ import msgspec
 from router.batches.answers import How
 from router.batches.job import Api
 from router.batches.line_call import LineReply
-
-_encode = msgspec.json.encode
+from router.batches.one_line import without_breaks
 
 _NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the batch expired."),
@@ -38,6 +37,10 @@ def not_run(api: Api, call: str, custom_id: str, how: How) -> bytes:
         return _encode({"custom_id": custom_id, "result": {"type": how}})
     code, message = _NOT_RUN[how]
     return _openai(call, custom_id, error={"code": code, "message": message})
+
+
+def _encode(line: object) -> bytes:
+    return without_breaks(msgspec.json.encode(line))
 
 
 def _openai(call: str, custom_id: str, *, response: object = None, error: object = None) -> bytes:

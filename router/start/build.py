@@ -27,6 +27,7 @@ from router.batches.pace import Pace
 from router.batches.room import LineRoom
 from router.batches.running import BatchMeans
 from router.batches.shelf import BatchShelf
+from router.batches.storage import Storage
 from router.batches.store.base import BatchStore
 from router.batches.store.directory import DirectoryStore
 from router.batches.store.s3 import S3BatchStore
@@ -277,10 +278,12 @@ def _batches(base: _Base, gateway: Gateway) -> Batches | None:
         assert gateway.config.batches is not None, "the section does not go away without a restart"
         return gateway.config.batches
 
+    shelf = BatchShelf(_batch_store(base.config.batches, base.clock))
     room = LineRoom(lambda: gateway, most=lambda: settings().concurrent, slowdown=lambda: settings().slowdown)
     means = BatchMeans(
         gateway=lambda: gateway,
-        shelf=BatchShelf(_batch_store(base.config.batches, base.clock)),
+        shelf=shelf,
+        storage=Storage(shelf, lambda: settings().max_storage_bytes),
         settings=settings,
         room=room,
         observer=base.telemetry.batches,

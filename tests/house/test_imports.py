@@ -66,11 +66,15 @@ INSIDE = {
         *("router.text", "router.fleet", "router.identity", "router.shared"),
     ),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
-    "router.batches": ("router.ask", "router.supervise", "router.waiters", "router.call", "router.protocols"),
+    "router.batches": (
+        *("router.ask", "router.private_files", "router.supervise", "router.waiters"),
+        *("router.call", "router.protocols"),
+    ),
     "router.operate": (
         "router.ask",
         "router.direct",
         "router.later",
+        "router.private_files",
         "router.fleet",
         "router.shared",
         "router.call",
@@ -78,7 +82,7 @@ INSIDE = {
         "router.batches",
     ),
     # as any other client: it knows nothing of the router
-    "router.client": (),
+    "router.client": ("router.private_files",),
     "router.start": ("router",),
 }
 """Modules of its own package that each layer may import, beside itself."""

@@ -6,9 +6,11 @@ Source: Anthropic API reference, "Message Batches".
 from __future__ import annotations
 
 import re
-import tempfile
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,7 +20,7 @@ from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, RequestTooLarge, UnknownBatch
 from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, send_file
 from router.batches.api.openai import found_job
-from router.batches.api.upload import receive
+from router.batches.api.upload import Write, receive
 from router.batches.batches import Batches
 from router.batches.ids import is_id, new_id
 from router.batches.job import PREFIXES, Counts, Job
@@ -43,19 +45,19 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
     async def create(http: Request) -> Response:
         require_known_version(http.headers.lowered)
         asker, batches = await desk.asker(http), desk.batches
-        await batches.require_storage(asker.tenant, http.content_length or 0)
         shelf, most_bytes = batches.shelf, batches.settings.max_file_bytes
-        draft = await batches.pace.run(shelf.store.draft)
-        try:
-            with tempfile.TemporaryFile(dir=shelf.store.scratch()) as body:
-                await receive(http, body.write, batches.pace, most_bytes=most_bytes)
-                count = await batches.pace.run(_lines, body, draft, desk)
+        async with AsyncExitStack() as ended:
+            upload = ended.enter_context(batches.storage.upload(asker.tenant))
+            await batches.pace.run(upload.announce, http.content_length or 0)
+            body, lines = [await batches.pace.run(shelf.store.draft, asker.tenant) for _ in range(2)]
+            for draft in (body, lines):
+                ended.push_async_callback(batches.pace.run, draft.discard)
+            await receive(http, partial(upload.write, body), batches.pace, most_bytes=most_bytes)
+            count = await batches.pace.run(_lines, body, partial(upload.write, lines), desk)
+            await batches.pace.run(body.discard)
             headers = {name: value for name in _KEPT_HEADERS if (value := http.headers.get(name)) is not None}
             job = _new_job(count, asker, batches, headers)
-            await batches.pace.run(shelf.give_input, job, draft)
-            await batches.begin(job, None)
-        finally:
-            await batches.pace.run(draft.discard)
+            await batches.begin(job, partial(shelf.give_input, job, lines))
         return json_reply(_shown(job, desk.origin(http)))
 
     async def show_all(http: Request) -> Response:
@@ -109,13 +111,16 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
     routes.add("DELETE", f"{MESSAGE_BATCHES_PATH}/{{id}}", delete)
 
 
-def _lines(body: BinaryIO, draft: ContentDraft, desk: Desk) -> int:
+def _lines(body: ContentDraft, write: Write, desk: Desk) -> int:
     """Write each request of `body` as a line; how many there are. Raises InvalidRequest, RequestTooLarge. Blocks."""
-    body.seek(0)
+    most_bytes = desk.gateway.config.server.max_body_bytes
+    with body.written() as file:
+        return _lines_of(desk.batches.pace.through(requests_in(file, most_bytes=most_bytes)), write, desk)
+
+
+def _lines_of(requests: Iterable[Any], write: Write, desk: Desk) -> int:
     settings, seen, buffer = desk.batches.settings, set[str](), bytearray()
-    for request in desk.batches.means.pace.through(
-        requests_in(body, most_bytes=desk.gateway.config.server.max_body_bytes)
-    ):
+    for request in requests:
         at = f"requests.{len(seen)}"
         if not isinstance(request, dict) or not isinstance(request.get("params"), dict):
             hint = "each request is {'custom_id': ..., 'params': {...}}"
@@ -136,11 +141,11 @@ def _lines(body: BinaryIO, draft: ContentDraft, desk: Desk) -> int:
         line = {"custom_id": custom_id, "method": "POST", "url": MESSAGES_PATH, "body": request["params"]}
         buffer += msgspec.json.encode(line) + b"\n"
         if len(buffer) >= _BUFFER_BYTES:
-            draft.write(bytes(buffer))
+            write(bytes(buffer))
             buffer.clear()
     if not seen:
         raise InvalidRequest("the batch has no requests", hint="send one at least", param="requests")
-    draft.write(bytes(buffer))
+    write(bytes(buffer))
     return len(seen)
 
 

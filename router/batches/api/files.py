@@ -5,6 +5,8 @@ Source: OpenAI API reference, "Files".
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from http1.request import Reply, Request, Response
@@ -29,11 +31,15 @@ def add_files(routes: Routes, desk: Desk) -> None:
     async def create(http: Request) -> Response:
         tenant, batches = (await desk.asker(http)).tenant, desk.batches
         settings, shelf = batches.settings, batches.shelf
-        await batches.require_storage(tenant, http.content_length or 0)
-        draft = await batches.pace.run(shelf.store.draft)
-        try:
-            form = await receive_form(http, draft, batches.pace, most_bytes=settings.max_file_bytes)
-            await batches.require_storage(tenant, draft.size)
+        async with AsyncExitStack() as ended:
+            upload = ended.enter_context(batches.storage.upload(tenant))
+            await batches.pace.run(upload.announce, http.content_length or 0)
+            draft = await batches.pace.run(shelf.store.draft, tenant)
+            ended.push_async_callback(batches.pace.run, draft.discard)
+            write = partial(upload.write, draft)
+            form = await receive_form(http, write, batches.pace, most_bytes=settings.max_file_bytes)
+            # another router may have taken others meanwhile
+            await batches.pace.run(upload.announce, 0)
             now = batches.means.unix_time()
             file = StoredFile(
                 id=new_id(PREFIX, now, batches.means.rng),
@@ -45,8 +51,6 @@ def add_files(routes: Routes, desk: Desk) -> None:
                 expires_at=now + min(settings.keep_s, _kept_s(form) or settings.keep_s),
             )
             await batches.pace.run(shelf.add_file, file, draft)
-        finally:
-            await batches.pace.run(draft.discard)
         return json_reply(shown_file(file))
 
     async def show_all(http: Request) -> Response:

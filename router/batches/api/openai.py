@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Batch".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -65,8 +66,12 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
         if file.purpose != "batch":
             hint = "a batch runs on a file of purpose batch"
             raise InvalidRequest(f"the file has the purpose {file.purpose}", hint=hint, param="input_file_id")
-        job = _new_job(body, asker, batches)
-        await batches.begin(job, file)
+        job, shelf = _new_job(body, asker, batches), batches.shelf
+        input_bytes = 0 if shelf.store.shares_links else file.size
+        try:
+            await batches.begin(job, partial(shelf.lend_input, job, file), input_bytes=input_bytes)
+        except FileNotFoundError as error:
+            raise InvalidRequest("the file was deleted", param="input_file_id") from error
         return json_reply(shown_batch(job))
 
     async def show_all(http: Request) -> Response:

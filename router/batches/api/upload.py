@@ -15,7 +15,6 @@ from http1.errors import BadRequest, BodyTimeout, ClientGone
 from http1.request import Request
 from policies.errors import InvalidRequest, RequestTooLarge
 from router.batches.pace import Pace
-from router.batches.store.base import ContentDraft
 from router.call.caller import CallerGone
 
 _BUFFER_BYTES = 1 << 20
@@ -34,10 +33,10 @@ class UploadForm(NamedTuple):
     filename: str
 
 
-async def receive_form(http: Request, draft: ContentDraft, pace: Pace, *, most_bytes: int) -> UploadForm:
-    """Read a form; its part `file` becomes the content of `draft`.
+async def receive_form(http: Request, write: Write, pace: Pace, *, most_bytes: int) -> UploadForm:
+    """Read a form, and give the content of its part `file` to `write`.
 
-    Raises InvalidRequest, RequestTooLarge, BatchStoreFailed, CallerGone.
+    Raises InvalidRequest, RequestTooLarge, CallerGone, and what `write` raises.
     """
     kind, options = parse_options_header(http.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -48,13 +47,13 @@ async def receive_form(http: Request, draft: ContentDraft, pace: Pace, *, most_b
     async for piece in _pieces(http):
         form.feed(piece)
         if len(form.content) >= _BUFFER_BYTES:
-            await pace.run(draft.write, form.taken())
-    await pace.run(draft.write, form.taken())
+            await pace.run(write, form.taken())
+    await pace.run(write, form.taken())
     return form.result()
 
 
 async def receive(http: Request, write: Write, pace: Pace, *, most_bytes: int) -> None:
-    """Give the body to `write`. Raises RequestTooLarge, InvalidRequest, BatchStoreFailed, CallerGone."""
+    """Give the body to `write`. Raises RequestTooLarge, InvalidRequest, CallerGone, and what `write` raises."""
     _require_length(http, most_bytes)
     buffer, size = bytearray(), 0
     async for piece in _pieces(http):

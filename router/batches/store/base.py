@@ -6,9 +6,9 @@ is away or full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from policies.errors import Unavailable
 
@@ -30,6 +30,10 @@ class ContentDraft(Protocol):
 
     def write(self, data: bytes) -> None:
         """Add `data`."""
+        ...
+
+    def written(self) -> BinaryIO:
+        """What was written until now, as a file to read."""
         ...
 
     def commit(self, key: str) -> None:
@@ -76,6 +80,9 @@ class BatchStore(Protocol):
     look_s: float
     """Seconds between two looks of a router: for jobs that no router runs, and for news of those that it runs."""
 
+    shares_links: bool
+    """Whether a content that has several keys takes its bytes once."""
+
     def open(self) -> None:
         """Be ready; called once, first. Raises ConfigError."""
         ...
@@ -88,20 +95,29 @@ class BatchStore(Protocol):
         """Have `data` as the document `key`, durably: whole or, after a crash, as before."""
         ...
 
+    def change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Have what `change` makes of the document `key` (None: there is none), which no other writer changes in
+        between; None leaves it. `change` may be called again, with what another writer, or this one, has written."""
+        ...
+
     def names(self, folder: str) -> Sequence[str]:
         """The last parts of the keys directly below `folder`, sorted."""
         ...
 
-    def sizes(self, folder: str) -> int:
-        """Bytes of everything directly below `folder`."""
+    def sizes(self, *keys: str) -> int:
+        """Bytes of everything at `keys` or below them, as much as it takes."""
         ...
 
     def delete(self, key: str) -> None:
         """Drop the document, content or log `key`, if it is there."""
         ...
 
-    def draft(self) -> ContentDraft:
-        """Begin a content."""
+    def draft(self, owner: str) -> ContentDraft:
+        """Begin a content of `owner`, a plain name or empty."""
+        ...
+
+    def drafted(self, owner: str) -> int:
+        """Bytes of the contents that `owner` has begun, as far as they are written."""
         ...
 
     def link(self, key: str, also: str) -> None:
@@ -128,6 +144,6 @@ class BatchStore(Protocol):
         """A folder of this machine for temporary files."""
         ...
 
-    def sweep(self, before: float) -> None:
-        """Drop what was begun before this Unix time and never finished."""
+    def sweep(self) -> None:
+        """Drop what was begun and not finished by routers that do not run any more, and rights that no router has."""
         ...

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from router.private_files import private
+
 MOST_BYTES = 8 << 30
 """Copies of more bytes than this are dropped, those first that were not used for longest."""
 
@@ -31,9 +33,8 @@ class LocalCopies:
             return path
         draft = self.folder / f"{uuid.uuid4().hex}.part"
         try:
-            with draft.open("wb") as file:
-                for piece in load():
-                    file.write(piece)
+            with open(draft, "wb", opener=private) as file:
+                file.writelines(load())
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -6,20 +6,20 @@ right to run a job: the kernel lets go of it when its process ends, however it e
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from policies.errors import ConfigError
 from router.batches.store.base import BatchStoreFailed
+from router.batches.store.disk import failing_disk, is_at, locked, sweep_locked, sync_folder, with_folder, write_all
+from router.batches.store.drafts import Drafts, LocalDraft
+from router.private_files import PRIVATE_FOLDER, private, private_folder
 
-T = TypeVar("T")
-
-_DRAFTS, _LOCKS = "drafts", "locks"
+_DRAFTS, _LOCKS, _CHANGES = "drafts", "locks", "changes"
 _CUT_BYTES = 1 << 16
 
 
@@ -27,9 +27,11 @@ class DirectoryStore:
     """See BatchStore."""
 
     look_s = 1.0
+    shares_links = True
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._drafts, self._locks = folder, folder / _DRAFTS, folder / _LOCKS
+        self._folder, self._locks, self._changes = folder, folder / _LOCKS, folder / _CHANGES
+        self._drafts = Drafts(folder / _DRAFTS, self._keep)
 
     def __repr__(self) -> str:
         return f"<DirectoryStore {self._folder}>"
@@ -37,15 +39,20 @@ class DirectoryStore:
     def open(self) -> None:
         """See BatchStore."""
         try:
-            for each in (self._drafts, self._locks):
-                each.mkdir(parents=True, exist_ok=True)
+            self._drafts.open()
+            for each in (self._locks, self._changes):
+                private_folder(each)
+            for entry in os.scandir(self._folder):
+                # an earlier version left them open to others
+                if entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid():
+                    Path(entry.path).chmod(PRIVATE_FOLDER)
         except OSError as error:
             reason = error.strerror or error
             raise ConfigError(f"batches.store {self._folder} cannot be used: {reason}", hint="name a folder") from error
 
     def read(self, key: str) -> bytes | None:
         """See BatchStore."""
-        with _failing():
+        with failing_disk():
             try:
                 return self._at(key).read_bytes()
             except FileNotFoundError:
@@ -53,47 +60,59 @@ class DirectoryStore:
 
     def write(self, key: str, data: bytes) -> None:
         """See BatchStore."""
-        draft = self.draft()
+        draft = self.draft("")
         try:
             draft.write(data)
             draft.commit(key)
         finally:
             draft.discard()
 
+    def change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """See BatchStore: one after the other."""
+        with failing_disk():
+            turn = locked(self._changes / hashlib.sha256(key.encode()).hexdigest()[:40], waits=True)
+        assert turn is not None
+        with turn:
+            if (data := change(self.read(key))) is not None:
+                self.write(key, data)
+
     def names(self, folder: str) -> Sequence[str]:
         """See BatchStore."""
-        with _failing():
+        with failing_disk():
             try:
                 return sorted(entry.name for entry in os.scandir(self._at(folder)))
             except FileNotFoundError:
                 return []
 
-    def sizes(self, folder: str) -> int:
+    def sizes(self, *keys: str) -> int:
         """See BatchStore."""
-        total = 0
-        with _failing(), suppress(FileNotFoundError):
-            for entry in os.scandir(self._at(folder)):
-                with suppress(FileNotFoundError):
-                    total += entry.stat().st_size
-        return total
+        found: dict[tuple[int, int], int] = {}
+        with failing_disk():
+            for key in keys:
+                for status in _below(self._at(key)):
+                    found[status.st_dev, status.st_ino] = status.st_size
+        return sum(found.values())
 
     def delete(self, key: str) -> None:
         """See BatchStore."""
-        with _failing():
+        with failing_disk():
             self._at(key).unlink(missing_ok=True)
 
-    def draft(self) -> DirectoryDraft:
+    def draft(self, owner: str) -> LocalDraft:
         """See BatchStore."""
-        with _failing():
-            return DirectoryDraft(self._drafts / uuid.uuid4().hex, self._at)
+        return self._drafts.begin(owner)
+
+    def drafted(self, owner: str) -> int:
+        """See BatchStore."""
+        return self._drafts.size(owner)
 
     def link(self, key: str, also: str) -> None:
         """See BatchStore. Raises FileNotFoundError."""
-        with _failing():
-            to = _made(self._at(also))
+        with failing_disk():
+            to = with_folder(self._at(also))
             with suppress(FileExistsError):
                 to.hardlink_to(self._at(key))
-            _sync_folder(to.parent)
+            sync_folder(to.parent)
 
     def local(self, key: str) -> Path:
         """See BatchStore."""
@@ -104,98 +123,61 @@ class DirectoryStore:
 
     def log(self, key: str) -> DirectoryLog:
         """See BatchStore."""
-        with _failing():
-            return DirectoryLog(_made(self._at(key)))
+        with failing_disk():
+            return DirectoryLog(with_folder(self._at(key)))
 
     def logged(self, key: str) -> Iterator[bytes]:
         """See BatchStore."""
-        with _failing(), suppress(FileNotFoundError), self._at(key).open("rb") as file:
+        with failing_disk(), suppress(FileNotFoundError), self._at(key).open("rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
                     yield line
 
     def claim(self, job: str) -> DirectoryClaim | None:
         """See BatchStore."""
-        with _failing():
-            file = (self._locks / job).open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                return None
-            return DirectoryClaim(file)
+        path = self._locks / job
+        with failing_disk():
+            file = locked(path)
+        return None if file is None else DirectoryClaim(path, file)
 
     def scratch(self) -> Path:
         """See BatchStore."""
-        return self._drafts
+        return self._drafts.folder
 
-    def sweep(self, before: float) -> None:
+    def sweep(self) -> None:
         """See BatchStore."""
-        with _failing():
-            for folder in (self._drafts, self._locks):
-                for entry in os.scandir(folder):
-                    with suppress(FileNotFoundError):
-                        if entry.stat().st_mtime < before:
-                            Path(entry.path).unlink(missing_ok=True)
+        self._drafts.sweep()
+        with failing_disk():
+            sweep_locked(self._locks)
+            sweep_locked(self._changes)
 
     def _at(self, key: str) -> Path:
         return self._folder / key
 
-
-class DirectoryDraft:
-    """See ContentDraft."""
-
-    def __init__(self, path: Path, at: Callable[[str], Path]) -> None:
-        self._path, self._at = path, at
-        self._file: BinaryIO | None = path.open("wb", buffering=0)
-        self.size = 0
-
-    def __repr__(self) -> str:
-        return f"<DirectoryDraft {self._path}, {self.size} bytes>"
-
-    def write(self, data: bytes) -> None:
-        """See ContentDraft."""
-        assert self._file is not None
-        with _failing():
-            _write(self._file, data)
-        self.size += len(data)
-
-    def commit(self, key: str) -> None:
-        """See ContentDraft."""
-        assert self._file is not None
-        with _failing():
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
-            to = _made(self._at(key))
-            self._path.replace(to)
-            _sync_folder(to.parent)
-
-    def discard(self) -> None:
-        """See ContentDraft."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._path.unlink(missing_ok=True)
+    def _keep(self, path: Path, key: str) -> None:
+        with failing_disk():
+            to = with_folder(self._at(key))
+            path.replace(to)
+            sync_folder(to.parent)
 
 
 class DirectoryLog:
     """See AnswerFile."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("ab+", buffering=0)
+        self._file: BinaryIO = open(path, "ab+", buffering=0, opener=private)  # noqa: SIM115 - it stays open
         self._file.truncate(_whole_bytes(self._file))
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def __repr__(self) -> str:
         return f"<DirectoryLog {self._file.name}>"
 
     def append(self, data: bytes) -> None:
         """See AnswerFile."""
-        with _failing():
+        with failing_disk():
             before = os.fstat(self._file.fileno()).st_size
             try:
-                _write(self._file, data)
+                write_all(self._file, data)
                 os.fsync(self._file.fileno())
             except OSError:
                 # a part of a line would spoil the next one
@@ -210,40 +192,36 @@ class DirectoryLog:
 class DirectoryClaim:
     """See JobClaim. A lock needs no renewal."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
 
     def __repr__(self) -> str:
-        return f"<DirectoryClaim {self._file.name}>"
+        return f"<DirectoryClaim {self._path}>"
 
     @property
     def is_held(self) -> bool:
         """See JobClaim."""
-        return not self._file.closed
+        return not self._file.closed and is_at(self._path, self._file)
 
     def renew(self) -> None:
-        """See JobClaim."""
-        os.utime(self._file.fileno())
+        """See JobClaim. It is lost if its file was deleted."""
+        if not self.is_held:
+            raise BatchStoreFailed(f"the lock {self._path} was deleted")
 
     def close(self) -> None:
         """See JobClaim."""
         self._file.close()
 
 
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Raise BatchStoreFailed in place of OSError, but for a file that is not there."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise BatchStoreFailed(f"the store of batches failed: {error}") from error
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+def _below(path: Path) -> Iterator[os.stat_result]:
+    """The file at `path`, or all below it if it is a folder."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not path.is_dir():
+            yield path.stat()
+            return
+        for entry in os.scandir(path):
+            with suppress(FileNotFoundError):
+                yield entry.stat()
 
 
 def _whole_bytes(file: BinaryIO) -> int:
@@ -256,17 +234,3 @@ def _whole_bytes(file: BinaryIO) -> int:
             return begin + found + 1
         end = begin
     return 0
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

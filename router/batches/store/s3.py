@@ -7,21 +7,22 @@ the bucket does not have.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
-import uuid
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from policies.errors import ConfigError
 from policies.sla.batches import S3Settings
 from router.batches.store.base import BatchStoreFailed
 from router.batches.store.copies import LocalCopies
+from router.batches.store.drafts import Drafts, LocalDraft
 from router.batches.store.s3_bucket import failing, open_bucket
 from router.batches.store.s3_claims import S3Claim, S3Claims
 from router.batches.store.s3_log import S3Log
+from router.private_files import private_folder
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Bucket
@@ -30,6 +31,9 @@ LOOK_S = 5.0
 """Each look is some requests, which cost money."""
 
 _CHUNK_BYTES = 1 << 20
+_MOST_CHANGES = 8
+_COPIED_S = 86_400.0
+"""Copies that were not used for so long are dropped."""
 
 _log = logging.getLogger("pointsman.batches")
 
@@ -38,12 +42,14 @@ class S3BatchStore:
     """See BatchStore. `place` is `s3://bucket/prefix`."""
 
     look_s = LOOK_S
+    shares_links = False
 
     def __init__(self, place: str, settings: S3Settings, *, clock: Callable[[], float]) -> None:
         self._place, self._scratch = place, Path(settings.scratch or Path(tempfile.gettempdir(), "pointsman-batches"))
         self._bucket = open_bucket(place, settings)
         # tried again by the log itself, under another name
         self._once = open_bucket(place, settings, retries=0)
+        self._drafts = Drafts(self._scratch / "drafts", self._keep)
         self._copies = LocalCopies(self._scratch / "copies", store=f"{settings.endpoint} {place}")
         self._claims = S3Claims(open_bucket(place, settings, retries=0), clock=clock)
 
@@ -53,8 +59,8 @@ class S3BatchStore:
     def open(self) -> None:
         """See BatchStore."""
         try:
-            for each in (self.scratch(), self._copies.folder):
-                each.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._drafts.open()
+            private_folder(self._copies.folder)
         except OSError as error:
             hint = "name a folder of this machine for temporary files"
             raise ConfigError(f"batches.s3.scratch {self._scratch} cannot be used: {error}", hint=hint) from error
@@ -77,6 +83,27 @@ class S3BatchStore:
         with failing(FileNotFoundError):
             self._bucket.put(key, data, use_multipart=False)
 
+    def change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """See BatchStore: by conditional writes. One of which the answer was lost may have been done: then its
+        condition does not hold when it is sent again, and `change` sees what it wrote."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        for _ in range(_MOST_CHANGES):
+            found: bytes | None = None
+            mode: Any = "create"
+            with failing():
+                try:
+                    got = self._bucket.get(key)
+                    found, mode = bytes(got.bytes()), {"e_tag": got.meta["e_tag"]}
+                except FileNotFoundError:
+                    pass
+            if (data := change(found)) is None:
+                return
+            with failing(), suppress(AlreadyExistsError, PreconditionError, FileNotFoundError):
+                self._bucket.put(key, data, mode=mode)
+                return
+        raise BatchStoreFailed(f"the store of batches failed: {key} is changed by others again and again")
+
     def names(self, folder: str) -> Sequence[str]:
         """See BatchStore."""
         with failing(FileNotFoundError):
@@ -84,10 +111,17 @@ class S3BatchStore:
         paths = (*found["common_prefixes"], *(each["path"] for each in found["objects"]))
         return sorted(path.rpartition("/")[2] for path in paths)
 
-    def sizes(self, folder: str) -> int:
+    def sizes(self, *keys: str) -> int:
         """See BatchStore."""
-        with failing(FileNotFoundError):
-            return sum(each["size"] for each in self._bucket.list_with_delimiter(folder)["objects"])
+        total = 0
+        for key in keys:
+            with failing(FileNotFoundError):
+                below = [each["size"] for page in self._bucket.list(key) for each in page]
+            if not below:
+                with failing(), suppress(FileNotFoundError):
+                    total += self._bucket.head(key)["size"]
+            total += sum(below)
+        return total
 
     def delete(self, key: str) -> None:
         """See BatchStore."""
@@ -98,10 +132,13 @@ class S3BatchStore:
                     self._bucket.delete(each)
         self._copies.drop(key)
 
-    def draft(self) -> S3Draft:
-        """See BatchStore."""
-        with failing():
-            return S3Draft(self.scratch() / uuid.uuid4().hex, self._bucket)
+    def draft(self, owner: str) -> LocalDraft:
+        """See BatchStore: a file of this machine that is sent whole."""
+        return self._drafts.begin(owner)
+
+    def drafted(self, owner: str) -> int:
+        """See BatchStore: those of this machine."""
+        return self._drafts.size(owner)
 
     def link(self, key: str, also: str) -> None:
         """See BatchStore: the service copies it. Raises FileNotFoundError."""
@@ -122,7 +159,8 @@ class S3BatchStore:
         for piece in pieces_of(self._bucket, key):
             with failing(FileNotFoundError):
                 data = bytes(self._bucket.get(piece).bytes())
-            yield from data.splitlines(keepends=True)
+            # not at other line breaks than a log has
+            yield from (line + b"\n" for line in data.split(b"\n")[:-1])
 
     def claim(self, job: str) -> S3Claim | None:
         """See BatchStore."""
@@ -130,52 +168,22 @@ class S3BatchStore:
 
     def scratch(self) -> Path:
         """See BatchStore."""
-        return self._scratch / "drafts"
+        return self._drafts.folder
 
-    def sweep(self, before: float) -> None:
+    def sweep(self) -> None:
         """See BatchStore. Uploads that broke off are for a rule of the bucket to drop."""
+        self._drafts.sweep()
         with failing():
-            for entry in os.scandir(self.scratch()):
-                with suppress(FileNotFoundError):
-                    if entry.stat().st_mtime < before:
-                        Path(entry.path).unlink(missing_ok=True)
-            self._copies.sweep(before)
-        self._claims.sweep(before)
+            # by the clock that gave them their times; a copy is no more than a copy
+            self._copies.sweep(time.time() - _COPIED_S)
+        self._claims.sweep()
+
+    def _keep(self, path: Path, key: str) -> None:
+        with failing(FileNotFoundError):
+            self._bucket.put(key, path)
 
 
 def pieces_of(bucket: Bucket, key: str) -> list[str]:
     """The objects below `key`, in their order."""
     with failing(FileNotFoundError):
         return sorted(each["path"] for page in bucket.list(key) for each in page)
-
-
-class S3Draft:
-    """See ContentDraft: a file of this machine that is sent whole."""
-
-    def __init__(self, path: Path, bucket: Bucket) -> None:
-        self._path, self._bucket = path, bucket
-        self._file = path.open("wb")
-        self.size = 0
-
-    def __repr__(self) -> str:
-        return f"<S3Draft {self._path}, {self.size} bytes>"
-
-    def write(self, data: bytes) -> None:
-        """See ContentDraft."""
-        with failing():
-            self._file.write(data)
-        self.size += len(data)
-
-    def commit(self, key: str) -> None:
-        """See ContentDraft."""
-        with failing(FileNotFoundError):
-            self._file.close()
-            self._bucket.put(key, self._path)
-            self._path.unlink()
-
-    def discard(self) -> None:
-        """See ContentDraft."""
-        with suppress(OSError):
-            # bytes that it could not write are not missed
-            self._file.close()
-        self._path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policies.errors import ConfigError
@@ -72,30 +73,33 @@ class S3Claims:
         """See BatchStore."""
         key, now = f"{_FOLDER}/{job}", self._clock()
         mode: Any = "create"
-        with failing():
-            try:
-                found = self._bucket.get(key)
-            except FileNotFoundError:
-                found = None
-        if found is not None:
-            e_tag = found.meta["e_tag"]
-            with failing(FileNotFoundError):
-                is_free = bytes(found.bytes()) == _FREE
-            if not is_free and not self._is_over(job, e_tag, now):
+        found, e_tag = self._read(key)
+        if e_tag is not None:
+            if found != _FREE and not self._is_over(job, e_tag, now):
                 return None
             mode = {"e_tag": e_tag}
         self._seen.pop(job, None)
-        claim = S3Claim(self._put, key, self._clock)
+        claim = S3Claim(self._put, self._read, key, self._clock)
         return claim if claim.take(mode) else None
 
-    def sweep(self, before: float) -> None:
-        """Drop leases that were not renewed since this Unix time."""
+    def sweep(self) -> None:
+        """Drop leases that have not changed for LEASE_S of this router's clock, which is seen at the second sweep: each
+        is taken before, so that no owner loses what it has just taken."""
+        now, names = self._clock(), set[str]()
         with failing(FileNotFoundError):
-            for page in self._bucket.list(_FOLDER):
-                for each in page:
-                    if each["last_modified"].timestamp() < before:
-                        self._bucket.delete(each["path"])
-        self._seen.clear()
+            found = [each for page in self._bucket.list(_FOLDER) for each in page]
+        for each in found:
+            names.add(name := each["path"].rpartition("/")[2])
+            if not self._is_over(name, each["e_tag"], now):
+                continue
+            claim = S3Claim(self._put, self._read, each["path"], self._clock)
+            if claim.take({"e_tag": each["e_tag"]}):
+                with failing(), suppress(FileNotFoundError):
+                    self._bucket.delete(each["path"])
+            names.discard(name)
+        # a claim may be going on in another thread
+        for name in [name for name in tuple(self._seen) if name not in names]:
+            self._seen.pop(name, None)
 
     def _is_over(self, job: str, e_tag: str | None, now: float) -> bool:
         """Whether the lease of `job` has not changed for long enough."""
@@ -104,6 +108,15 @@ class S3Claims:
             self._seen[job] = _Seen(e_tag, now)
             return False
         return now - seen.at >= LEASE_S
+
+    def _read(self, key: str) -> tuple[bytes, str | None]:
+        """What is at `key`, and its version; nothing if it is not there."""
+        with failing():
+            try:
+                found = self._bucket.get(key)
+                return bytes(found.bytes()), found.meta["e_tag"]
+            except FileNotFoundError:
+                return b"", None
 
     def _put(self, key: str, data: bytes, mode: Any) -> str | None:
         """Write `data` on the condition `mode`; the new version, None if the condition does not hold."""
@@ -119,9 +132,17 @@ class S3Claims:
 class S3Claim:
     """See JobClaim. It is held from `take` on."""
 
-    def __init__(self, put: Callable[[str, bytes, Any], str | None], key: str, clock: Callable[[], float]) -> None:
-        self._put, self._key, self._clock = put, key, clock
+    def __init__(
+        self,
+        put: Callable[[str, bytes, Any], str | None],
+        read: Callable[[str], tuple[bytes, str | None]],
+        key: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._put, self._read, self._key, self._clock = put, read, key, clock
         self._e_tag: str | None = None
+        self._unanswered: bytes | None = None
+        """What was written last, if the service has not said whether it is there."""
         self._renewed_at = 0.0
 
     def __repr__(self) -> str:
@@ -135,8 +156,14 @@ class S3Claim:
     def take(self, mode: Any) -> bool:
         """Write the lease on the condition `mode`; whether that holds."""
         # the others' time begins later, when they see it
-        now = self._clock()
-        self._e_tag = self._put(self._key, uuid.uuid4().hex.encode(), mode)
+        now, before, mine = self._clock(), self._unanswered, uuid.uuid4().hex.encode()
+        self._unanswered = mine
+        e_tag = self._put(self._key, mine, mode)
+        if e_tag is None and before is not None:
+            # the answer to an earlier write was lost: it is there if this is what it wrote
+            found, version = self._read(self._key)
+            e_tag = self._put(self._key, mine, {"e_tag": version}) if found == before else None
+        self._e_tag, self._unanswered = e_tag, None
         self._renewed_at = now
         return self._e_tag is not None
 

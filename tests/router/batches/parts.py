@@ -74,3 +74,8 @@ async def lines_in(client: openai.AsyncOpenAI, file: str | None) -> dict[str, An
     found = [json.loads(line) for line in content.text.splitlines()]
     assert len({line["custom_id"] for line in found}) == len(found)
     return {line["custom_id"]: line for line in found}
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder and below it."""
+    return [path for path in folder.rglob("*") if path.is_file()]

@@ -14,7 +14,7 @@ import pytest
 from anthropic.types.messages import MessageBatch
 
 from router.start.app import Router
-from tests.router.batches.parts import OTHER_KEY, a_batch_router
+from tests.router.batches.parts import OTHER_KEY, a_batch_router, files_in
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, an_answer
 
 
@@ -127,4 +127,4 @@ async def test_a_wrong_body_is_refused_in_anthropics_shape(
         answer = await reply.json()
         assert (reply.status, answer["type"], message in answer["error"]["message"]) == (status, "error", True), answer
         assert router.operations.batches is not None
-        assert not router.operations.batches.shelf.store.names("drafts")
+        assert not files_in(router.operations.batches.shelf.store.scratch())

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from openai.types import Batch
 
 from policies.errors import BackendFailed, Overloaded
-from policies.nouns import Limits
+from policies.nouns import Delta, Limits, Usage
+from router.batches.job import Job
+from router.batches.shelf import BatchShelf
 from tests.router.batches.parts import (
     OTHER_KEY,
     a_batch_config,
@@ -20,12 +24,13 @@ from tests.router.batches.parts import (
     a_line,
     begun,
     ended,
+    files_in,
     lines_in,
     openai_client,
     until,
     uploaded,
 )
-from tests.router.parts import CHAT, KEY, ScriptedBackend, a_client, a_router, an_answer, series
+from tests.router.parts import CHAT, KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer, series
 
 
 async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
@@ -287,7 +292,7 @@ async def test_a_wrong_upload_is_refused_and_leaves_nothing(
         async with client.post("/v1/files", data=body, headers=headers) as reply:
             assert (reply.status, message in await reply.text()) == (status, True)
         assert router.operations.batches is not None
-        assert not router.operations.batches.shelf.store.names("drafts")
+        assert not files_in(router.operations.batches.shelf.store.scratch())
 
 
 async def test_a_tenant_has_so_many_batches_and_bytes(tmp_path: Path) -> None:
@@ -345,3 +350,151 @@ async def test_a_batch_goes_on_once_the_folder_for_temporary_files_can_be_writte
         scratch.mkdir()
         assert (await ended(client, batch)).status == "completed"
         assert "Traceback" not in caplog.text
+
+
+ANSWER = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": MODEL,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
+}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(ANSWER, indent=2).encode(),
+        json.dumps(ANSWER).encode() + b"\n",
+        json.dumps(ANSWER, indent="\t").replace("\n", "\r\n").encode(),
+        json.dumps(ANSWER | {"logprob": float("-inf")}).encode(),
+        json.dumps(ANSWER).replace('"ok"', '"\\ud83d"').encode(),
+        json.dumps(ANSWER).replace('"ok"', '"a\u2028b"').encode(),
+    ],
+    ids=["indented", "line break", "CRLF", "-Infinity", "half a pair", "U+2028"],
+)
+async def test_an_answer_is_one_line_of_the_results_however_the_backend_wrote_it(tmp_path: Path, body: bytes) -> None:
+    whole = Delta(body=body, text="ok", is_whole=True, finish_reason="stop", usage=Usage(7, 2, 3))
+    backend = ScriptedBackend(scripts=[[whole] for _ in range(3)])
+    async with a_batch_router(tmp_path, backend) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, [a_line(number) for number in range(3)]))
+        assert batch.status == "completed"
+        assert (await lines_in(client, batch.output_file_id)).keys() == {"r0", "r1", "r2"}
+        assert len(backend.requests) == 3
+
+
+async def test_an_answer_that_is_no_json_is_a_failure_of_its_line_alone(tmp_path: Path) -> None:
+    broken = Delta(body=b"<html>", text="", is_whole=True, finish_reason="stop", usage=Usage(7, 2, 3))
+    good = an_answer("ok")
+    backend = ScriptedBackend(scripts=[[broken], good])
+    async with a_batch_router(tmp_path, backend) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, [a_line(0)]))
+        assert batch.status == "completed"
+        assert len(backend.requests) == 2
+
+
+async def test_a_write_of_progress_that_is_slow_is_not_behind_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, answered, held = threading.Event(), asyncio.Event(), [0]
+    save = BatchShelf.save_job
+    loop = asyncio.get_running_loop()
+
+    def save_slowly(self: BatchShelf, job: Job) -> Job:
+        if job.status == "in_progress" and job.counts.succeeded == 1:
+            held[0] += 1
+            loop.call_soon_threadsafe(answered.set)
+            slow.wait(10)
+        return save(self, job)
+
+    monkeypatch.setattr(BatchShelf, "save_job", save_slowly)
+    backend = ScriptedBackend(scripts=[an_answer("ok"), [answered, *an_answer("ok")]])
+    async with a_batch_router(tmp_path, backend) as router, openai_client(router) as client:
+        batch = await begun(client, [a_line(0), a_line(1)])
+        await answered.wait()
+        while backend.open:  # noqa: ASYNC110 - it is a counter
+            await asyncio.sleep(0.01)
+        # its last line is answered, and an earlier state is still being written
+        await asyncio.sleep(0.2)
+        slow.set()
+        batch = await ended(client, batch)
+        assert (held[0], batch.status) == (1, "completed")
+        assert router.operations.batches is not None
+        async with asyncio.timeout(10):
+            while [*router.operations.batches.shelf.open_jobs()]:  # noqa: ASYNC110 - it is a folder
+                await asyncio.sleep(0.01)
+        assert (await client.batches.retrieve(batch.id)).status == "completed"
+
+
+async def test_files_that_were_deleted_count_while_batches_run_on_them(tmp_path: Path) -> None:
+    held = asyncio.Event()
+    backend = ScriptedBackend(scripts=[[held, *an_answer("ok")]])
+    async with (
+        a_batch_router(tmp_path, backend, max_storage_bytes=100_000, max_file_bytes=50_000) as router,
+        openai_client(router) as client,
+    ):
+        line = json.dumps(a_line(0)).encode() + b" " * 30_000
+        for _ in range(3):
+            file = await client.files.create(file=("lines.jsonl", line), purpose="batch")
+            await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            await client.files.delete(file.id)
+        with pytest.raises(openai.RateLimitError, match="100,000 are its limit"):
+            await client.files.create(file=("lines.jsonl", line), purpose="batch")
+        assert sum(path.stat().st_size for path in files_in(tmp_path)) < 100_000
+        held.set()
+
+
+async def test_bodies_of_batches_that_are_refused_leave_nothing(tmp_path: Path) -> None:
+    held = asyncio.Event()
+    async with (
+        a_batch_router(tmp_path, ScriptedBackend(scripts=[[held, *an_answer("ok")]]), max_jobs=1) as router,
+        a_client(router) as client,
+    ):
+        body = {"requests": [{"custom_id": "a", "params": {"model": MODEL, "max_tokens": 1, "messages": []}}]}
+        found = []
+        for _ in range(4):
+            async with client.post("/v1/messages/batches", data=json.dumps(body)) as reply:
+                found.append(reply.status)
+        assert router.operations.batches is not None
+        assert len(router.operations.batches.shelf.store.names("inputs")) <= found.count(200)
+        assert 429 in found
+        held.set()
+
+
+async def test_no_more_than_so_many_batches_begin_at_once(tmp_path: Path) -> None:
+    held = asyncio.Event()
+    async with (
+        a_batch_router(tmp_path, ScriptedBackend(scripts=[[held, *an_answer("ok")]] * 8), max_jobs=3) as router,
+        openai_client(router) as client,
+    ):
+        file = await uploaded(client, [a_line(0)])
+        begin = [client.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h") for _ in range(8)]
+        made = [each for each in await asyncio.gather(*begin, return_exceptions=True) if isinstance(each, Batch)]
+        assert 1 <= len(made) <= 3
+        assert router.operations.batches is not None
+        assert len([*router.operations.batches.shelf.open_jobs()]) == len(made)
+        held.set()
+
+
+async def test_a_batch_waits_while_its_tenant_stores_all_that_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.batches.running._STORAGE_LOOKS", 1)
+    backend = ScriptedBackend(scripts=[[Overloaded("busy", retry_after_s=0.01)]])
+    async with a_batch_router(tmp_path, backend, max_storage_bytes=10_000) as router, openai_client(router) as client:
+        batches = router.operations.batches
+        assert batches is not None
+        file, full = await uploaded(client, [a_line(0)]), threading.Event()
+        is_full, looks = batches.storage.is_full, [0]
+
+        def looked_at(tenant: str) -> bool:
+            looks[0] += 1
+            return not full.is_set() or is_full(tenant)
+
+        monkeypatch.setattr(batches.storage, "is_full", looked_at)
+        batch = await client.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")
+        async with asyncio.timeout(20):
+            while looks[0] < 2:  # noqa: ASYNC110 - a thread counts
+                await asyncio.sleep(0.02)
+        full.set()
+        assert (await ended(client, batch)).status == "completed"

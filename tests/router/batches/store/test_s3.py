@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from router.batches.store.base import BatchStoreFailed
 from router.batches.store.copies import LocalCopies
 from router.batches.store.s3 import S3BatchStore
 from router.batches.store.s3_claims import LEASE_S
-from tests.router.batches.parts import a_batch_router, a_line, begun, ended, lines_in, openai_client
+from tests.router.batches.parts import a_batch_router, a_line, begun, ended, files_in, lines_in, openai_client
 from tests.router.parts import ScriptedBackend
 from tests.standins.s3 import S3Service, an_s3_service
 
@@ -54,7 +55,7 @@ def store(service: S3Service, place: str, tmp_path: Path) -> S3BatchStore:
 
 
 def put(store: S3BatchStore, key: str, data: bytes) -> None:
-    draft = store.draft()
+    draft = store.draft("acme")
     draft.write(data)
     draft.commit(key)
     draft.discard()
@@ -79,10 +80,11 @@ def test_a_content_is_there_once_it_is_committed_and_read_from_a_copy(store: S3B
     store.delete("contents/a")
     assert store.local("inputs/a").read_bytes() == whole
     assert store.local("inputs/a") == store.local("inputs/a")
-    dropped = store.draft()
+    dropped = store.draft("acme")
     dropped.write(b"x")
+    assert (store.drafted("acme"), store.drafted("other")) == (1, 0)
     dropped.discard()
-    assert list(store.scratch().iterdir()) == []
+    assert (store.drafted("acme"), files_in(store.scratch())) == (0, [])
     for call in (lambda: store.local("contents/a"), lambda: store.link("contents/a", "b")):
         with pytest.raises(FileNotFoundError):
             call()
@@ -126,15 +128,46 @@ def test_one_owner_has_a_job_until_it_lets_go_or_is_late(service: S3Service, pla
     assert one.claim("job") is not None
 
 
-def test_old_claims_and_temporary_files_are_swept(store: S3BatchStore) -> None:
+def test_claims_that_no_router_renews_are_swept_whatever_the_time_is_there(
+    service: S3Service, place: str, tmp_path: Path
+) -> None:
+    clock = Clock()
+    one, other = (a_store(service, place, tmp_path / name, clock) for name in "ab")
+    held, lost = one.claim("held"), one.claim("lost")
+    assert held is not None
+    assert lost is not None
+    for _ in range(3):
+        other.sweep()
+        assert other.names("claims") == ["held", "lost"]
+        clock.now += LEASE_S / 3
+        held.renew()
+    other.sweep()
+    assert other.names("claims") == ["held"]
+    held.renew()
+    with pytest.raises(BatchStoreFailed):
+        lost.renew()
+    assert other.claim("lost") is not None
+
+
+def test_a_renewal_of_which_the_answer_was_lost_is_no_loss_of_the_claim(
+    service: S3Service, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    store = a_store(service, place, tmp_path, clock)
     claim = store.claim("job")
     assert claim is not None
-    draft = store.draft()
-    store.sweep(0.0)
-    assert (store.names("claims"), len(list(store.scratch().iterdir()))) == (["job"], 1)
-    store.sweep(1e12)
-    assert (store.names("claims"), list(store.scratch().iterdir())) == ([], [])
-    draft.discard()
+    put = claim._put
+
+    def unanswered(*given: Any) -> str | None:
+        put(*given)
+        raise BatchStoreFailed("it takes too long")
+
+    monkeypatch.setattr(claim, "_put", unanswered)
+    claim.renew()
+    monkeypatch.setattr(claim, "_put", put)
+    claim.renew()
+    assert claim.is_held
+    assert store.claim("job") is None
 
 
 def test_a_bucket_that_is_missing_stops_the_start(service: S3Service, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Files and folders for this user alone: they hold prompts, answers, usage, decisions or keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+
+def private(path: str, flags: int) -> int:
+    """The `opener` of a file that is private if this begins it."""
+    return os.open(path, flags | os.O_CLOEXEC, PRIVATE_FILE)
+
+
+def private_folder(folder: Path) -> None:
+    """Have `folder`, which is private if this makes it, as is each folder that is made above it. Raises OSError."""
+    missing = []
+    for each in (folder, *folder.parents):
+        if each.exists():
+            break
+        missing.append(each)
+    for each in reversed(missing):
+        each.mkdir(PRIVATE_FOLDER, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(folder))
