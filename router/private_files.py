@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
@@ -11,6 +12,14 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 def private(path: str, flags: int) -> int:
     """The `opener` of a file that is private if this begins it."""
     return os.open(path, flags | os.O_CLOEXEC, PRIVATE_FILE)
+
+
+def make_private(file: Path) -> None:
+    """Take `file` away from other users if all of them may read it, as an earlier version left it. A group that an
+    operator has let in stays. Raises OSError."""
+    status = file.stat()
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o007 and status.st_uid == os.geteuid():
+        file.chmod(PRIVATE_FILE)
 
 
 def private_folder(folder: Path) -> None:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from policies.errors import InvalidRequest
 from policies.quantities import written_seconds
 from policies.sla.config import Config
+from router.terminal import inert_console
 from simulation.arrivals import Arrival, settled, sped_up, usual_of
 from simulation.fleet import Fleet, fleet_of
 from simulation.replay import Then, agreement, read_log
@@ -172,8 +172,8 @@ def _trial_line(pool: str, trial: Trial) -> str:
 @contextmanager
 def _progress(name: str, total: int | None) -> Iterator[OnProgress]:
     """A progress line on a terminal; nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = inert_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=total)
 

@@ -7,10 +7,11 @@ from io import StringIO
 
 import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from policies.quantities import written_seconds
+from router.terminal import inert_console
 from simulation.summary import BackendSummary, ClassSummary, Spread, Summary
 
 _WIDTH = 150
@@ -19,7 +20,7 @@ _WIDTH = 150
 
 def shown(renderable: RenderableType) -> str:
     """`renderable` as plain text."""
-    console = Console(file=StringIO(), width=_WIDTH, color_system=None)
+    console = inert_console(file=StringIO(), width=_WIDTH, color_system=None)
     with console.capture() as capture:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")

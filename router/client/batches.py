@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import sys
 import time
@@ -17,12 +18,14 @@ from typing import Any
 import aiohttp
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from policies.errors import BackendFailed, InvalidRequest
 from router.client.chats import KEY_VARIABLE, refusal_in, root_of, unreached
+from router.inert import inert
+from router.private_files import private
+from router.terminal import inert_console
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 LOOK_S = 1.0
@@ -236,8 +239,9 @@ async def _wait(at: str, id: str, out: Path | None) -> bool:  # noqa: A002
 
 async def _until_ended(client: BatchClient, batch: ShownBatch, out: Path | None) -> bool:
     """Show the progress of `batch` until it has ended, then write its results; whether it is completed."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    console = inert_console(stderr=True)
+    what, rest = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[left]"))
+    columns = (what, BarColumn(), MofNCompleteColumn(), rest)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(batch.status, total=None, left="")
         while True:
@@ -283,7 +287,7 @@ async def _show(at: str, id: str) -> None:  # noqa: A002
 async def _show_all(at: str, most: int) -> None:
     async with _client(at) as client:
         found = await client.newest(most)
-    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    console = inert_console(width=None if sys.stdout.isatty() else _WIDE)
     console.print(_table(found, is_wide=console.width >= _WIDE) if found else "No batches.")
 
 
@@ -306,12 +310,14 @@ async def _results(at: str, id: str, out: Path | None, *, errors: bool) -> None:
 
 async def _write(client: BatchClient, file: str, out: Path | None) -> None:
     if out is None:
+        # as it is for a program, and inert for a terminal
+        shown = codecs.getincrementaldecoder("utf-8")("replace").decode if sys.stdout.isatty() else None
         async for piece in client.content(file):
-            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.write(piece if shown is None else inert(shown(piece)).encode())
         sys.stdout.buffer.flush()
         return
     try:
-        with await asyncio.to_thread(out.open, "wb") as to:
+        with await asyncio.to_thread(lambda: open(out, "wb", opener=private)) as to:
             async for piece in client.content(file):
                 await asyncio.to_thread(to.write, piece)
     except OSError as error:

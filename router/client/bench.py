@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from policies.errors import InvalidRequest
@@ -18,6 +17,7 @@ from router.client.bench_report import BenchResult, as_svg, as_text
 from router.client.chat import first_model
 from router.client.chats import KEY_VARIABLE, ChatClient, Reply
 from router.client.load import Load, put_load
+from router.terminal import inert_console
 
 _FILE_HINT = "name a file in a folder that exists"
 
@@ -68,7 +68,7 @@ async def measured(options: BenchOptions) -> BenchResult:
             messages = [{"role": "user", "content": prompt}]
             return await client.chat(messages, model, max_tokens=options.max_tokens, fields={"temperature": 0})
 
-        console = Console(stderr=True)
+        console = inert_console(stderr=True)
         with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("requests", total=load.requests)
             began = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from policies.errors import ExpectedError, InvalidRequest
 from router.client.chats import KEY_VARIABLE, ChatClient, Reply
+from router.terminal import inert_console
 
 _MOST_PIPED = 8 << 20
 """Characters of a question that comes through a pipe."""
@@ -143,5 +144,4 @@ def _show(text: str) -> None:
 
 def _note(text: str) -> None:
     """Write about an answer, where a pipe does not take it for a part of it."""
-    dim, usual = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{dim}{text}{usual}", file=sys.stderr)  # noqa: T201
+    inert_console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim")

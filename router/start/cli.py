@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from policies.errors import ExpectedError
+from router.inert import inert, inert_output
 from router.start.arguments import USUAL_ADMIN, AdminAt, SlaFile
 from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
@@ -786,8 +787,8 @@ def fail(message: str, hint: str = "") -> NoReturn:
 def main() -> None:
     """Run the command line."""
     try:
-        with whole_descriptions(os.environ):
+        with inert_output(), whole_descriptions(os.environ):
             app()
     except ExpectedError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(inert(str(error)), file=sys.stderr)  # noqa: T201
         sys.exit(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.errors import Conflict
+from router.private_files import private
 from router.regular_file import read_regular
 
 MOST_KEPT = 20
@@ -125,7 +126,8 @@ class ConfigWriter:
         """Keep the text that is replaced, with the file's mode; the oldest goes where there are too many."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         kept = self.folder / f"{self.unix_time():017.6f}-{version}.yaml"
-        kept.write_text(text, encoding="utf-8")
+        with open(kept, "w", encoding="utf-8", opener=private) as writing:
+            writing.write(text)
         kept.chmod(status.st_mode & 0o777)
         for _, old in self._files()[MOST_KEPT:]:
             old.unlink(missing_ok=True)

@@ -74,7 +74,9 @@ INSIDE = {
         "router.ask",
         "router.direct",
         "router.later",
+        "router.inert",
         "router.private_files",
+        "router.terminal",
         "router.fleet",
         "router.shared",
         "router.call",
@@ -82,7 +84,7 @@ INSIDE = {
         "router.batches",
     ),
     # as any other client: it knows nothing of the router
-    "router.client": ("router.private_files",),
+    "router.client": ("router.inert", "router.private_files", "router.terminal"),
     "router.start": ("router",),
 }
 """Modules of its own package that each layer may import, beside itself."""

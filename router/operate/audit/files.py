@@ -31,12 +31,13 @@ def set_aside(path: Path, keep: int) -> None:
     path.replace(f"{path}.1")
 
 
-def last_line(descriptor: int) -> tuple[bytes, int]:
-    """The last whole line of the file, without its newline, and how many bytes of a torn one follow it."""
+def last_lines(descriptor: int) -> tuple[list[bytes], int]:
+    """The last whole lines of the file without their newlines, the newest first, and how many bytes of a torn one
+    follow them. The newest is whole, the others are as many as fit."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, min(size, 2 * MOST_LINE_BYTES), max(0, size - 2 * MOST_LINE_BYTES))
-    whole, newline, torn = tail.rpartition(b"\n")
-    return whole.rpartition(b"\n")[2] if newline else b"", len(torn)
+    *whole, torn = tail.split(b"\n")
+    return whole[::-1], len(torn)
 
 
 def newest_first(path: Path) -> Iterator[bytes]:

@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from policies.errors import ConfigError
-from router.operate.audit.chain import START, BrokenChainError, Chain, ChainPlace
-from router.operate.audit.files import last_line, set_aside
+from router.operate.audit.chain import MOST_LINE_BYTES, START, BrokenChainError, Chain, ChainPlace, place_of
+from router.operate.audit.files import last_lines, set_aside
 from router.operate.audit.refused import RefusedLogins, written
 
 MOST_WAITING = 1024
@@ -29,8 +31,13 @@ REFUSED_EVERY_S = 60.0
 HEAD_EVERY_S = 3600.0
 """Time between two lines of the router's own log that name the last record."""
 
+ROTATE_EVERY_S = 60.0
+"""Time between two tries to set a file aside that has its size."""
+
 _RETRY_S = 1.0
 _PATIENCE_S = 5.0
+_MOST_SHOWN = 1000
+"""Characters of a text in a record that was too long."""
 
 _log = logging.getLogger("pointsman.audit")
 
@@ -47,9 +54,10 @@ class AuditRecord(NamedTuple):
 class AuditLog:
     """Appends to the file at `path`, which becomes `path.1` above `file_bytes`; `keep` files are kept.
 
-    `trouble` is why the last write failed: then records wait, and are tried again every second. `on_event` gets
-    `audit_failed`, `audit_lost` for each record that found no place to wait, and `audit_broken` if the end of the file
-    is not as a router left it. `open` starts the thread, `close` writes what waits, within five seconds.
+    `trouble` is why the last write failed: then records wait, and are tried again every second. A file that cannot be
+    set aside is written further: `overdue` is why. `on_event` gets `audit_failed`, `audit_overdue`, `audit_lost` for
+    each record that found no place to wait, and `audit_broken` if the end of the file is not as a router left it.
+    `open` starts the thread, `close` writes what waits, within five seconds.
     """
 
     def __init__(
@@ -69,10 +77,13 @@ class AuditLog:
         self._refused = RefusedLogins()
         self._lost = 0
         self.trouble: str | None = None
+        self.overdue: str | None = None
         self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
         # of the thread
         self._left: tuple[tuple[int, int], ChainPlace] | None = None
         self._head = START
+        self._unsynced: list[AuditRecord] = []
+        self._rotate_at = 0.0
         self._told_at = self._taken_at = time.monotonic()
 
     def __repr__(self) -> str:
@@ -127,7 +138,7 @@ class AuditLog:
             lost, self._lost = self._lost, 0
             if lost:
                 batch.append(self._made("lost", {"count": lost}))
-            if batch and self._try(batch):
+            if (batch or self._unsynced) and self._try(batch):
                 batch = []
         self._tell()
 
@@ -157,7 +168,8 @@ class AuditLog:
         if self.trouble is not None:
             _log.info("the audit log %s is written again", self.path)
         self.trouble = None
-        for record in batch:
+        written, self._unsynced = [*self._unsynced, *batch], []
+        for record in written:
             if record.written.set_running_or_notify_cancel():
                 record.written.set_result(None)
         if time.monotonic() - self._told_at >= HEAD_EVERY_S:
@@ -170,47 +182,90 @@ class AuditLog:
         _log.info("the audit log %s ends with record %d:%s", self.path, *self._head)
 
     def _write(self, batch: list[AuditRecord]) -> None:
-        """Append `batch`, all of it or nothing. Raises OSError."""
+        """Append `batch`, and take what is in the file out of it. Raises OSError if it is not, or not on the disk.
+
+        Setting the file aside is another matter: it fails without failing what was appended.
+        """
         with self._locked(), self._opened() as descriptor:
-            size = os.fstat(descriptor).st_size
-            lines, after, extra = bytearray(), *self._end(descriptor)
-            for record in (*extra, *batch):
-                line, after = self._chain.line(self._shown(record), after)
-                lines += line
-            try:
-                _write_all(descriptor, lines)
-                os.fsync(descriptor)
-            except OSError:
-                # a part of a line would spoil the next one
-                os.ftruncate(descriptor, size)
-                raise
-            self._head = after
-            status = os.fstat(descriptor)
-            self._left = ((status.st_ino, status.st_size), after)
-            if status.st_size >= self._file_bytes:
-                set_aside(self.path, self._keep)
+            self._append(descriptor, batch)
+            if os.fstat(descriptor).st_size >= self._file_bytes and time.monotonic() >= self._rotate_at:
+                self._set_aside()
+
+    def _append(self, descriptor: int, batch: list[AuditRecord]) -> None:
+        size = os.fstat(descriptor).st_size
+        lines, after, extra = bytearray(), *self._end(descriptor)
+        if extra and extra[0].details.get("torn_bytes") and os.fstat(descriptor).st_size == size:
+            # it may be appended to and not cut: the torn line is ended, and the next record says so
+            lines += b"\n"
+        ends = []
+        for record in (*extra, *batch):
+            line, after = self._line(record, after)
+            lines += line
+            ends.append(len(lines))
+        try:
+            _write_all(descriptor, lines)
+            os.fsync(descriptor)
+        except OSError:
+            kept = _cut(descriptor, size)
+            # of a file that cannot be cut, each record that is whole stays, and is not written again
+            whole = max(0, sum(end <= kept for end in ends) - len(extra))
+            self._unsynced += batch[:whole]
+            del batch[:whole]
+            raise
+        self._head = after
+        status = os.fstat(descriptor)
+        self._left = ((status.st_ino, status.st_size), after)
+
+    def _set_aside(self) -> None:
+        try:
+            set_aside(self.path, self._keep)
+            self.overdue = None
+        except OSError as error:
+            self._rotate_at = time.monotonic() + ROTATE_EVERY_S
+            if self.overdue is None:
+                _log.error("the audit log %s has its size and cannot be set aside, so it grows: %s", self.path, error)
+                self._on_event("audit_overdue")
+            self.overdue = str(error)
+
+    def _line(self, record: AuditRecord, after: ChainPlace) -> tuple[bytes, ChainPlace]:
+        """The line of `record` and its place. Details that are too long, or cannot be written, are left out."""
+        try:
+            line, place = self._chain.line(self._shown(record), after)
+            if len(line) < MOST_LINE_BYTES:
+                return line, place
+            problem = f"the record had {len(line):,} bytes"
+        except (TypeError, ValueError, RecursionError, msgspec.EncodeError) as error:
+            problem = f"the record could not be written: {type(error).__name__}"
+        return self._chain.line(self._shown(record._replace(details=_shortened(record.details, problem))), after)
 
     def _end(self, descriptor: int) -> tuple[ChainPlace, list[AuditRecord]]:
         """The place of the file's last line, and records that say what is wrong with it, if anything is."""
         status = os.fstat(descriptor)
         if self._left is not None and self._left[0] == (status.st_ino, status.st_size):
             return self._left[1], []
-        line, torn = last_line(descriptor)
-        extra = []
-        if torn:
-            # a router was killed while it wrote: no part of this line was ever promised
-            os.ftruncate(descriptor, status.st_size - torn)
-            extra.append(self._made("repaired", {"torn_bytes": torn}))
+        lines, torn = last_lines(descriptor)
+        extra: list[AuditRecord] = []
+        line = lines[0] if lines else b""
         left = START if self._left is None else self._left[1]
+        # behind a line that is no record, the chain goes on at the last one that is
+        last = next((place for place in map(place_of, lines) if place is not None), left)
         if line:
             if self._left is not None and self._left[0][0] == status.st_ino and self._left[0][1] > status.st_size:
                 self._broke(extra, f"the file is shorter than before, when it had record {left.seq}")
-            return self._checked(line, extra, left), extra
+            place = self._checked(line, extra, max(last, left))
+            return place, [*self._repaired(descriptor, status.st_size, torn), *extra]
         older = Path(f"{self.path}.1")
         before = self._checked(_last_of(older), extra, START) if older.exists() else START
         if before.seq < left.seq:
             self._broke(extra, f"the file is gone, with record {left.seq}")
-        return max(before, left), extra
+        return max(before, left), [*self._repaired(descriptor, status.st_size, torn), *extra]
+
+    def _repaired(self, descriptor: int, size: int, torn: int) -> list[AuditRecord]:
+        """A record of a torn line: a router was killed while it wrote, and no part of this line was ever promised."""
+        if not torn:
+            return []
+        _cut(descriptor, size - torn)
+        return [self._made("repaired", {"torn_bytes": torn})]
 
     def _checked(self, line: bytes, extra: list[AuditRecord], otherwise: ChainPlace) -> ChainPlace:
         """The place of `line`, or `otherwise` if it is no line of this log."""
@@ -250,9 +305,27 @@ class AuditLog:
 def _last_of(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return last_line(descriptor)[0]
+        return next(iter(last_lines(descriptor)[0]), b"")
     finally:
         os.close(descriptor)
+
+
+def _cut(descriptor: int, size: int) -> int:
+    """Have no more than `size` bytes in the file: how many more it has, if it may only be appended to."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, size)
+    return os.fstat(descriptor).st_size - size
+
+
+def _shortened(details: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """Those of `details` that are short texts and numbers, and what was wrong with all of them."""
+    kept: dict[str, Any] = {}
+    for name, value in details.items():
+        if isinstance(value, str):
+            kept[name] = value[:_MOST_SHOWN].encode("utf-8", "replace").decode()
+        elif value is None or isinstance(value, bool | int | float):
+            kept[name] = value
+    return {**kept, "shortened": problem}
 
 
 def _write_all(descriptor: int, data: bytearray) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from policies.errors import InvalidRequest
-from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, ChainPlace
+from router.inert import inert_cell
+from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, ChainPlace, place_of
 from router.operate.audit.files import files_of, newest_first
 
 COLUMNS = (
@@ -53,13 +54,17 @@ class AuditPeriod(NamedTuple):
 
 ALWAYS = AuditPeriod()
 
+_SET_BACK = timedelta(days=1)
+
 
 def checked(path: Path, chain: Chain) -> Iterator[Found]:
     """The lines of all files of the log at `path`, in order, each checked. Ends behind the first bad one.
 
-    Raises OSError.
+    A line that broke off is not bad if the record behind it says so and follows the one before it: a file that may only
+    be appended to keeps such a line. Raises OSError.
     """
     place: ChainPlace | None = None
+    torn: tuple[int, Found] | None = None
     for file in files_of(path):
         with file.open("rb") as lines:
             number = 0
@@ -68,11 +73,20 @@ def checked(path: Path, chain: Chain) -> Iterator[Found]:
                 try:
                     if not line.endswith(b"\n"):
                         raise BrokenChainError("does not end: it was cut off, or the router was killed there")
+                    if torn is None and place_of(line[:-1]) is None:
+                        torn = len(line) - 1, Found(file, number, {}, None, "is no line of an audit log")
+                        continue
                     record, place = chain.check(line[:-1], place)
                 except BrokenChainError as error:
-                    yield Found(file, number, {}, None, str(error))
+                    yield Found(file, number, {}, None, str(error)) if torn is None else torn[1]
                     return
+                if torn is not None and (record.get("event"), record.get("torn_bytes")) != ("repaired", torn[0]):
+                    yield torn[1]
+                    return
+                torn = None
                 yield Found(file, number, record, place)
+    if torn is not None:
+        yield torn[1]
 
 
 def newest(
@@ -88,7 +102,7 @@ def newest(
             record = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        if period.since and str(record.get("at", "")) < period.since:
+        if period.since and _is_long_before(str(record.get("at", "")), period.since):
             break
         is_wanted = event in (None, record.get("event")) and (before is None or record.get("seq", 0) < before)
         if is_wanted and period.has(record):
@@ -99,12 +113,19 @@ def newest(
 
 
 def as_csv(records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The records as lines of CSV, a header first. A text that a spreadsheet would compute has an apostrophe before
-    it."""
+    """The records as lines of CSV, a header first, with inert cells."""
     yield _row([*COLUMNS, "more"])
     for record in records:
         more = {name: value for name, value in record.items() if name not in COLUMNS and name not in _SEALS}
         yield _row([*(_cell(record.get(name)) for name in COLUMNS), _cell(more) if more else ""])
+
+
+def _is_long_before(at: str, since: str) -> bool:
+    """Whether none of the records before this one is of the period: a clock may have been set back by hours."""
+    try:
+        return datetime.fromisoformat(since) - datetime.fromisoformat(at) > _SET_BACK
+    except ValueError:
+        return False
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -116,8 +137,7 @@ def _row(cells: Sequence[str]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return inert_cell(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _time(text: str | None, param: str) -> str:

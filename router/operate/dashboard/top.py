@@ -10,21 +10,22 @@ from typing import TypeAlias
 
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from policies.errors import ExpectedError
+from router.inert import inert
 from router.operate.admin_port import AdminPort
 from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Snapshot, TargetMeasure, TenantRow
+from router.terminal import inert_console
 from tls.settings import TlsSettings
 
 _MOST_DECISIONS = 60
 _SIGNS = {
-    "well": "[blue]✓[/]",
-    "finished": "[blue]✓[/]",
+    "well": "✓",
+    "finished": "✓",
     "draining": "◐",
     "running": "◐",
     "unreached": "○",
@@ -86,7 +87,7 @@ class OperatorsPort:
 
 def run(url: str, *, once: bool, tls: TlsSettings | None = None, every_s: float = 1.0) -> None:
     """Show the state of the router at `url` until Ctrl-C, or one frame. Raises ExpectedError if it cannot be read."""
-    source, console = OperatorsPort(AdminPort.from_environment(url, tls)), Console()
+    source, console = OperatorsPort(AdminPort.from_environment(url, tls)), inert_console()
     snapshot, decisions = source.read()
     if once:
         console.print(frame(snapshot, decisions, lines=20, width=console.width))
@@ -127,17 +128,18 @@ def frame(snapshot: Snapshot, decisions: list[DecisionRow], *, lines: int, width
 def _head(snapshot: Snapshot, width: int) -> Text:
     """One line: while it is wider than `width`, the part with the highest number is left out, as of tables."""
     ended = sum(sum(tenant.outcomes.values()) for tenant in snapshot.tenants)
-    ready = "[blue]✓ ready[/]" if snapshot.is_ready else "[bold red]✕ not ready[/]"
+    ready = "✓ ready" if snapshot.is_ready else "✕ not ready"
     parts = {
-        f"[bold]Pointsman[/] {ready}": 0,
+        f"Pointsman {ready}": 0,
         f"file {snapshot.config_version}": 5,
         f"up {_seconds(snapshot.up_s)}": 4,
         f"{ended / max(1.0, snapshot.window_s):.1f} requests/s": 3,
         f"{snapshot.in_flight} at backends": 2,
         f"{snapshot.waiting} waiting": 1,
     }
-    while (line := Text.from_markup("  ".join(parts))).cell_len > width and len(parts) > 1:
+    while (line := _signed("  ".join(parts))).cell_len > width and len(parts) > 1:
         del parts[max(parts, key=parts.__getitem__)]
+    line.highlight_words(("Pointsman",), "bold")
     return line
 
 
@@ -150,7 +152,7 @@ def _measure(seen: TargetMeasure) -> tuple[str, str, str, str]:
     if seen.target_s is None:
         target = "-"
     else:
-        sign = {True: "[blue]✓[/]", False: "[bold red]✕[/]", None: "○"}[seen.is_kept]
+        sign = {True: "✓", False: "✕", None: "○"}[seen.is_kept]
         target = f"p{seen.quantile * 100:.0f} {_seconds(seen.target_s)} {sign}"
     return _seconds(seen.p50_s), _seconds(seen.p95_s), _seconds(seen.p99_s), target
 
@@ -194,7 +196,7 @@ def _decision(decision: DecisionRow) -> Row:
     outcome = f"{_sign(decision.outcome)} {decision.code or decision.outcome}"
     estimated = "" if decision.likely_prompt_tokens is None else "~"
     sizes = (estimated + _count(decision.prompt_tokens), decision.chosen or "none", _seconds(decision.ttft_s))
-    return at, decision.tenant, decision.service_class, *sizes, outcome, escape(decision.why)
+    return at, decision.tenant, decision.service_class, *sizes, outcome, decision.why
 
 
 def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) -> Table:
@@ -203,7 +205,7 @@ def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) 
     The last column may be cut.
     """
     widest = [
-        max(cell_len(Text.from_markup(text).plain) for text in (name, *(row[at] for row in rows))) + 2
+        max(cell_len(inert(text)) for text in (name, *(row[at] for row in rows))) + 2
         for at, (name, _) in enumerate(columns)
     ]
     widest[-1] = min(widest[-1], 30)
@@ -219,12 +221,20 @@ def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) 
     rest = width - sum(widest[at] for at in shown[:-1])
     table.add_column(columns[shown[-1]][0], max_width=rest, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        table.add_row(*(row[at] for at in shown))
+        table.add_row(*(_signed(row[at]) for at in shown))
     return table
 
 
+def _signed(text: str) -> Text:
+    """`text`, which names others have chosen may be a part of, with signs in their colours."""
+    shown = Text(inert(text))
+    shown.highlight_words(("✓",), "blue")
+    shown.highlight_words(("✕",), "bold red")
+    return shown
+
+
 def _sign(word: str) -> str:
-    return _SIGNS.get(word, "[bold red]✕[/]")
+    return _SIGNS.get(word, "✕")
 
 
 def _counts(outcomes: Mapping[str, int]) -> str:

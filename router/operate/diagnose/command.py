@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from policies.errors import ConfigError
 from router.operate.diagnose.diagnosis import diagnosis_of
@@ -17,6 +16,7 @@ from router.operate.diagnose.nouns import Diagnosis
 from router.operate.diagnose.picture import as_svg
 from router.operate.diagnose.progress import BarSteps, progress, size_of
 from router.operate.diagnose.text import as_text, shown
+from router.terminal import inert_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def run(options: DiagnoseOptions) -> None:
     if options.json:
         print(as_json(diagnosis), end="")  # noqa: T201
     elif sys.stdout.isatty():
-        Console().print(shown(diagnosis))
+        inert_console().print(shown(diagnosis))
     else:
         print(as_text(diagnosis))  # noqa: T201
 

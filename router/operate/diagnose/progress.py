@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from router.terminal import inert_console
 
 _REDRAWN_EVERY = 1000
 
@@ -32,8 +33,8 @@ class BarSteps:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Bars on standard error, if that is a terminal; they leave nothing behind."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    console = inert_console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield bars
 

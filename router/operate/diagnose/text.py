@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from io import StringIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from router.operate.diagnose.nouns import Diagnosis, HitRate, LoggedExample, MissedTarget
+from router.terminal import inert_console
 
 _WIDTH = 150
 _LEAST_SHARE = 0.01
@@ -21,7 +22,7 @@ _LEAST_SHARE = 0.01
 
 def as_text(diagnosis: Diagnosis) -> str:
     """`diagnosis` as plain text."""
-    console = Console(file=StringIO(), width=_WIDTH, color_system=None)
+    console = inert_console(file=StringIO(), width=_WIDTH, color_system=None)
     with console.capture() as capture:
         console.print(shown(diagnosis))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from router.operate.diagnose.logged import USUAL_MOST, read_logs
 from router.operate.diagnose.progress import BarSteps, progress, size_of
 from router.operate.plan.plan import plan_of
 from router.operate.plan.text import as_text, shown
+from router.terminal import inert_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,6 @@ def run(options: PlanOptions) -> None:
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())  # noqa: T201
     elif sys.stdout.isatty():
-        Console().print(shown(plan))
+        inert_console().print(shown(plan))
     else:
         print(as_text(plan))  # noqa: T201

@@ -7,19 +7,20 @@ from datetime import UTC, datetime
 from io import StringIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from router.operate.plan.nouns import HourNeed, Plan, PoolPlan
+from router.terminal import inert_console
 
 _WIDTH = 150
 
 
 def as_text(plan: Plan) -> str:
     """`plan` as plain text."""
-    console = Console(file=StringIO(), width=_WIDTH, color_system=None)
+    console = inert_console(file=StringIO(), width=_WIDTH, color_system=None)
     with console.capture() as capture:
         console.print(shown(plan))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import stat
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -21,15 +22,22 @@ from policies.nouns import ClusterView, Decision, Request
 from router.call.bid import Placed
 from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import NO_SPAN, AttemptTrace, PromptTrace, Target
+from router.operate.audit.files import set_aside
 from router.operate.telemetry.decision_record import Ended, Made, packed_shared_keys, record_of
+from router.private_files import make_private, private
 
 STANDARD_OUTPUT = "-"
 
 MOST_WAITING = 1024
 """Most prompts that wait to be written; each may hold tens of kilobytes (its views, its keys)."""
 
+ROTATE_EVERY_S = 60.0
+"""Time between two tries to set a file aside that has its size."""
+
 _BATCH = 128
 _PATIENCE_S = 5.0
+
+_log = logging.getLogger("pointsman.decisions")
 
 
 class DecisionLog:
@@ -53,8 +61,7 @@ class DecisionLog:
         self._file_bytes, self._keep = file_bytes, keep
         self._waiting: queue.Queue[Ended | None] = queue.Queue(most_waiting)
         self._file: BinaryIO | None = None
-        self._written_bytes: int | None = None
-        self._is_torn = False
+        self._is_torn, self._rotate_at = False, 0.0
         self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
 
     def __repr__(self) -> str:
@@ -90,11 +97,20 @@ class DecisionLog:
         while goes_on:
             batch = self._next_batch()
             goes_on = batch[-1] is not None
-            lines = [encoder.encode(record_of(ended)) for ended in batch if ended is not None]
-            if lines:
+            records = (self._encoded(encoder, ended) for ended in batch if ended is not None)
+            if lines := [line for line in records if line]:
                 self._write(lines)
         if self._file is not None and self.path != STANDARD_OUTPUT:
             self._file.close()
+
+    def _encoded(self, encoder: msgspec.json.Encoder, ended: Ended) -> bytes:
+        """The line of `ended`; empty if it has something that no line can hold, and then it alone is dropped."""
+        try:
+            return encoder.encode(record_of(ended))
+        except Exception:  # noqa: BLE001 - whatever it was, the others are written
+            _log.exception("a decision cannot be written to %s", self.path)
+            self._on_dropped(1)
+            return b""
 
     def _next_batch(self) -> list[Ended | None]:
         """The waiting prompts, at least one; None is the end of the log."""
@@ -108,7 +124,7 @@ class DecisionLog:
 
     def _write(self, lines: list[bytes]) -> None:
         try:
-            file = self._file = self._file or self._opened()
+            file = self._file = self._kept() or self._opened()
             # end a line that broke off, so that the next one is not lost with it
             whole = b"\n" * self._is_torn + b"\n".join(lines) + b"\n"
             self._is_torn = True
@@ -117,29 +133,40 @@ class DecisionLog:
                 left = left[file.write(left) :]
             file.flush()
             self._is_torn = False
-            if self._written_bytes is not None:
-                self._written_bytes += len(whole)
-                if self._written_bytes >= self._file_bytes:
-                    self._rotate(file)
         except OSError:
             self._on_dropped(len(lines))
+            return
+        if self.path != STANDARD_OUTPUT:
+            self._rotate_if_large(file)
+
+    def _kept(self) -> BinaryIO | None:
+        """The file that is open, unless another program has set it aside."""
+        if self._file is None or self.path == STANDARD_OUTPUT:
+            return self._file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file.fileno()), Path(self.path).stat()):
+                return self._file
+        self._file.close()
+        self._file = None
+        return None
 
     def _opened(self) -> BinaryIO:
         if self.path == STANDARD_OUTPUT:
             return sys.stdout.buffer
-        file = Path(self.path).open("ab", buffering=0)  # noqa: SIM115 - it stays open
-        status = os.fstat(file.fileno())
-        self._written_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
+        file: BinaryIO = open(self.path, "ab", buffering=0, opener=private)  # noqa: SIM115 - it stays open
+        make_private(Path(self.path))
         return file
 
-    def _rotate(self, file: BinaryIO) -> None:
-        file.close()
-        self._file = None
-        for number in range(self._keep - 1, 0, -1):
-            older = Path(f"{self.path}.{number}")
-            if older.exists():
-                older.replace(f"{self.path}.{number + 1}")
-        Path(self.path).replace(f"{self.path}.1")
+    def _rotate_if_large(self, file: BinaryIO) -> None:
+        """Set the file aside if it has its size. It grows where that fails, and no line is lost by it."""
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size < self._file_bytes or time.monotonic() < self._rotate_at:
+            return
+        try:
+            set_aside(Path(self.path), self._keep + 1)
+        except OSError as error:
+            _log.warning("the decision log %s has its size and cannot be set aside, so it grows: %s", self.path, error)
+            self._rotate_at = time.monotonic() + ROTATE_EVERY_S
 
 
 class LoggedPrompt:

@@ -11,6 +11,8 @@ import msgspec
 from rich.console import Console
 from rich.logging import RichHandler
 
+from router.inert import inert, inert_line
+
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
@@ -30,6 +32,18 @@ class LogFields:
 
     def __str__(self) -> str:
         return _encoded(self.values)
+
+
+class InertLines(logging.Formatter):
+    """A line for each record, whatever text of others it has, and its traceback if any."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as its base
+        """The message of `record` on one line."""
+        return inert_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as its base
+        """A traceback."""
+        return inert(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
@@ -55,7 +69,7 @@ def log_to(console: Console, options: LogOptions) -> None:
         handler.setFormatter(JsonLines())
     elif not console.is_terminal:
         handler = logging.StreamHandler(console.file)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(InertLines("%(asctime)s %(levelname)s %(message)s"))
     else:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from policies.errors import ConfigError
 from router.operate.usage.rows import AMOUNTS, PERIODS, Rows, UsageKey
+from router.private_files import make_private, private
 
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -227,7 +230,7 @@ def _engine(place: str) -> sql.Engine:
         file = Path(place)
         if not file.parent.is_dir():
             raise ConfigError(f"the folder {file.parent} of usage.store does not exist", hint="make it first")
-        engine = sql.create_engine(f"sqlite:///{file}", connect_args={"timeout": 10.0})
+        engine = sql.create_engine(f"sqlite:///{file}", creator=lambda: _private_sqlite(file))
         sql.event.listen(engine, "connect", _set_up)
         sql.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         return engine
@@ -242,6 +245,17 @@ def _engine(place: str) -> sql.Engine:
         raise ConfigError(
             f"usage.store is no address of a PostgreSQL: {error}", hint="write postgresql://user:password@host/database"
         ) from error
+
+
+def _private_sqlite(file: Path) -> sqlite3.Connection:
+    """A connection to `file`, which is private, and so are those that SQLite has beside it. Raises sqlite3.Error."""
+    try:
+        os.close(private(str(file), os.O_RDWR | os.O_CREAT))
+        make_private(file)
+    except OSError as error:
+        raise sqlite3.OperationalError(str(error)) from error
+    # the pool hands a connection to one thread at a time
+    return sqlite3.connect(file, timeout=10.0, check_same_thread=False)
 
 
 def _set_up(connection: Any, _: object) -> None:

@@ -7,17 +7,20 @@ never counted. A lock on the file tells that its router lives; the journals of d
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from router.operate.usage.rows import AMOUNTS, Rows, UsageKey, add
+from router.operate.usage.rows import AMOUNTS, Rows, UsageKey, add, cleaned
+from router.private_files import private, private_folder
 
-SUFFIX = ".usage"
+SUFFIX, UNREADABLE = ".usage", ".unreadable"
 
 _FIRST_NAMES = ("hour", "tenant", "key", "user", "model", "service_class", "pool", "kind", "currency")
 """The names of a row's key in journals that do not say them."""
@@ -34,6 +37,8 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[list[Any]]
 
 
+_log = logging.getLogger("pointsman.usage")
+
 _HEADS, _BATCHES = msgspec.json.Decoder(_Head), msgspec.json.Decoder(_Batch)
 
 
@@ -41,8 +46,8 @@ class Journal:
     """One router's journal in `folder`, open and locked. `seq` is the number of the newest batch."""
 
     def __init__(self, folder: Path) -> None:
-        self.writer, self.seq = uuid.uuid4().hex, 0
-        folder.mkdir(parents=True, exist_ok=True)
+        self.writer, self.seq, self._is_torn = uuid.uuid4().hex, 0, False
+        private_folder(folder)
         self.path = folder / f"{self.writer}{SUFFIX}"
         self._file: BinaryIO = self._begun([])
         self.rewritten_bytes = self.size
@@ -59,11 +64,14 @@ class Journal:
         """Write `rows` as the next batch; returns its number. Raises OSError, and then nothing is counted."""
         at = self._file.tell()
         try:
-            _write(self._file, _line(self.seq + 1, rows))
+            # end a line that broke off and could not be cut, so that this one is not lost with it
+            _write(self._file, b"\n" * self._is_torn + _line(self.seq + 1, rows))
+            self._is_torn = False
         except OSError:
-            # a part of a line would spoil the next one
-            self._file.truncate(at)
-            self._file.seek(at)
+            self._is_torn = True
+            with suppress(OSError):
+                self._file.truncate(at)
+                self._file.seek(at)
             raise
         self.seq += 1
         return self.seq
@@ -72,6 +80,7 @@ class Journal:
         """Have `batches` in the file alone, by number. Raises OSError, and then the file is as before."""
         old, self._file = self._file, self._begun(batches)
         old.close()
+        self._is_torn = False
         self.rewritten_bytes = self.size
 
     def close(self, *, is_done: bool) -> None:
@@ -83,7 +92,7 @@ class Journal:
     def _begun(self, batches: list[tuple[int, Rows]]) -> BinaryIO:
         """A new file in place of the old one, locked before it has its name."""
         draft = self.path.with_suffix(".draft")
-        file = draft.open("wb", buffering=0)
+        file: BinaryIO = open(draft, "wb", buffering=0, opener=private)  # noqa: SIM115 - it stays open
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             head = msgspec.json.encode(_Head(self.writer, AMOUNTS, UsageKey._fields)) + b"\n"
@@ -98,10 +107,13 @@ class Journal:
 
 
 class Orphan:
-    """The journal of a router that no longer runs, locked. `batches` are whole, in order of their numbers."""
+    """The journal of a router that no longer runs, locked. `batches` are whole, in order of their numbers; `unreadable`
+    lines are none."""
 
-    def __init__(self, path: Path, file: BinaryIO, writer: str, batches: list[tuple[int, Rows]]) -> None:
-        self.path, self.writer, self.batches = path, writer, batches
+    def __init__(
+        self, path: Path, file: BinaryIO, writer: str, batches: list[tuple[int, Rows]], *, unreadable: int
+    ) -> None:
+        self.path, self.writer, self.batches, self.unreadable = path, writer, batches, unreadable
         self._file = file
 
     def after(self, seq: int) -> tuple[int, Rows]:
@@ -113,7 +125,10 @@ class Orphan:
         return max([seq, *(number for number, _ in self.batches)]), rows
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the file, or set it aside if there are lines that could not be read."""
+        if self.unreadable:
+            _log.error("%d lines of %s cannot be read, and it is kept as %s", self.unreadable, self.path, UNREADABLE)
+            self.path.replace(self.path.with_suffix(UNREADABLE))
         self.path.unlink(missing_ok=True)
         self._file.close()
 
@@ -131,29 +146,36 @@ def orphans(folder: Path) -> Iterator[Orphan]:
             # another router may have removed it, or its own may have put a new one in its place, before we had the lock
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 raise FileNotFoundError(path)
-            head, *lines = file.read().split(b"\n")
-            writer = _HEADS.decode(head)
-            orphan = Orphan(path, file, writer.writer, _batches(lines[:-1], writer))
-        except (OSError, msgspec.DecodeError):
+            first, *lines = file.read().split(b"\n")
+            head = _HEADS.decode(first)
+            found = [_batch(line, head) for line in lines[:-1] if line]
+            batches = [batch for batch in found if batch is not None]
+            orphan = Orphan(path, file, head.writer, batches, unreadable=len(found) - len(batches))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             file.close()
             continue
         yield orphan
 
 
-def _batches(lines: list[bytes], head: _Head) -> list[tuple[int, Rows]]:
-    found = []
-    for line in lines:
-        try:
-            batch = _BATCHES.decode(line)
-        except msgspec.DecodeError:
-            continue
+def _batch(line: bytes, head: _Head) -> tuple[int, Rows] | None:
+    """The batch of a line; None if it cannot be read, or one of its rows."""
+    try:
+        batch = _BATCHES.decode(line)
         rows: Rows = {}
         for row in batch.rows:
             given = dict(zip((*head.names, *head.amounts), row, strict=True))
             key = UsageKey(*(given.get(name, "") for name in UsageKey._fields))
-            add(rows, {key: [given.get(name, 0) for name in AMOUNTS]})
-        found.append((batch.seq, rows))
-    return found
+            amounts = [given.get(name, 0) for name in AMOUNTS]
+            if not (isinstance(key.hour, int) and _are(key[1:], str) and _are(amounts, int)):
+                return None
+            add(rows, {key: amounts})
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        return None
+    return batch.seq, cleaned(rows)
+
+
+def _are(values: Iterable[Any], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _line(seq: int, rows: Rows) -> bytes:

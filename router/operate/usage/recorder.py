@@ -22,6 +22,7 @@ from router.operate.usage.rows import (
     Rows,
     UsageKey,
     add,
+    cleaned,
     row_of,
 )
 
@@ -95,7 +96,7 @@ class UsageRecorder:
         # a request belongs to the hour in which it began, as it does to the budget of that hour
         began = self._unix_time() - (self._clock() - account.started_at)
         hour = int(began) // HOUR_S * HOUR_S
-        user, currency = _clean(account.user or ""), self._currency() or ""
+        user, currency = (account.user or "")[:MOST_USER], self._currency() or ""
         key = UsageKey(
             hour,
             "" if account.tenant == NO_TENANT else account.tenant,
@@ -188,7 +189,7 @@ class UsageRecorder:
         """Append what is new to the journal, or keep it for the next time if that fails."""
         with self._lock:
             new, self._new = self._new, {}
-        add(self._unwritten, new)
+        add(self._unwritten, cleaned(new))
         if not self._unwritten:
             return
         try:
@@ -223,6 +224,11 @@ class UsageRecorder:
         except (ConnectionError, ConfigError, OSError) as error:
             self._lost(error)
             return False
+        except Exception as error:  # noqa: BLE001 - as said below
+            # the thread goes on, and the journal has what was used
+            _log.exception("usage could not be put into the database")
+            self._lost(error)
+            return False
         if self._is_away:
             _log.info("usage is in the database again")
             self._on_event("usage_store_back")
@@ -252,11 +258,3 @@ class UsageRecorder:
         if self._keep_s is not None and now - self._forgotten_at > HOUR_S:
             self.database.forget(now - self._keep_s)
             self._forgotten_at = now
-
-
-def _clean(user: str) -> str:
-    """`user`, cut, and without what a database cannot store: NUL, and halves of surrogate pairs."""
-    user = user[:MOST_USER]
-    if user.isprintable():
-        return user
-    return user.encode("utf-8", "replace").decode().replace("\0", "?")

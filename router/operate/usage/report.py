@@ -16,6 +16,7 @@ from policies.nouns import Outcome
 from policies.quantities import CURRENCY_UNITS
 from policies.quota.budget import COST_UNIT
 from policies.suggest import did_you_mean
+from router.inert import inert_cell
 from router.operate.usage.rows import GROUPS, PERIODS, USED, UsageKey
 
 if TYPE_CHECKING:
@@ -89,14 +90,15 @@ def as_json(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows with a line of their names above them; costs are in their currency, or in units of cost without one."""
+    """The rows as CSV with inert cells, a line of their names above them; costs are in their currency, or in units of
+    cost without one."""
     if not rows:
         return ""
     sheet = io.StringIO()
     writer = csv.DictWriter(sheet, list(rows[0]))
     writer.writeheader()
     for row in rows:
-        writer.writerow({**row, "cost": f"{row['cost']:f}"})
+        writer.writerow(_inert_row({**row, "cost": f"{row['cost']:f}"}))
     return sheet.getvalue()
 
 
@@ -110,8 +112,12 @@ def as_focus(database: UsageDatabase, query: UsageQuery) -> str:
     writer = csv.DictWriter(sheet, list(_focus_row(_EMPTY)))
     writer.writeheader()
     # a request without an answer is no charge
-    writer.writerows(_focus_row(row) for row in rows if row["pool"] and row["currency"])
+    writer.writerows(_inert_row(_focus_row(row)) for row in rows if row["pool"] and row["currency"])
     return sheet.getvalue()
+
+
+def _inert_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: inert_cell(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 _EMPTY: dict[str, Any] = {

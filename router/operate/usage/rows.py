@@ -13,6 +13,9 @@ HOUR_S = 3600
 MOST_ROWS = 100_000
 """More rows than this are not held at a time: further end users are counted together."""
 
+MOST_AMOUNT = 2**53
+"""An amount of one batch that is larger is not believed: the sums of a database have 63 bits."""
+
 MOST_USER = 128
 """Characters of a user's name that are kept."""
 
@@ -59,6 +62,21 @@ COST = AMOUNTS.index("cost")
 AT_OUTCOME = {outcome: at for at, outcome in enumerate(Outcome)}
 
 Rows = dict[UsageKey, list[int]]
+
+
+def cleaned(rows: Mapping[UsageKey, Iterable[int]]) -> Rows:
+    """`rows` as every database can store them, whatever a client or a backend said: texts without NUL and halves of
+    surrogate pairs, amounts from 0 to MOST_AMOUNT."""
+    clean: Rows = {}
+    for key, amounts in rows.items():
+        texts = (clean_text(text) for text in key[1:])
+        add(clean, {UsageKey(key.hour, *texts): [min(max(0, amount), MOST_AMOUNT) for amount in amounts]})
+    return clean
+
+
+def clean_text(text: str) -> str:
+    """`text` without what a database cannot store: NUL, and halves of surrogate pairs."""
+    return text if text.isprintable() else text.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def add(rows: Rows, more: Mapping[UsageKey, Iterable[int]]) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from policies.errors import InvalidRequest
 from router.operate.admin_port import AdminPort
 from router.start.commands.overrides import read_pair
+from router.terminal import inert_console
 
 
 class KeysDesk:
@@ -37,7 +37,7 @@ class KeysDesk:
         if not keys:
             print(f"{self._tenant} has no keys.")  # noqa: T201
             return
-        Console(width=None if sys.stdout.isatty() else 200).print(_table(keys))
+        inert_console(width=None if sys.stdout.isatty() else 200).print(_table(keys))
 
     def issue(self, name: str | None, expires: str | None, team: str | None, limits: Sequence[str]) -> None:
         """Print a new key, alone on stdout."""

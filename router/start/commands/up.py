@@ -14,6 +14,7 @@ from typing import NamedTuple
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
 from policies.sla.config import Config
 from policies.sla.server import OPEN
@@ -33,6 +34,7 @@ from router.start.descriptors import raise_descriptor_limit
 from router.start.preflight import require_startable
 from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
+from router.terminal import inert_console
 from shards.collector import spare_what_stays
 
 
@@ -50,7 +52,7 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
     `process` is `NUMBER/COUNT` if other processes listen at the same addresses; it then also ends when its standard
     input closes. Raises ConfigError, if possible before anything is started.
     """
-    console = Console(stderr=True)
+    console = inert_console(stderr=True)
     log_to(console, log)
     raise_descriptor_limit()
     switch_often()
@@ -65,11 +67,11 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
 
 def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
     """Serve `config` by `count` processes of `pointsman` with `arguments`; returns whether all ended well."""
-    console = Console(stderr=True)
+    console = inert_console(stderr=True)
     require_shareable(config)
     if config.store.redis is None:
         console.print(
-            f"[bold]{count} processes without `store:`[/] share no state: each counts limits "
+            f"{count} processes without `store:` share no state: each counts limits "
             "alone and learns alone which prompts are cached. With store: {redis: ...} in the file they share both."
         )
     if config.server.admin is None and config.server.metrics in (None, OPEN):
@@ -184,9 +186,9 @@ class LoadingBars:
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[what]}"),
+            TextColumn("{task.fields[what]}", markup=False),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}
@@ -215,7 +217,7 @@ async def _greet_when_reached(console: Console, config: Config, router: Router) 
 def greet(console: Console, config: Config, router: Router) -> None:
     """Print the router's addresses and an example command."""
     models = sorted(router.models())
-    console.print(f"[bold]Pointsman[/] serves {', '.join(models) or 'no model yet'}")
+    console.print(Text.assemble(("Pointsman", "bold"), f" serves {', '.join(models) or 'no model yet'}"))
     console.print(f"  HTTP  {router.http_url}/v1{_metrics(router)}")
     if router.grpc_address:
         console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
+from router.terminal import inert_console
 
 FORMATS = ("table", "csv", "json", "focus")
 
@@ -52,7 +52,7 @@ def run(config: Config, asked: Mapping[str, str], format: str) -> None:  # noqa:
         sys.stdout.write(as_csv(rows))
     else:
         # in a file or a pipe, no line is broken
-        Console(width=None if sys.stdout.isatty() else 200).print(_table(rows, query.by))
+        inert_console(width=None if sys.stdout.isatty() else 200).print(_table(rows, query.by))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> Table | str:

@@ -16,7 +16,7 @@ from router.operate.audit import log as module
 from router.operate.audit.chain import START, Chain
 from router.operate.audit.files import files_of
 from router.operate.audit.log import AuditLog
-from router.operate.audit.reader import checked, newest
+from router.operate.audit.reader import AuditPeriod, checked, newest
 
 EVENTS: list[str] = []
 
@@ -190,3 +190,107 @@ def test_several_processes_write_one_chain(tmp_path: Path) -> None:
     assert len(files_of(path)) > 2
     for number in "012":
         assert [r["number"] for r in records if r.get("writer") == number] == list(range(100))
+
+
+def only_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the system refuse what it refuses for a file with the attribute `a` (chattr): to cut and to rename it."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(module.os, "ftruncate", refuse)
+    monkeypatch.setattr(module, "set_aside", refuse)
+
+
+def test_a_file_that_cannot_be_set_aside_has_each_record_once_and_the_trouble_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, events = tmp_path / "audit.log", list[str]()
+    with monkeypatch.context() as refusing:
+        only_append(refusing)
+        audit = a_log(path, file_bytes=500, on_event=events.append)
+        for number in range(20):
+            wait(audit.put("call", number=number))
+        assert audit.trouble is None
+        assert audit.overdue == "[Errno 1] Operation not permitted"
+        assert events == ["audit_overdue"]
+    audit._rotate_at = 0.0
+    wait(audit.put("call", number=20))
+    audit.close()
+    assert (audit.overdue, len(files_of(path))) == (None, 2)
+    assert [record["number"] for record in records_of(path) if "number" in record] == list(range(21))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, 300, 500, 10_000])
+def test_what_a_write_that_failed_left_in_a_file_that_cannot_be_cut_is_not_written_again(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, is_full = tmp_path / "audit.log", threading.Event()
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    only_append(monkeypatch)
+    real = module._write_all
+
+    def write_all(descriptor: int, data: bytearray) -> None:
+        real(descriptor, data[:kept] if is_full.is_set() else data)
+        if is_full.is_set():
+            is_full.clear()
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_write_all", write_all)
+    audit = a_log(path)
+    is_full.set()
+    wait(*[audit.put("call", number=number) for number in range(5)])
+    wait(audit.put("call", number=5))
+    audit.close()
+    assert [record["number"] for record in records_of(path) if "number" in record] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"asked": "x" * 200_000},
+        {"asked": {"deep": ["y" * 100] * 2000}},
+        {"asked": "half \ud83d a pair"},
+        {"asked": object()},
+    ],
+)
+def test_a_record_of_any_content_is_one_that_can_be_read(details: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = a_log(path)
+    wait(audit.put("call", name="ann", **details), audit.put("call", name="bob"))
+    audit.close()
+    records = records_of(path)
+    assert [record.get("name") for record in records] == [None, "ann", "bob", None]
+    assert "shortened" in records[1]
+
+
+def test_a_torn_line_is_good_only_if_the_record_behind_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    a_log(path).close()
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for forged in (lines[0] + b"torn\n" + lines[1], b"torn\n" + whole, whole + b"torn\n"):
+        path.write_bytes(forged)
+        [bad] = [found for found in checked(path, Chain()) if found.problem]
+        assert bad.problem == "is no line of an audit log"
+
+
+def test_the_chain_goes_on_behind_a_line_that_is_no_record(tmp_path: Path) -> None:
+    path, events = tmp_path / "audit.log", list[str]()
+    a_log(path).close()
+    with path.open("ab") as file:
+        file.write(b"another program wrote this\n")
+    a_log(path, on_event=events.append).close()
+    assert events == ["audit_broken"]
+    assert [record["seq"] for record in newest(path, most=9)] == [5, 4, 3, 2, 1]
+
+
+def test_records_behind_a_clock_that_was_set_back_are_found(tmp_path: Path) -> None:
+    path, now = tmp_path / "audit.log", [1_795_632_000.0]
+    audit = a_log(path, unix_time=lambda: now[0])
+    for number, at in enumerate((0, 3600, 60)):
+        now[0] = 1_795_632_000.0 + at
+        wait(audit.put("call", number=number))
+    audit.close()
+    period = AuditPeriod.read("2026-11-25T19:00", None)
+    assert [record["number"] for record in newest(path, most=9, period=period)] == [1]

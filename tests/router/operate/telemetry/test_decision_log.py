@@ -292,3 +292,55 @@ def test_the_page_names_every_field_and_no_other(title: str, struct: type[msgspe
     first_cells = [row.split("|")[1] for row in table.splitlines()[1:]]
     named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
     assert named == set(struct.__struct_fields__)
+
+
+def test_a_file_that_cannot_be_set_aside_grows_and_no_line_is_lost_or_counted_as_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("router.operate.telemetry.decision_log.set_aside", refuse)
+    path, dropped = tmp_path / "decisions.jsonl", list[int]()
+    with opened(DecisionLog(str(path), file_bytes=100, on_dropped=dropped.append)) as log:
+        for _ in range(50):
+            log.put(an_end())
+    assert (len(lines_of(path)), dropped) == (50, [])
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "truncated"])
+def test_a_file_that_another_program_rotates_is_left_to_it(how: str, tmp_path: Path) -> None:
+    path, old = tmp_path / "decisions.jsonl", tmp_path / "decisions.jsonl-20261128"
+    with opened(DecisionLog(str(path))) as log:
+        log.put(an_end())
+        while not path.stat().st_size:
+            threading.Event().wait(0.005)
+        if how == "renamed":
+            path.rename(old)
+        elif how == "deleted":
+            path.unlink()
+        else:
+            os.truncate(path, 0)
+        log.put(an_end())
+    assert len(lines_of(path)) == 1
+    assert not old.exists() or len(lines_of(old)) == 1
+
+
+def test_a_decision_that_no_line_can_hold_is_dropped_alone(tmp_path: Path) -> None:
+    path, dropped = tmp_path / "decisions.jsonl", list[int]()
+    with opened(DecisionLog(str(path), on_dropped=dropped.append)) as log:
+        for code in ("finished", "half \ud83d", "finished"):
+            log.put(an_end(code=code))
+    assert (len(lines_of(path)), dropped) == (2, [1])
+
+
+def test_it_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.touch(0o644)
+    shared = tmp_path / "shared.jsonl"
+    shared.touch()
+    shared.chmod(0o640)
+    for each in (path, tmp_path / "new.jsonl", shared):
+        with opened(DecisionLog(str(each))):
+            pass
+    assert [each.stat().st_mode & 0o777 for each in sorted(tmp_path.iterdir())] == [0o600, 0o600, 0o640]

@@ -201,3 +201,13 @@ def test_a_place_that_can_never_be_used_is_an_error_at_once(place: str, wrong: s
 
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(UsageDatabase("postgresql://user:secret@host/database"))
+
+
+def test_a_file_is_for_its_user_alone_with_those_beside_it(tmp_path: Path) -> None:
+    left_open = tmp_path / "older.sqlite"
+    left_open.touch(0o644)
+    for path in (tmp_path / "usage.sqlite", left_open):
+        database = UsageDatabase(str(path))
+        database.migrate()
+        assert {each.stat().st_mode & 0o777 for each in tmp_path.glob(f"{path.name}*")} == {0o600}
+        database.close()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.operate.usage.journal import SUFFIX, Journal, orphans
-from router.operate.usage.rows import Rows, add
-from tests.router.operate.usage.parts import some_rows
+from router.operate.usage.journal import SUFFIX, UNREADABLE, Journal, orphans
+from router.operate.usage.rows import MOST_AMOUNT, Rows, add, cleaned
+from tests.router.operate.usage.parts import a_key, some_rows
 
 
 def left(journal: Journal) -> Path:
@@ -117,3 +117,82 @@ def test_a_batch_that_cannot_be_written_leaves_no_part_of_itself(
     assert journal.append(some_rows(3)) == 2
     left(journal)
     assert found(tmp_path, after=1) == [(journal.writer, 2, some_rows(3))]
+
+
+def test_a_part_of_a_batch_that_cannot_be_cut_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.append(some_rows())
+    file = journal._file
+
+    class Appended:
+        """Of a file that may only be appended to, or of a file system that is ill."""
+
+        def truncate(self, _: int) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        def write(self, data: bytes) -> int:
+            file.write(bytes(data)[:30])
+            raise OSError(28, "No space left on device")
+
+        def tell(self) -> int:
+            return file.tell()
+
+    monkeypatch.setattr(journal, "_file", Appended())
+    with pytest.raises(OSError, match="No space"):
+        journal.append(some_rows(2))
+    monkeypatch.setattr(journal, "_file", file)
+    assert journal.append(some_rows(3)) == 2
+    left(journal)
+    assert found(tmp_path, after=1) == [(journal.writer, 2, some_rows(3))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe",
+        b"{",
+        b'{"seq": "2", "rows": []}',
+        b'{"seq": 2, "rows": [[1]]}',
+        b'{"seq": 2, "rows": [["%b"]]}' % (b'","'.join([b"x"] * 25)),
+    ],
+)
+def test_a_line_that_cannot_be_read_holds_no_other_up_and_is_kept(line: bytes, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(some_rows())
+    journal._file.write(line + b"\n")
+    journal.append(some_rows(2))
+    left(journal)
+    everything = some_rows()
+    add(everything, some_rows(2))
+    assert found(tmp_path) == [(journal.writer, 2, everything)]
+    [orphan] = orphans(tmp_path)
+    assert orphan.unreadable == 1
+    orphan.remove()
+    [kept] = tmp_path.iterdir()
+    assert kept.suffix == UNREADABLE
+    assert line in kept.read_bytes()
+    assert found(tmp_path) == []
+
+
+def test_journals_are_for_their_user_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "above" / "journal")
+    journal.rewrite([(1, some_rows())])
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "above").rglob("*")]
+    assert sorted(modes) == [0o600, 0o700]
+    journal.close(is_done=True)
+
+
+@given(st.text(st.characters(codec=None)), st.integers())
+def test_rows_are_stored_whatever_a_client_or_a_backend_says(text: str, amount: int) -> None:
+    [(key, amounts)] = cleaned({a_key(user=text, model=text): [amount] * 3}).items()
+    key.user.encode()
+    assert "\0" not in key.user
+    assert all(0 <= each <= MOST_AMOUNT for each in amounts)
+    if text.isprintable():
+        assert key.user == text
+
+
+def test_names_that_are_the_same_for_a_database_are_one_row() -> None:
+    rows = {a_key(user="a\0"): [1, 2], a_key(user="a?"): [3, 4]}
+    [sums] = cleaned(rows).values()
+    assert sums[:2] == [4, 6]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from policies.errors import InvalidRequest
+from router.inert import inert_output
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
+from router.operate.usage.rows import AMOUNTS, HOUR_S, UsageKey
+from router.start.commands import usage
 from tests.router.operate.usage.focus import COLUMNS, mistakes
 from tests.router.operate.usage.parts import NOON, some_rows
 
@@ -106,3 +112,44 @@ def test_focus_knows_no_cost_without_a_currency(database: UsageDatabase) -> None
 def test_a_request_without_an_answer_is_no_charge(database: UsageDatabase) -> None:
     database.add("w", 2, some_rows(1, tenant="c", pool="", kind=""), now=NOON)
     assert len(as_focus(database, read(tenant="c")).splitlines()) == 1
+
+
+HOSTILE = ('=HYPERLINK("http://evil.test","x")', "+1", "-1+1", "@SUM(1)", "\t=1", "a;=1", "b\x1b[2J", "＝1", "\n=1")
+
+
+def test_cells_are_inert_in_every_sheet(tmp_path: Path) -> None:
+    database = UsageDatabase(str(tmp_path / "usage.sqlite"))
+    database.migrate()
+    rows = {
+        UsageKey(HOUR_S, name, name, name, name, name, name, name, name, "USD", name): [1] * len(AMOUNTS)
+        for name in HOSTILE
+    }
+    database.add("w", 1, rows, now=0.0)
+    query = UsageQuery(("tenant", "user", "model", "pool", "tags"))
+    sheets = [as_csv(query.answer(database)), as_focus(database, query)]
+    database.close()
+    for sheet in sheets:
+        found = list(csv.reader(io.StringIO(sheet)))
+        assert len(found) == 1 + len(HOSTILE)
+        for cell in (cell for row in found for cell in row):
+            assert not re.match(r"\s*[=+@＝]|-[^0-9]|\s", cell), cell
+            assert "\x1b" not in cell
+            assert not re.search(r"[;\t\n]\s*=", cell)
+
+
+@pytest.mark.parametrize("as_what", ["table", "csv", "json", "focus"])
+def test_the_command_shows_every_name(as_what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = UsageDatabase(str(tmp_path / "usage.sqlite"))
+    database.migrate()
+    names = (*HOSTILE, "[/red]", "[bold]x")
+    hour = int(time.time()) // HOUR_S * HOUR_S
+    rows = {UsageKey(hour, "t", "", "k", name, "m", "c", "p", "kind", "USD"): [1] * len(AMOUNTS) for name in names}
+    database.add("w", 1, rows, now=0.0)
+    database.close()
+    config = SimpleNamespace(usage=SimpleNamespace(store=str(tmp_path / "usage.sqlite")))
+    with inert_output():
+        usage.run(config, {"by": "user"}, as_what)  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert "[/red]" in out
+    assert "[bold]x" in out
+    assert "\x1b" not in out
