@@ -277,8 +277,8 @@ class ShardLink:
         """The first report, which has the shard's Welcome. Raises BackendFailed."""
         heartbeat_ms = round(self._options.heartbeat_s * 1000)
         await call.write(wire.Command(hello=wire.Hello(router=self._options.router, heartbeat_ms=heartbeat_ms)))
-        first: wire.StepReport = await call.read()
-        if first is grpc.aio.EOF or not first.HasField("welcome"):
+        first = await call.read()
+        if not isinstance(first, wire.StepReport) or not first.HasField("welcome"):
             raise BackendFailed("it did not welcome us")
         return first
 
