@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
+
+from router.text.turns import Turns
 
 WORK_S = 0.002
 REST_S = 0.006
@@ -16,6 +18,13 @@ REST_S = 0.006
 
 MOST_THREADS = 16
 """Threads that batches have at most; further work waits for one."""
+
+
+LIST_THREADS = 2
+"""Threads in which lists are read, beside these: however many a client asks for, no upload waits for one."""
+
+LISTED_AT_ONCE = 256
+"""Entries of a list that are read in one turn of its tenant."""
 
 
 class Interrupted(Exception):
@@ -49,6 +58,7 @@ class Pace:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._threads = threads or ThreadPoolExecutor(MOST_THREADS, "batches")
+        self._lists = Turns(LIST_THREADS, LISTED_AT_ONCE, name="lists of batches")
         self._clock, self._sleep, self._stopped = clock, sleep, threading.Event()
 
     def __repr__(self) -> str:
@@ -61,10 +71,16 @@ class Pace:
     def close(self) -> None:
         """Start no more work, and let threads go that have none."""
         self._threads.shutdown(wait=False)
+        self._lists.close(waits=False)
 
     async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """What `work` returns, from a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **named))
+
+    async def listed(self, tenant: str, work: Generator[int, None, T]) -> T:
+        """What `work` returns, from a thread that tenants use in turns. It yields how many entries it has read
+        since."""
+        return await self._lists.run(tenant, work)
 
     async def opened(self, make: Callable[[], C | None]) -> C | None:
         """What `make` opens in a thread; closed again if this is cancelled meanwhile."""

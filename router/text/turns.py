@@ -49,9 +49,9 @@ class Turns:
             if not isinstance(result, Unfinished):
                 return result
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, waits: bool = True) -> None:
+        """End the threads; unless it `waits`, those that work end later."""
+        self._threads.shutdown(wait=waits, cancel_futures=True)
 
     async def _thread(self, owner: Hashable) -> None:
         """Wait until a thread is free for `owner`, and take it."""

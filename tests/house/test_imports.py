@@ -68,7 +68,7 @@ INSIDE = {
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
     "router.batches": (
         *("router.ask", "router.private_files", "router.supervise", "router.waiters"),
-        *("router.call", "router.protocols"),
+        *("router.text.turns", "router.call", "router.protocols"),
     ),
     "router.operate": (
         "router.ask",

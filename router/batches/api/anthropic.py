@@ -6,7 +6,7 @@ Source: Anthropic API reference, "Message Batches".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,7 @@ from backends.messages.answer import MESSAGES_PATH
 from backends.nesting import is_deep
 from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, RequestTooLarge, UnknownBatch
-from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, send_file
+from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, read_each, send_file
 from router.batches.api.openai import found_job
 from router.batches.api.upload import Write, receive
 from router.batches.batches import Batches
@@ -64,19 +64,19 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
         tenant, batches, query = (await desk.asker(http)).tenant, desk.batches, query_of(http)
         limit, before = limit_of(query, usual=20, most=_MOST_LISTED), query.get("before_id")
 
-        def found() -> dict[str, Any]:
+        def found() -> Generator[int, None, dict[str, Any]]:
             ids = [each for each in batches.shelf.jobs(tenant) if is_id(each, PREFIXES["anthropic"])]
             if before:
                 page = page_after(ids, before, limit, param="before_id")
                 page = page._replace(ids=page.ids[::-1])
             else:
                 page = page_after(ids[::-1], query.get("after_id"), limit, param="after_id")
-            jobs = [job for each in page.ids if (job := batches.shelf.job(tenant, each)) is not None]
+            jobs = yield from read_each(page.ids, partial(batches.shelf.job, tenant))
             data = [_shown(job, desk.origin(http)) for job in jobs]
             ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
             return {"data": data, "has_more": page.has_more, "first_id": ends[0], "last_id": ends[1]}
 
-        return json_reply(await batches.pace.run(found))
+        return json_reply(await batches.pace.listed(tenant, found()))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the batch's id
         job = await found_job((await desk.asker(http)).tenant, id, "anthropic", desk.batches)

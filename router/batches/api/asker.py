@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -91,6 +91,16 @@ def page_after(ids: Sequence[str], after: str | None, limit: int, *, param: str)
             raise InvalidRequest(f"there is no '{after[:80]}' in this list", hint="send an id of the list", param=param)
         begin = ids.index(after) + 1
     return ListPage(ids[begin : begin + limit], begin + limit < len(ids))
+
+
+def read_each(ids: Iterable[str], read: Callable[[str], T | None]) -> Generator[int, None, list[T]]:
+    """What `read` finds for each of `ids`, one by one: for `Pace.listed`."""
+    found = list[T]()
+    for each in ids:
+        if (entry := read(each)) is not None:
+            found.append(entry)
+        yield 1
+    return found
 
 
 def json_reply(body: Any) -> Response:

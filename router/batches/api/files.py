@@ -5,14 +5,15 @@ Source: OpenAI API reference, "Files".
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 from http1.request import Reply, Request, Response
-from policies.errors import InvalidRequest, UnknownFile
+from policies.errors import InvalidRequest, QuotaExceeded, UnknownFile
 from policies.suggest import did_you_mean
-from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, send_file
+from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, read_each, send_file
 from router.batches.api.upload import UploadForm, receive_form
 from router.batches.batches import Batches
 from router.batches.ids import is_id, new_id
@@ -22,6 +23,10 @@ from router.protocols.http.routes import Routes
 FILES_PATH = "/v1/files"
 
 _MOST_LISTED = 10_000
+
+MOST_FILES = 10_000
+"""Files of a tenant, besides those that its batches make: each list looks at all their names."""
+
 _LEAST_KEPT_S, _MOST_KEPT_S = 3600, 2_592_000
 
 
@@ -31,6 +36,7 @@ def add_files(routes: Routes, desk: Desk) -> None:
     async def create(http: Request) -> Response:
         tenant, batches = (await desk.asker(http)).tenant, desk.batches
         settings, shelf = batches.settings, batches.shelf
+        await _require_number(tenant, batches)
         async with AsyncExitStack() as ended:
             upload = ended.enter_context(batches.storage.upload(tenant))
             await batches.pace.run(upload.announce, http.content_length or 0)
@@ -59,15 +65,15 @@ def add_files(routes: Routes, desk: Desk) -> None:
         if (order := query.get("order", "desc")) not in {"asc", "desc"}:
             raise InvalidRequest("order must be asc or desc", param="order")
 
-        def found() -> dict[str, Any]:
+        def found() -> Generator[int, None, dict[str, Any]]:
             ids = shelf.files(tenant)
             page = page_after(ids if order == "asc" else ids[::-1], query.get("after"), limit, param="after")
-            files = [file for each in page.ids if (file := shelf.file(tenant, each)) is not None]
+            files = yield from read_each(page.ids, partial(shelf.file, tenant))
             data = [shown_file(file) for file in files if purpose in {None, file.purpose}]
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return {"object": "list", "data": data, "has_more": page.has_more, **ends}
 
-        return json_reply(await desk.batches.pace.run(found))
+        return json_reply(await desk.batches.pace.listed(tenant, found()))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the file's id
         return json_reply(shown_file(await found_file((await desk.asker(http)).tenant, id, desk.batches)))
@@ -100,6 +106,13 @@ async def found_file(tenant: str, id: str, batches: Batches) -> StoredFile:  # n
     if file is None:
         raise _unknown(id)
     return file
+
+
+async def _require_number(tenant: str, batches: Batches) -> None:
+    """Raise QuotaExceeded if `tenant` has as many files as it may."""
+    if len(await batches.pace.run(batches.shelf.files, tenant)) >= MOST_FILES:
+        hint = "delete files that are not needed any more"
+        raise QuotaExceeded(f"'{tenant}' has {MOST_FILES:,} files, which is the limit", hint=hint)
 
 
 def shown_file(file: StoredFile) -> dict[str, Any]:

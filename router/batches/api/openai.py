@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Batch".
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from http1.request import Request, Response
 from policies.errors import InvalidRequest, UnknownBatch
 from policies.quantities import read_seconds
 from policies.suggest import did_you_mean
-from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of
+from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, read_each
 from router.batches.api.files import found_file
 from router.batches.batches import Batches
 from router.batches.ids import is_id, new_id
@@ -78,15 +79,15 @@ def add_openai_batches(routes: Routes, desk: Desk) -> None:
         tenant, batches, query = (await desk.asker(http)).tenant, desk.batches, query_of(http)
         limit = limit_of(query, usual=20, most=_MOST_LISTED)
 
-        def found() -> dict[str, Any]:
+        def found() -> Generator[int, None, dict[str, Any]]:
             ids = [each for each in batches.shelf.jobs(tenant) if is_id(each, PREFIXES["openai"])][::-1]
             page = page_after(ids, query.get("after"), limit, param="after")
-            jobs = [job for each in page.ids if (job := batches.shelf.job(tenant, each)) is not None]
+            jobs = yield from read_each(page.ids, partial(batches.shelf.job, tenant))
             data = [shown_batch(job) for job in jobs]
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return {"object": "list", "data": data, "has_more": page.has_more, **ends}
 
-        return json_reply(await batches.pace.run(found))
+        return json_reply(await batches.pace.listed(tenant, found()))
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the batch's id
         return json_reply(shown_batch(await found_job((await desk.asker(http)).tenant, id, "openai", desk.batches)))

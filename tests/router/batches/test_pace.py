@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Generator
 
 import pytest
 
-from router.batches.pace import MOST_THREADS, Interrupted, Pace
+from router.batches.pace import LISTED_AT_ONCE, MOST_THREADS, Interrupted, Pace
 
 
 async def test_while_a_store_hangs_in_all_threads_of_batches_others_have_theirs() -> None:
@@ -62,4 +63,25 @@ def test_work_ends_when_its_router_stops() -> None:
     pace.stop()
     with pytest.raises(Interrupted):
         next(through)
+    pace.close()
+
+
+async def test_lists_of_one_tenant_keep_neither_lists_of_others_nor_other_work_waiting() -> None:
+    pace, goes_on, read = Pace(), threading.Event(), list[str]()
+
+    def entries(tenant: str, count: int) -> Generator[int, None, str]:
+        for _ in range(count):
+            goes_on.wait()
+            read.append(tenant)
+            yield 1
+        return tenant
+
+    many = [asyncio.create_task(pace.listed("many", entries("many", 10 * LISTED_AT_ONCE))) for _ in range(32)]
+    few = asyncio.create_task(pace.listed("few", entries("few", LISTED_AT_ONCE)))
+    await asyncio.sleep(0)
+    assert await pace.run(int, "7") == 7, "while lists hang too"
+    goes_on.set()
+    assert await few == "few"
+    assert sum(tenant == "many" for tenant in read) < 10 * LISTED_AT_ONCE
+    assert await asyncio.gather(*many) == ["many"] * 32
     pace.close()

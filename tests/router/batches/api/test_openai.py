@@ -17,6 +17,7 @@ from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Limits, Usage
 from router.batches.job import Job
 from router.batches.shelf import BatchShelf
+from router.batches.stored_file import StoredFile
 from tests.router.batches.parts import (
     OTHER_KEY,
     a_batch_config,
@@ -498,3 +499,40 @@ async def test_a_batch_waits_while_its_tenant_stores_all_that_it_may(
                 await asyncio.sleep(0.02)
         full.set()
         assert (await ended(client, batch)).status == "completed"
+
+
+async def test_uploads_of_others_do_not_wait_while_a_tenant_lists_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        assert router.operations.batches is not None
+        shelf = router.operations.batches.shelf
+        own = await uploaded(client, [a_line(0)])
+        read = shelf.file
+
+        def slow(tenant: str, id: str) -> StoredFile | None:  # noqa: A002
+            goes_on.wait()
+            return read(tenant, id)
+
+        monkeypatch.setattr(shelf, "file", slow)
+        lists = [asyncio.ensure_future(client.files.list()) for _ in range(32)]
+        try:
+            async with openai_client(router, OTHER_KEY) as other:
+                assert await uploaded(other, [a_line(0)])
+        finally:
+            goes_on.set()
+        for page in await asyncio.gather(*lists):
+            assert [file.id for file in page.data] == [own]
+
+
+async def test_a_tenant_has_a_bounded_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.batches.api.files.MOST_FILES", 2)
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        first, _ = [await uploaded(client, []) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="has 2 files, which is the limit"):
+            await uploaded(client, [])
+        async with openai_client(router, OTHER_KEY) as other:
+            await uploaded(other, [])
+        await client.files.delete(first)
+        await uploaded(client, [])
