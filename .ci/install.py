@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PIP_FROM = (25, 3)  # older ones, such as Debian 12's 23.0.1, look for versions that fit for an hour
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 CUDA_GB, CUDA_DISK_GB, CPU_GB = 2.7, 5, 0.2  # of torch 2.13.0 and what it depends on
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -108,8 +109,18 @@ def install(requirements: list[str]) -> int:
     return pip.returncode
 
 
+def needs_newer_pip(version: str) -> bool:
+    """Whether this version of pip is older than PIP_FROM."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PIP_FROM
+
+
 def main(requirements: list[str]) -> int:
     """Returns the exit status of pip, of the first step that failed."""
+    if needs_newer_pip(metadata.version("pip")):
+        wanted = "pip>=" + ".".join(map(str, PIP_FROM))
+        done = subprocess.run([*PIP, "install", "--quiet", "--upgrade", wanted], check=False)
+        if done.returncode:
+            return done.returncode
     if any(re.search(r"\[(\w+,)*shard\b", requirement) for requirement in requirements):
         torch = pinned_torch()
         if installed("torch") != torch.removeprefix("torch=="):

@@ -116,3 +116,10 @@ def test_the_router_alone_is_installed_without_the_engines_libraries() -> None:
     needed = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
     assert not needed & {"torch", "triton", "transformers", "safetensors", "llguidance", "vllm"}
     assert TORCH in project["optional-dependencies"]["shard"]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("23.0.1", True), ("24.0", True), ("25.3", False), ("25.3.1", False), ("26.0b1", False)]
+)
+def test_a_pip_that_resolves_for_an_hour_is_replaced_first(script: ModuleType, version: str, is_old: bool) -> None:
+    assert script.needs_newer_pip(version) == is_old
