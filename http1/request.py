@@ -22,6 +22,7 @@ from http1.errors import BadRequest, BodyTimeout, BodyTooLarge, ClientGone, Head
 from http1.greeting import Abortable
 from http1.limits import ServerLimits
 from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
+from http1.spoken import other_protocol
 
 if TYPE_CHECKING:
     from http1.server import HttpServer
@@ -234,7 +235,9 @@ class Requests:
                     pass
                 except HttpParserError as error:
                     ours = error.__context__
-                    self.refuse(ours if isinstance(ours, HttpError) else BadRequest(str(error)))
+                    self.refuse(
+                        ours if isinstance(ours, HttpError) else BadRequest(other_protocol(self._given) or str(error))
+                    )
             if (incoming := self.incoming) is not None and incoming.is_ended:
                 # the next request may come, unless this one closes the connection
                 self.incoming, self._framing_bytes = None, 0

@@ -35,6 +35,7 @@ _EXPIRED = ("the other side finds our certificate expired", "renew it; the new f
 _UNTRUSTED = ("the other side does not trust our certificate", "does it have the CA that issued it?")
 _MISSING = ("it showed no certificate", "this port is for clients with a certificate of the CA in client_ca")
 _OLD = ("it speaks no version of TLS that is allowed here", "TLS 1.2 is the oldest, or min_version")
+_PLAIN = ("it speaks plain HTTP", "write https:// there")
 
 _BY_REASON = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": _MISSING,
@@ -48,8 +49,12 @@ _BY_REASON = {
     "UNSUPPORTED_PROTOCOL": _OLD,
     "TLSV1_ALERT_PROTOCOL_VERSION": _OLD,
     "NO_SHARED_CIPHER": ("it offers no cipher that is allowed here", "ECDHE with AES-GCM or ChaCha20 is"),
-    "HTTP_REQUEST": ("it speaks plain HTTP", "write https:// there"),
-    "WRONG_VERSION_NUMBER": ("it does not speak TLS", "is it the port with TLS, and https:// or rediss:// in its URL?"),
+    "HTTP_REQUEST": _PLAIN,
+    "HTTPS_PROXY_REQUEST": _PLAIN,
+    "WRONG_VERSION_NUMBER": (
+        "it does not speak TLS",
+        "is it the port with TLS, https:// or rediss:// in its URL, and no PROXY protocol in front?",
+    ),
     "UNEXPECTED_EOF_WHILE_READING": ("it hung up during the handshake", "it may not trust our certificate"),
 }
 

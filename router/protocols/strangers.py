@@ -80,14 +80,27 @@ def address_of(request: Request, proxies: Sequence[str]) -> str:
     if not proxies or not is_in(address, tuple(proxies)):
         return address
     for hop in reversed(request.headers.get("x-forwarded-for", "").split(",")):
-        try:
-            found = group_of((str(ipaddress.ip_address(hop.strip())), 0))
-        except ValueError:
+        if (found := address_in(hop.strip())) is None:
             break
         address = found
         if not is_in(found, tuple(proxies)):
             break
     return address
+
+
+def address_in(hop: str) -> str | None:
+    """The address in an entry of X-Forwarded-For; None if it has none.
+
+    Some load balancers write a port behind it: Azure's Application Gateway, and Amazon's if asked to.
+    """
+    if hop.startswith("["):
+        hop = hop[1:].partition("]")[0]
+    elif hop.count(":") == 1:
+        hop = hop.partition(":")[0]
+    try:
+        return group_of((str(ipaddress.ip_address(hop)), 0))
+    except ValueError:
+        return None
 
 
 def address_of_peer(peer: str) -> str:

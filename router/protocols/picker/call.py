@@ -34,6 +34,7 @@ from router.protocols.picker.endpoints import Reach
 from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.protocols.picker.phases import Head, Phases, ResponseHead, Say
 from router.protocols.status import challenge, retry_after
+from router.protocols.strangers import address_in
 
 T = TypeVar("T")
 
@@ -111,8 +112,8 @@ class PickedCall:
 
     @property
     def address(self) -> str:
-        """The last address that the gateway has put into X-Forwarded-For; "" if it sends none."""
-        return self._headers.get("x-forwarded-for", "").rpartition(",")[2].strip()[:64]
+        """The last address that the gateway has put into X-Forwarded-For; "" if there is none."""
+        return address_in(self._headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or ""
 
     @property
     def way(self) -> Hashable:
