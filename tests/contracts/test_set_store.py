@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from router.shared.documents.base import SetStore
 from router.shared.documents.document_set import DocumentEntry, DocumentSet, Note, Texts, Uses
 from router.shared.documents.memory import MemorySets
 from router.shared.documents.redis import RedisSets
-from tests.router.shared.store.parts import RedisServer, a_redis
+from tests.router.shared.store.parts import RedisServer, a_line, a_redis
 
 UNTIL_S = 4_000_000_000.0
 
@@ -159,3 +161,22 @@ async def test_a_store_that_is_away_is_unavailable() -> None:
         with pytest.raises(Unavailable, match="the store of documents is away"):
             await call
     await store.close()
+
+
+async def test_a_call_that_is_cancelled_leaves_its_answer_to_no_other(server: RedisServer) -> None:
+    server.clean()
+    rng = random.Random(1)
+    async with a_line(server) as line:
+        store = RedisSets(line.url)
+        sets = [a_set(f"s{number}", revision=number + 1) for number in range(8)]
+        for kept in sets:
+            assert await put(store, kept, {"fox": kept.name})
+        line.delay_s = 0.005
+        for _ in range(60):
+            kept = rng.choice(sets)
+            asking = asyncio.create_task(store.texts(kept, ["fox"]))
+            asyncio.get_running_loop().call_later(rng.random() * 0.01, asking.cancel)
+            with suppress(asyncio.CancelledError):
+                assert await asking == {"fox": kept.name}
+        assert [await store.revision(kept.key) for kept in sets] == [kept.revision for kept in sets]
+        await store.close()

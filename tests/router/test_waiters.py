@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from policies.errors import Overloaded
 from router.batches.quota_turns import QuotaTurns
 from router.call.bodies import Memory
+from router.text.turns import Turns, once
 from router.waiters import Waiter, Waiters
 from tests.virtual_time import VirtualTimeLoop, run_virtually
 
@@ -132,6 +134,26 @@ def test_a_caller_that_waits_for_too_long_leaves_and_those_behind_it_move_up_at_
     run_virtually(run())
 
 
+@pytest.mark.parametrize("is_served_first", [True, False])
+def test_of_being_served_and_expiring_in_one_moment_the_first_counts(is_served_first: bool) -> None:
+    async def run() -> None:
+        slots, loop = Slots(0), asyncio.get_running_loop()
+        if is_served_first:
+            loop.call_at(1.0, slots.give_back)
+        waiting = asyncio.create_task(slots.take("a", "a1", timeout_s=1.0))
+        await asyncio.sleep(0)
+        if not is_served_first:
+            loop.call_at(1.0, slots.give_back)
+        (ended,) = await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert (
+            (ended, slots.free) == ("a1", 0) if is_served_first else (isinstance(ended, TimeoutError), slots.free == 1)
+        )
+        assert not slots.waiters
+
+    run_virtually(run())
+
+
 async def test_a_caller_that_is_cancelled_in_the_moment_in_which_another_gives_back_is_passed_over() -> None:
     slots = Slots(0)
     first, second = await begun(slots, "a1", "a2")
@@ -196,6 +218,45 @@ def test_memory_that_is_given_back_just_when_callers_expire_is_not_lost() -> Non
         assert memory.lend("a", 50), "all of it is there"
 
     run_virtually(run())
+
+
+async def test_a_queue_of_cancelled_callers_alone_holds_no_new_one_up() -> None:
+    # reported of another library's lock: released, and taken again, before the cancelled callers have run
+    slots = Slots(0)
+    tasks = await begun(slots, "a1", "a2", "b1")
+    # its first step is before theirs
+    new = asyncio.create_task(slots.take("a", "a3"))
+    for task in tasks:
+        task.cancel()
+    slots.give_back()
+    async with asyncio.timeout(5):
+        assert await new == "a3"
+    assert slots.free == 0
+
+
+async def test_neither_does_one_before_memory_threads_or_a_quota() -> None:
+    memory, turns, quota = Memory(100), Turns(1, 1, name="test"), QuotaTurns()
+    goes_on = threading.Event()
+
+    def work() -> Generator[int, None, None]:
+        goes_on.wait()
+        yield 1
+
+    assert memory.lend("a", 70)
+    running = asyncio.create_task(turns.run("a", work()))
+    await asyncio.sleep(0)
+    quota.refused(0.0)
+    calls = [lambda: memory.take("a", 60), lambda: turns.run("b", once(lambda: "done")), lambda: quota.take("line")]
+    tasks = [asyncio.create_task(call()) for call in calls for _ in range(3)]
+    await asyncio.sleep(0)
+    new = [asyncio.create_task(call()) for call in calls]
+    for task in tasks:
+        task.cancel()
+    memory.give_back("a", 70)
+    goes_on.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(running, *new)
+    turns.close()
 
 
 class Call(NamedTuple):

@@ -22,6 +22,7 @@ from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, Stre
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.calls import Calls
 from router.supervise import supervise
+from router.waiters import Waiters
 
 _JUST_SENT_S = 10.0
 """Age in s from which a prompt counts as held only if its answer has confirmed it."""
@@ -102,7 +103,8 @@ class Replicas:
         self._task: asyncio.Task[None] | None = None
         self._has_caught_up = asyncio.Event()
         self._turns = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters = Waiters[None, int, bool](take_back=lambda *_: None, left=lambda: None)
+        """Callers that wait for a turn, by its number."""
         self._calls = Calls(options.deadline_s)
         self._scribe = Scribe(shelf, by, beliefs, clock, self._calls, options.snapshot_every_s, on_event)
         beliefs.share(self.tell)
@@ -160,12 +162,9 @@ class Replicas:
         At once while the stream is away, and after `deadline_s` in any case.
         """
         if self._is_current:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             # a turn that runs already may have read before now
-            self._waiting.append((self._turns + 1, done))
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._options.deadline_s):
-                    await done
+                await self._waiters.wait(None, self._turns + 1, timeout_s=self._options.deadline_s)
 
     async def turn(self) -> bool:
         """Write what is new and read once; returns whether there is more to read. Never raises StoreFailed."""
@@ -305,10 +304,7 @@ class Replicas:
 
     def _let_go_on(self, turn: int) -> None:
         """Wake the callers that waited for this turn or an earlier one."""
-        for number, done in self._waiting:
-            if number <= turn and not done.done():
-                done.set_result(None)
-        self._waiting = [(number, done) for number, done in self._waiting if not done.done()]
+        self._waiters.serve(lambda waiter: waiter.wish <= turn or None)
 
     def _interval_s(self) -> float:
         """Time between two exchanges. It grows with the routers beyond `at_full_pace`: each exchange reads one entry of
