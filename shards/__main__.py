@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shards.kv.options import PoolOptions
     from shards.model import Model
     from shards.tracing import ShardTraces
+    from shards.weight_files import WeightFiles
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KvDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
@@ -117,11 +118,12 @@ def load_model(
     experts: str = "whole",
     threads: int = 1,
     what: str = "weights",
+    on_files: Callable[[WeightFiles], None] = lambda _: None,
 ) -> Model:
     """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails.
 
-    Progress is that of `what`. `at_end` takes what ends the other processes of `size`; each has `experts` whole or a
-    slice of each, and computes with `threads` threads.
+    Progress is that of `what`, and `on_files` gets the files before they are read. `at_end` takes what ends the other
+    processes of `size`; each has `experts` whole or a slice of each, and computes with `threads` threads.
     """
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
@@ -135,7 +137,7 @@ def load_model(
     with exit_on_error(before=f"cannot load {path}: "), short:
         load = partial(Model.load, path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype)
         if size == 1:
-            return load(device=device, on_progress=on_progress)
+            return load(device=device, on_progress=on_progress, on_files=on_files)
         from shards.gpu.device import choose_device
         from shards.network.config_file import read_config
         from shards.parallel.part import Part
@@ -149,8 +151,19 @@ def load_model(
         )
         at_end(others.close)
         part = load(device=on, on_progress=on_progress, group=others.group, whole_experts=whole)
-        others.await_loaded()
+        others.await_loaded(part.files)
         return leading(part, others)
+
+
+def digesting(kv_dir: Path | None, *, is_needed: bool) -> Callable[[WeightFiles], None]:
+    """What begins to read the files of weights for their digest, beside those that load them, if `is_needed`."""
+
+    def begin(files: WeightFiles) -> None:
+        from shards.exec.hosting import digests_in
+
+        files.begin(None if kv_dir is None else digests_in(kv_dir))
+
+    return begin if is_needed else lambda _: None
 
 
 def refuse_alone(draft_model: str | None, draft_kv_memory: float | None) -> None:
@@ -454,6 +467,7 @@ def shard(
         size=tensor_parallel,
         experts=experts or "whole",
         threads=threads,
+        on_files=digesting(None if kv_dir is None else Path(kv_dir), is_needed=bool(kv_dir or kv_listen)),
     )
     draft = None
     if draft_model is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shards.lora.options import AdapterOptions
     from shards.network.decoder import Decoder
     from shards.network.loading import DtypeChoice, OnProgress
+    from shards.weight_files import WeightFiles
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -128,8 +130,8 @@ class PagedNetwork:
 class Model:
     """The model that an engine serves under `name`. Stop strings need a `tokenizer`.
 
-    `path` is the folder that it was loaded from; None for a model made in memory. `weights` identifies the weights of
-    such a model for a directory of KV; empty if nothing does.
+    `path` is the folder that it was loaded from, and `files` those that its KV depends on; None for a model made in
+    memory. `weights` identifies the weights of such a model for a directory of KV; empty if nothing does.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Model:
     path: Path | None = None
     dtype: str = "float32"
     weights: str = ""
+    files: WeightFiles | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -157,6 +160,7 @@ class Model:
         on_progress: OnProgress | None = None,
         group: Group = ALONE,
         whole_experts: bool = True,
+        on_files: Callable[[WeightFiles], None] = lambda _: None,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
@@ -164,24 +168,28 @@ class Model:
         bfloat16, float16, or int8: matrices in int8, activations in float32, attention as with auto. Matrices that the
         checkpoint has in fewer bits stay so, except as `cpu_linear` says. `kv_dtype` is auto (the type that attention
         computes in), int8 or fp8 (e4m3). `device` is cpu, cuda, or auto, which is cuda if there is a GPU and Triton.
-        `on_progress` gets the bytes read so far and the total. In a `group` the network is this process's part, with
-        `whole_experts` or a slice of each. Raises CheckpointError, or ValueError for another dtype or device, or a GPU
-        without e4m3 for KV in fp8.
+        `on_progress` gets the bytes read so far and the total, `on_files` the files before they are read. In a `group`
+        the network is this process's part, with `whole_experts` or a slice of each. Raises CheckpointError, also if a
+        file is changed meanwhile, or ValueError for another dtype or device, or a GPU without e4m3 for KV in fp8.
         """
         from shards.gpu.device import choose_device
         from shards.gpu.support import require_gpu_support
         from shards.network.config_file import read_config
         from shards.network.decoder import Decoder
-        from shards.network.loading import gpu_dtype, has_room, load_weights
+        from shards.network.errors import BrokenCheckpoint
+        from shards.network.loading import gpu_dtype, has_room, load_weights, safetensors_of
+        from shards.weight_files import WeightFiles
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
         on = choose_device(device)
         if on.type == "cuda" and dtype == "int8":
             raise ValueError("dtype int8 is for CPUs; choose device cpu, or a checkpoint that is quantised already")
-        config = read_config(path)
+        config = whole_config = read_config(path)
         if on.type == "cuda":
             require_gpu_support(config)
+        files = WeightFiles([path / "config.json", *safetensors_of(path)])
+        on_files(files)
         chosen = cast("DtypeChoice", gpu_dtype(path, dtype) if on.type == "cuda" else dtype)
         is_for_gpu = on.type == "cuda"
         is_packed = not is_for_gpu and group.size == 1 and config.hidden_size >= LEAST_WIDTH and has_room(path)
@@ -204,6 +212,9 @@ class Model:
             config = part.config(config)
         else:
             weights = load()
+        files.require_same()
+        if read_config(path) != whole_config:
+            raise BrokenCheckpoint(f"{path / 'config.json'} was changed while it was read", hint="load it again")
         computed = weights.embedding.dtype
         stored = kv_dtype_of(kv_dtype, computed=computed)
         network: Network
@@ -225,6 +236,7 @@ class Model:
             eos_token_ids=config.eos_token_ids,
             path=path,
             dtype=dtype if dtype == "int8" else str(computed).removeprefix("torch."),
+            files=files,
         )
 
 

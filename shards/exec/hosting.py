@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from shards.kv.block_files import BlockFiles
 from shards.kv.copier import BlockMemory, Copier
 from shards.kv.disk import KvDirectory
 from shards.kv.disk_jobs import DiskThreads, DiskWorker
-from shards.kv.fingerprint import KvFacts, checkpoint_digest
+from shards.kv.fingerprint import KvFacts
 from shards.kv.lending import KvLending
 from shards.kv.peer_identity import PeerIdentity, key_of, require_protected
 from shards.kv.peer_jobs import PeerThreads
@@ -22,6 +23,7 @@ from shards.kv.raw_block import BlockLabels, RawMemory
 from shards.model import Model
 from shards.options import EngineOptions
 from shards.shortage import gib, memory_for
+from shards.weight_files import DigestMemory
 
 _LEAST_SLOTS = 64
 """Host slots beside a disk, through which blocks pass on their way back."""
@@ -84,11 +86,16 @@ def open_hosting(
         raise
 
 
+def digests_in(kv_dir: Path) -> DigestMemory:
+    """The digests of weights that shards with this `kv_dir` have read before."""
+    return DigestMemory(kv_dir / "weights.json")
+
+
 def kv_facts(model: Model, options: EngineOptions, memory: RawMemory) -> KvFacts:
     """The facts on which the bytes of a block of `model` depend. Raises ValueError for weights without an identity."""
     weights = model.weights
-    if not weights and model.path is not None:
-        weights = checkpoint_digest(model.path)
+    if not weights and model.files is not None:
+        weights = model.files.digest(None if options.kv_dir is None else digests_in(options.kv_dir))
     if not weights:
         raise ValueError(f"the weights of {model.name} were made in memory: nothing tells whether blocks are theirs")
     numerics = ""
@@ -127,6 +134,11 @@ def _exchange(
     return KvExchange(identity, KvPeers(PeerThreads(identity, clock=clock), memory, labels, clock), lending)
 
 
+def _are_unchanged(model: Model) -> Callable[[], bool]:
+    """Whether the weights of `model` are still those that its digest is of."""
+    return (lambda: True) if model.files is None else model.files.are_unchanged
+
+
 def _directory(
     model: Model,
     options: EngineOptions,
@@ -142,7 +154,7 @@ def _directory(
     if options.kv_dir_bytes < model.network.block_bytes:
         least = gib(model.network.block_bytes)
         raise ValueError(f"{gib(options.kv_dir_bytes)} on disk hold no KV block of {least}; give kv_dir more")
-    files = BlockFiles(options.kv_dir, labels.fingerprint)
+    files = BlockFiles(options.kv_dir, labels.fingerprint, may_write=_are_unchanged(model))
     try:
         headers, broken = files.scan()
         foreign = files.foreign()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -39,10 +39,12 @@ class BlockFiles:
     """The blocks of one fingerprint in one lane of a directory, in files named by their keys.
 
     Lanes are numbered subfolders, each locked by the process that uses it; so shards that share `directory` do not
-    share blocks. Files have mode 0600, folders 0700. Raises OSError if `directory` cannot be used, or all 64 lanes are.
+    share blocks. Files have mode 0600, folders 0700. Nothing is written once `may_write` is False. Raises OSError if
+    `directory` cannot be used, or all 64 lanes are.
     """
 
-    def __init__(self, directory: Path, fingerprint: bytes) -> None:
+    def __init__(self, directory: Path, fingerprint: bytes, *, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._may_write = may_write
         directory.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._fingerprint = fingerprint
         self._lane, self._lock = _free_lane(directory)
@@ -85,6 +87,8 @@ class BlockFiles:
 
     def write(self, header: BlockHeader, pieces: Sequence[memoryview]) -> None:
         """Store the block with the bytes `pieces`. Raises OSError; nothing is stored then."""
+        if not self._may_write():
+            raise OSError("the weights were changed, so nothing tells whose KV this is")
         descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _PRIVATE_FILE)
         try:
             with FileIO(descriptor, "wb") as file:

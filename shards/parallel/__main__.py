@@ -39,7 +39,8 @@ def main(job: PartJob) -> None:
     except (ValueError, OSError, MemoryError) as error:
         link.send(msgspec.msgpack.encode(Answer(error=f"part {job.rank} cannot be loaded: {error}")))
         return
-    link.send(msgspec.msgpack.encode(Answer()))
+    assert model.files is not None, "it was loaded from files"
+    link.send(msgspec.msgpack.encode(Answer(model.files.number)))
     Follower(cast("PartNetwork", model.network), link).run()
 
 

@@ -21,6 +21,7 @@ from shards.parallel.link import PartLink
 
 if TYPE_CHECKING:
     from shards.model import Model
+    from shards.weight_files import WeightFiles
 
 _LOOKS_EVERY_S = 1.0
 
@@ -92,9 +93,14 @@ class PartProcesses:
         """The numbers of the other processes."""
         return [process.pid for process in self._running]
 
-    def await_loaded(self) -> None:
-        """Wait until every process has loaded its part. Raises ValueError with its error, LinkBroken if it ended."""
-        self.followers.answers()
+    def await_loaded(self, files: WeightFiles | None) -> None:
+        """Wait until every process has loaded its part, from the same `files` as this one.
+
+        Raises ValueError with its error, or if the files were changed meanwhile; LinkBroken if it ended.
+        """
+        numbers = self.followers.answers()
+        if files is not None and any(number != files.number for number in numbers):
+            raise ValueError("the weights were changed while the parts of this shard read them; load them again")
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, from any thread, once a process has ended or hangs."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -236,3 +238,21 @@ async def test_a_shard_that_is_started_again_has_its_first_prompt_on_disk(model:
     assert packed(prompt)
     assert await cached_tokens(tmp_path, prompt, model) == 0
     assert await cached_tokens(tmp_path, prompt, model) == 384
+
+
+@pytest.mark.timeout(120)
+async def test_a_shard_whose_weights_were_replaced_in_place_uses_no_kv_of_the_old_ones(
+    model: Path, tmp_path: Path
+) -> None:
+    folder, kept = Path(shutil.copytree(model, tmp_path / "model")), tmp_path / "kv"
+    prompt = [3 + token % 50 for token in some_tokens(400)]
+    assert await cached_tokens(kept, prompt, folder) == 0
+    # one number of one row, with the old size and time
+    weights_file = folder / "model.safetensors"
+    before = weights_file.stat()
+    with weights_file.open("r+b") as file:
+        file.seek(before.st_size - 100)
+        file.write(b"\x00\x3f")
+    os.utime(weights_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await cached_tokens(kept, prompt, folder) == 0
+    assert await cached_tokens(kept, prompt, folder) == 384

@@ -62,7 +62,7 @@ def answers(model: Model, *, host_blocks: int) -> dict[int, list[int]]:
 
 def test_two_processes_answer_as_one(checkpoint, processes):
     part = Model.load(checkpoint, group=processes.group)
-    processes.await_loaded()
+    processes.await_loaded(part.files)
     together = leading(part, processes)
     alone = Model.load(checkpoint)
     assert together.network.block_bytes == alone.network.block_bytes // 2
@@ -74,7 +74,7 @@ def test_two_processes_answer_as_one(checkpoint, processes):
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "sampled"])
 def test_a_draft_model_in_the_first_process_changes_no_answer_of_two(sampling, checkpoint, processes):
     part = Model.load(checkpoint, group=processes.group)
-    processes.await_loaded()
+    processes.await_loaded(part.files)
     drafted, expected = (
         guessed_answers(model, checkpoint, sampling) for model in (leading(part, processes), Model.load(checkpoint))
     )
@@ -103,7 +103,7 @@ def guessed_answers(model: Model, small: Path, sampling: dict[str, Any]) -> tupl
 
 def test_an_engine_ends_once_another_process_has(checkpoint, processes):
     part = Model.load(checkpoint, group=processes.group)
-    processes.await_loaded()
+    processes.await_loaded(part.files)
     engine = Engine(leading(part, processes), EngineOptions(kv_blocks=9))
     ended = []
     engine.wake = lambda: ended.append("woken")
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_the_error_of_the_process_that_cou
         str(tmp_path), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1, abort=lambda _: None
     )
     with pytest.raises(ValueError, match="part 1 cannot be loaded: architecture none is not supported"):
-        others.await_loaded()
+        others.await_loaded(None)
     others.close()
 
 
