@@ -28,7 +28,7 @@ from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
-from tests.router.shared.store.parts import a_redis, reserved
+from tests.router.shared.store.parts import a_redis, owed, reserved
 
 REPLICAS = 4
 WIDE = (Descriptor("bench", Limits(10**9, 10**9, None, 10**9)),)
@@ -46,7 +46,7 @@ async def times_us(count: int, once: Callable[[int], Awaitable[object]]) -> list
 
 async def settle(store: QuotaStore | RedisStore, reservation: Reservation) -> None:
     if isinstance(store, RedisStore):
-        await store.settle_all([(reservation, USED)])
+        await store.settle_all([owed(reservation, USED)])
     else:
         store.settle(reservation, USED)
 

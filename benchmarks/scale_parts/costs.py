@@ -28,7 +28,7 @@ from router.shared.replicas.news import Batch, decode, encode
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.stream import START, RedisStream
 from router.shared.store.redis import CONNECTIONS, RedisStore
-from tests.router.shared.store.parts import RedisServer
+from tests.router.shared.store.parts import RedisServer, owed
 
 ROUNDS = 300
 NEVER = "99999999999999-0"
@@ -158,7 +158,7 @@ async def _quotas(server: RedisServer) -> dict[str, float]:
     async def request(number: int) -> None:
         asked = await store.reserve(Reservation(str(number), wide, Charge(1, 1000)))
         assert isinstance(asked, Reservation)
-        await store.settle_all([(asked, Charge(1, 900))])
+        await store.settle_all([owed(asked, Charge(1, 900))])
 
     async def requests(first: int) -> None:
         for number in range(first, 3 * ROUNDS, CONNECTIONS):

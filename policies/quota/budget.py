@@ -51,6 +51,10 @@ class Charge(msgspec.Struct, frozen=True):
     tokens: int = 0
     cost: int = 0
 
+    def and_(self, more: Charge) -> Charge:
+        """The sum of both."""
+        return Charge(self.requests + more.requests, self.tokens + more.tokens, self.cost + more.cost)
+
     def amounts(self, metered: Sequence[Meter]) -> list[int]:
         """The amounts by which this raises the levels of `metered`."""
         found = []
@@ -335,7 +339,8 @@ class Reservation(msgspec.Struct, frozen=True):
     """The charge taken for one request before it runs. Settled once, with the actual charge.
 
     `levels` are the levels of its meters right after it. `is_local` is true if only this router's own share was
-    checked, because the shared store was unavailable.
+    checked, because the shared store was unavailable. `began_ms` is when it was granted, where another program counts:
+    Unix time in milliseconds, 0 if unknown.
     """
 
     id: str
@@ -344,6 +349,7 @@ class Reservation(msgspec.Struct, frozen=True):
     standing: Standing = Standing()
     levels: tuple[int, ...] = ()
     is_local: bool = False
+    began_ms: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True):

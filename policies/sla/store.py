@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from policies.quantities import quoted, read_count, read_yes
-from policies.shapes import NAME_PATTERN, Key, Many, Scalar, Table
+from policies.shapes import NAME_PATTERN, TEXT, Key, Many, Scalar, Table
 from policies.sla.fields import Field, Section
 from policies.sla.redis_address import read_address
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
@@ -22,7 +22,8 @@ class StoreSettings:
     `strict` rejects limited requests while the store is away, instead of using each router's share. The names
     of all keys there begin with `namespace`. `tls` is for connections to it. `quotas` has the addresses of the servers
     that count quotas, each for a part of the tenants; without any it is `redis`. Only routers of one `cell` share
-    news; quotas and issued keys are those of all cells.
+    news; quotas and issued keys are those of all cells. `journal` is a folder for what quotas owe while the store is
+    away; None: one of the user in the folder for temporary files.
     """
 
     redis: str | None = dataclasses.field(default=None, repr=False)
@@ -32,6 +33,7 @@ class StoreSettings:
     tls: TlsSettings | None = None
     quotas: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     cell: str | None = None
+    journal: str | None = None
 
 
 REDIS = Scalar(
@@ -57,6 +59,9 @@ STORE = Table(
         ),
         "quotas": Key(
             Many(REDIS), "addresses of servers that count quotas, each for a part of the tenants; default redis"
+        ),
+        "journal": Key(
+            TEXT, "a folder for what quotas do not have yet while it is away; default NAMESPACE-owed-UID in /tmp"
         ),
         "cell": Key(NAMESPACE, "only routers of one cell share news; quotas and keys are those of all cells"),
     }
@@ -89,6 +94,7 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
         tls=tls,
         quotas=quotas,
         cell=cell.read(_namespace) if cell else None,
+        journal=section.read_any("journal"),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policies.sla.config import Config
@@ -18,6 +21,7 @@ from router.shared.documents.memory import MemorySets
 from router.shared.keys.base import KeyStore
 from router.shared.keys.file import FileKeys
 from router.shared.store.base import QuotaStore
+from router.shared.store.debts import DebtFile
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
 from router.shared.store.spread import SpreadStore
@@ -47,6 +51,7 @@ def quota_store(
             options=options,
             on_event=telemetry.event,
             routers=routers,
+            file=DebtFile(_journal(shared), read_address(url).place),
         )
         for url in shared.quotas or (shared.redis,)
     }
@@ -125,3 +130,11 @@ def _prefix(shared: StoreSettings) -> str:
     in one slot. A ledger's keys have its own tag, so that ledgers spread over the cluster."""
     is_cluster = shared.redis is not None and read_address(shared.redis).kind is RedisKind.CLUSTER
     return f"{{{shared.namespace}}}" if is_cluster else shared.namespace
+
+
+def _journal(shared: StoreSettings) -> Path:
+    """The folder for what is owed to the store: of this user alone, and by default in one that can be written also in
+    a container."""
+    if shared.journal is not None:
+        return Path(shared.journal)
+    return Path(tempfile.gettempdir()) / f"{shared.namespace}-owed-{os.geteuid()}"

@@ -20,7 +20,7 @@ from router.shared.store.memory import MemoryStore
 from router.shared.store.redis import RedisStore
 from router.shared.store.spread import SpreadStore
 from tests.policies.builders import a_descriptor, a_reservation
-from tests.router.shared.store.parts import HandClock, RedisServer, a_redis, reserved
+from tests.router.shared.store.parts import HandClock, RedisServer, a_redis, owed, reserved
 from tests.shards.attached import eventually
 
 TENANT = a_descriptor(requests_per_minute=60, tokens_per_minute=6000)
@@ -56,7 +56,7 @@ class Stage:
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
         if isinstance(self.store, RedisStore):
-            await self.store.settle_all([(reservation, charge)])
+            await self.store.settle_all([owed(reservation, charge)])
         else:
             self.store.settle(reservation, charge)
 

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
+from router.shared.store.debts import Debt
 
 
 class Fault(enum.StrEnum):
@@ -77,8 +78,9 @@ class SharedStore(Protocol):
         """See QuotaStore."""
         ...
 
-    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
-        """Settle each of these, in order and in one round trip; where it fails, some of them."""
+    async def settle_all(self, debts: Sequence[Debt]) -> None:
+        """Settle each of these, in one round trip; where it fails, some of them. A debt that it has counts once, though
+        it comes again days later."""
         ...
 
     async def grant(self, reservation: Reservation) -> None:

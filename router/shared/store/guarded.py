@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from policies.errors import Overloaded
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, meters, share
-from policies.quota.ledger import KEPT_S, Ledger
+from policies.quota.ledger import Ledger, milliseconds
 from router.shared.store.base import Fault, SharedStore, StoreFailed
 from router.shared.store.calls import Calls
+from router.shared.store.debts import Debt, DebtFile, Orphan
 from router.supervise import supervise
 
 PATIENCE_S = 1.0
@@ -26,9 +31,12 @@ AT_ONCE = 4
 """Most reservations that ask the shared store at the same time: a burst would make it look slow. More would not be
 faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
 
-
 SETTLED_TOGETHER = 32
 """Most settlements in one round trip. One by one, a router would settle fewer requests in a second than it admits."""
+
+_HOUR_MS = 3_600_000
+
+_log = logging.getLogger("pointsman.quotas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class GuardOptions:
     """Deadlines and bounds for the shared store.
 
     `replicas` share the limits equally while it is away. `strict` then rejects requests rather than exceed a limit.
-    A failed settlement is retried for `retry_for_s`: later the store may have forgotten that it arrived, and would
-    charge it twice.
+    Of more than `most_owed` settlements, those of one descriptor and hour are added up. What the store does not confirm
+    within `late_s` is written to the disk: to write each settlement would cost every request.
     """
 
     replicas: int = 1
@@ -47,16 +55,15 @@ class GuardOptions:
     most_backoff_s: float = 5.0
     renew_every_s: float = 20.0
     most_owed: int = 10_000
-    retry_for_s: float = KEPT_S / 2
+    late_s: float = 0.01
 
 
-@dataclass(slots=True)
-class _Owed:
-    """A settlement that the shared store has not confirmed. `tried_at` is when it was first sent."""
+class _Owed(msgspec.Struct, eq=False):
+    """A settlement that the shared store has not confirmed, by its `number` in its ledger."""
 
     reservation: Reservation
     charge: Charge
-    tried_at: float | None = None
+    number: int
 
 
 class GuardedStore:
@@ -66,12 +73,14 @@ class GuardedStore:
     again and sent the owed settlements and what was granted meanwhile. The local ledger is charged for everything that
     this router admits, and learns from every answer what all routers used, so that its share is up to date when it is
     needed. Settlements always go through the background task: no request waits for them, and a cancelled one settles
-    all the same.
+    all the same. Those that are not confirmed soon, and all while the shared store is away, lie in the `file` as well,
+    before `settle` returns; a router that starts later, or comes back, pays what a killed one has left there.
 
     The limits are divided by the number of `replicas` in the options or, if that is more, by that of the `routers` that
     were known when the shared store last answered.
 
-    `on_event` gets `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
+    `on_event` gets `quota_store_<fault>`, `quota_store_back`, `quota_settlement_dropped`, `quota_debts_unwritten` (the
+    file cannot be written) and `quota_debts_taken_over`. `clock` is Unix time.
     """
 
     def __init__(
@@ -82,8 +91,12 @@ class GuardedStore:
         options: GuardOptions | None = None,
         on_event: Callable[[str], None] = lambda _: None,
         routers: Callable[[], int] = lambda: 1,
+        file: DebtFile | None = None,
     ) -> None:
         self._shared, self._clock, self._on_event = shared, clock, on_event
+        self._file, self._is_kept, self._is_unwritten = file, False, False
+        self._writer, self._numbers = uuid.uuid4().hex, dict[str, int]()
+        self._must_take_over = file is not None
         self._options = options or GuardOptions()
         self._count_routers, self._routers = routers, self._options.replicas
         self._local = Ledger()
@@ -115,6 +128,8 @@ class GuardedStore:
         except StoreFailed as failure:
             self._lost(failure.fault)
         self._renew_at = _now() + self._options.renew_every_s
+        if self._must_take_over:
+            self._has_work.set()
         self._task = asyncio.create_task(supervise("quota store", self._look_after))
 
     async def close(self) -> None:
@@ -122,6 +137,7 @@ class GuardedStore:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._calls.end, within_s=PATIENCE_S)
             stack.push_async_callback(self._shared.close)
+            stack.callback(self._leave_debts)
             if self._task is not None:
                 self._task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -212,12 +228,15 @@ class GuardedStore:
         if self._options.strict:
             hint = "quotas are strict, so no request is admitted meanwhile"
             raise Overloaded("the store of quotas is away", hint=hint, retry_after_s=self._options.most_backoff_s)
-        answer = self._local.reserve(self._own(asked), now=self._clock())
+        now = self._clock()
+        answer = self._local.reserve(self._own(asked), now=now)
         # a share that is near its end says little about the budget
         standing = replace(answer.standing, near=())
         if isinstance(answer, Refused):
             return replace(answer, standing=standing, is_local=True)
-        granted = replace(answer, descriptors=asked.descriptors, standing=standing, is_local=True)
+        granted = replace(
+            answer, descriptors=asked.descriptors, standing=standing, is_local=True, began_ms=milliseconds(now)
+        )
         self._open[asked.id] = granted
         return granted
 
@@ -239,14 +258,74 @@ class GuardedStore:
 
     def _owe(self, reservation: Reservation, charge: Charge) -> None:
         if len(self._owed) >= self._options.most_owed:
-            self._owed.popleft()
-            self._on_event("quota_settlement_dropped")
-        self._owed.append(_Owed(reservation, charge))
+            self._add_up()
+        ledger = reservation.descriptors[0].ledger
+        self._numbers[ledger] = number = self._numbers.get(ledger, 0) + 1
+        owed = _Owed(reservation, charge, number)
+        self._owed.append(owed)
+        if self._is_kept:
+            self._write([owed])
         self._has_work.set()
+
+    def _add_up(self) -> None:
+        """Make room: what was owed by one descriptor in one hour, and was never sent, becomes one settlement."""
+        owed, groups = list(self._owed), dict[Any, _Owed]()
+        # those that are sent next may have arrived
+        kept = owed[:SETTLED_TOGETHER]
+        for each in owed[SETTLED_TOGETHER:]:
+            hour = each.reservation.began_ms // _HOUR_MS
+            key = hour, tuple([descriptor.id for descriptor in each.reservation.descriptors])
+            if (sum_of := groups.get(key)) is None:
+                groups[key] = _Owed(each.reservation, each.charge, each.number)
+            else:
+                sum_of.reservation, sum_of.number = each.reservation, each.number
+                sum_of.charge = sum_of.charge.and_(each.charge)
+        kept += groups.values()
+        # a tenth of the room, so that this is not done for each one
+        for _ in range(max(0, len(kept) - max(1, self._options.most_owed * 9 // 10))):
+            self._on_event("quota_settlement_dropped")
+        self._owed = deque(kept[-max(1, self._options.most_owed * 9 // 10) :])
+        if self._is_kept:
+            self._write(self._owed, anew=True)
+
+    def _keep_late(self) -> None:
+        """From now on what is owed lies on the disk too, until all of it is paid."""
+        if self._file is not None and not self._is_kept and (self._owed or self.is_away):
+            self._is_kept = True
+            self._write(self._owed)
+
+    def _write(self, owed: Iterable[_Owed], *, anew: bool = False) -> None:
+        assert self._file is not None
+        debts = [self._debt(each) for each in owed]
+        try:
+            self._file.replace(debts) if anew else self._file.add(debts)
+        except OSError as error:
+            if not self._is_unwritten:
+                _log.warning("what is owed to the store of quotas cannot be written: %r: %s", self._file, error)
+            self._is_unwritten = True
+            self._on_event("quota_debts_unwritten")
+
+    def _leave_debts(self) -> None:
+        """Leave what is not paid to the next router."""
+        self._keep_late()
+        self._forget_paid()
+        if self._file is not None:
+            self._file.close()
+
+    def _forget_paid(self) -> None:
+        """Remove the file once all that is in it was paid."""
+        if self._file is not None and self._is_kept and not self._owed and not self.is_away:
+            self._is_kept = self._is_unwritten = False
+            with suppress(OSError):
+                self._file.clear()
+
+    def _debt(self, owed: _Owed) -> Debt:
+        return Debt.of(owed.reservation, owed.charge, self._writer, owed.number)
 
     def _lost(self, fault: Fault) -> None:
         self.is_away = True
         self._on_event(f"quota_store_{fault}")
+        self._keep_late()
         self._has_work.set()
 
     async def _look_after(self) -> None:
@@ -261,6 +340,10 @@ class GuardedStore:
                 await self._pay()
                 if self.is_away:
                     await self._come_back()
+                    self._must_take_over = self._file is not None
+                self._forget_paid()
+                if self._must_take_over:
+                    await self._take_over()
             except StoreFailed as failure:
                 self._lost(failure.fault)
 
@@ -319,27 +402,40 @@ class GuardedStore:
     async def _pay(self) -> None:
         """Send the settlements owed now, oldest first; later ones wait, so that renewing gets its turn."""
         for _ in range(-(-len(self._owed) // SETTLED_TOGETHER)):
-            batch = self._due()
+            batch = list(itertools.islice(self._owed, SETTLED_TOGETHER))
             if not batch:
                 return
-            await self._calls.run(self._shared.settle_all([(owed.reservation, owed.charge) for owed in batch]))
+            late = asyncio.get_running_loop().call_later(self._options.late_s, self._keep_late)
+            try:
+                await self._calls.run(self._shared.settle_all([self._debt(owed) for owed in batch]))
+            finally:
+                late.cancel()
             # remove them only once they arrived; meanwhile the oldest may have been dropped
             arrived = {id(owed) for owed in batch}
             while self._owed and id(self._owed[0]) in arrived:
                 self._owed.popleft()
 
-    def _due(self) -> list[_Owed]:
-        """The next settlements to send. One that the shared store may have forgotten is dropped."""
-        now = _now()
-        while self._owed and (tried_at := self._owed[0].tried_at) is not None:
-            if now - tried_at <= self._options.retry_for_s:
-                break
-            self._on_event("quota_settlement_dropped")
-            self._owed.popleft()
-        batch = list(itertools.islice(self._owed, SETTLED_TOGETHER))
-        for owed in batch:
-            owed.tried_at = owed.tried_at or now
-        return batch
+    async def _take_over(self) -> None:
+        """Pay what routers owed that were killed, and left their files in the same folder."""
+        assert self._file is not None
+        self._must_take_over = False
+        for orphan in await asyncio.to_thread(self._left_behind, self._file):
+            self._must_take_over = True
+            try:
+                for at in range(0, len(orphan.debts), SETTLED_TOGETHER):
+                    await self._calls.run(self._shared.settle_all(orphan.debts[at : at + SETTLED_TOGETHER]))
+                orphan.remove()
+                self._on_event("quota_debts_taken_over")
+            finally:
+                orphan.release()
+        self._must_take_over = False
+
+    def _left_behind(self, file: DebtFile) -> list[Orphan]:
+        try:
+            return list(file.left_behind())
+        except OSError as error:
+            _log.warning("what killed routers owed to the store of quotas cannot be read: %s", error)
+            return []
 
 
 def _now() -> float:

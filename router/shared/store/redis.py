@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from policies.quota.budget import (
-    Charge,
     Descriptor,
     Meter,
     Refused,
@@ -24,6 +23,7 @@ from router.shared.redis.faults import faults
 from router.shared.redis.line import RedisLine
 from router.shared.redis.script import Script
 from router.shared.store.base import Fault, StoreFailed
+from router.shared.store.debts import Debt
 from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 from tls.certificates import Certificates
 
@@ -71,7 +71,8 @@ class RedisStore:
         fits, now_ms, levels = await self._taken(asked, is_granted=False)
         metered = meters(asked.descriptors)
         if fits:
-            return replace(asked, standing=standing_of(metered, levels, now_ms=now_ms), levels=tuple(levels))
+            standing = standing_of(metered, levels, now_ms=now_ms)
+            return replace(asked, standing=standing, levels=tuple(levels), began_ms=now_ms)
         refused = refusal(metered, levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
@@ -97,18 +98,18 @@ class RedisStore:
         fits, now_ms, *found = _integers(reply, 2 + len(metered))
         return fits, now_ms, found
 
-    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
+    async def settle_all(self, debts: Sequence[Debt]) -> None:
         """See SharedStore."""
         calls = []
-        for reservation, charge in settled:
-            arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
-            metered = meters(reservation.descriptors)
-            for meter, amount in zip(metered, charge.amounts(metered), strict=True):
-                arguments += [meter.name, meter.rate, amount]
-            calls.append((self._keys(reservation.descriptors), arguments))
+        for debt in debts:
+            arguments: list[str | int] = [self._now(), debt.id, milliseconds(KEPT_S)]
+            arguments += [debt.writer, debt.number, debt.began_ms]
+            for amount in debt.amounts:
+                arguments += amount
+            calls.append((self._keys_of(debt.ledger), arguments))
         with faults():
             replies = await self._settle.run_all(self._line.redis, calls)
-        if len(replies) != len(settled) or any(reply not in (0, 1, 2) for reply in replies):
+        if len(replies) != len(debts) or any(reply not in (0, 1, 2) for reply in replies):
             raise StoreFailed(Fault.NONSENSE, f"settling answers {str(replies)[:80]}")
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
@@ -166,7 +167,10 @@ class RedisStore:
 
     def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
         (ledger,) = {descriptor.ledger for descriptor in descriptors}
-        return tuple(f"{self._prefix}:{{{ledger}}}:{what}" for what in ("levels", "held", "due"))
+        return self._keys_of(ledger)
+
+    def _keys_of(self, ledger: str) -> tuple[str, ...]:
+        return tuple(f"{self._prefix}:{{{ledger}}}:{what}" for what in ("levels", "held", "due", "writers"))
 
     def _now(self) -> str | int:
         return "" if self._clock is None else milliseconds(self._clock())

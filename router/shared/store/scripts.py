@@ -1,11 +1,12 @@
 """The Lua scripts that Redis runs: one for each operation, so that it happens whole or not at all.
 
-The state of one ledger, that of a tenant or an organization, is three keys with its name as hash tag, so that they
+The state of one ledger, that of a tenant or an organization, is four keys with its name as hash tag, so that they
 share a slot of a cluster:
 
 - KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`);
 - KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
-- KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds.
+- KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds;
+- KEYS[4], a hash: a writer's name to the numbers of the debts that it has settled, as "day up-to others...".
 
 ARGV[1] is the time in milliseconds, or "" for Redis' own: then the clocks of the routers do not matter. All numbers are
 integers below 2**53, which Lua's doubles hold exactly. Needs Redis 6.2 or any Valkey.
@@ -43,18 +44,23 @@ local function end_day(rate) return -rate % 100000 end
 -- the present stamp of a meter: milliseconds for a rate; else the number of its day (0), hour (-1), week or month, or
 -- the first day of its fixed period
 local day = math.floor(now / 86400000)
-local function stamp(rate)
-  if rate > 0 then return now end
-  if rate == 0 then return day end
-  if rate == -1 then return math.floor(now / 3600000) end
-  if rate == -2 then return math.floor((day + 3) / 7) end
-  if rate == -3 then return month(day) end
+local function stamp(rate, at)
+  at = at or now
+  local on = math.floor(at / 86400000)
+  if rate > 0 then return at end
+  if rate == 0 then return on end
+  if rate == -1 then return math.floor(at / 3600000) end
+  if rate == -2 then return math.floor((on + 3) / 7) end
+  if rate == -3 then return month(on) end
   return first_day(rate)
 end
 
--- does a meter count what begins now? What is taken of one that does not has the stamp UNCOUNTED
+-- does a meter count what begins now, or at a given time? What is taken of one that does not has the stamp UNCOUNTED
 local UNCOUNTED = -1
-local function holds(rate) return not is_fixed(rate) or (first_day(rate) <= day and day < end_day(rate)) end
+local function holds(rate, at)
+  local on = at and math.floor(at / 86400000) or day
+  return not is_fixed(rate) or (first_day(rate) <= on and on < end_day(rate))
+end
 
 local function whole(number) return string.format('%.0f', number) end
 
@@ -109,7 +115,7 @@ local function keep(rates)
   else
     redis.call('PEXPIRE', levels, math.max(stay_ms, FORTY_DAYS))
   end
-  for i = 2, 3 do redis.call('PEXPIRE', KEYS[i], FORTY_DAYS) end
+  for i = 2, #KEYS do redis.call('PEXPIRE', KEYS[i], FORTY_DAYS) end
 end
 
 -- at most so many at once, so that no call is slow; each call makes at most one that falls due
@@ -184,16 +190,47 @@ return {granted, now, unpack(found)}
 SETTLE = (
     _PRELUDE
     + """
--- ARGV: now, id, how long to remember it, then name, rate, amount of each meter; returns 0 again, 1 settled, 2 late
+-- ARGV: now, id, how long to remember it, its writer and its number there, when it began (0: now), then name, rate,
+-- amount of each meter; returns 0 again, 1 settled, 2 late
 local id, forgotten = ARGV[2], now + tonumber(ARGV[3])
+local writers, writer, number, began = KEYS[4], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+if began == 0 or began > now then began = now end
 local record = redis.call('HGET', held, id)
 if record == '' then return 0 end
+
+-- ids are soon forgotten, and an outage may last: the numbers of a writer tell for eight days what has come before.
+-- They come nearly in order, so that few stand apart from the rest
+local FURTHER, DAYS = 64, 8
+local seen, further = redis.call('HGET', writers, writer), {}
+local up_to = 0
+if seen then
+  for found in string.gmatch(seen, '%d+') do further[#further + 1] = tonumber(found) end
+  table.remove(further, 1)
+  up_to = table.remove(further, 1)
+end
+if number <= up_to then return 0 end
+for _, found in ipairs(further) do if found == number then return 0 end end
+further[#further + 1] = number
+table.sort(further)
+while #further > FURTHER or further[1] == up_to + 1 do up_to = table.remove(further, 1) end
+table.insert(further, 1, up_to)
+for n, found in ipairs(further) do further[n] = whole(found) end
+redis.call('HSET', writers, writer, day .. ' ' .. table.concat(further, ' '))
+if not seen then
+  for _, other in ipairs(redis.call('HRANDFIELD', writers, 4)) do
+    local last = tonumber(string.match(redis.call('HGET', writers, other), '^%d+'))
+    if last < day - DAYS then redis.call('HDEL', writers, other) end
+  end
+end
+
 local parts = record and cmsgpack.unpack(record) or {}
-local names, raw = meters(4, 3)
+local names, raw = meters(7, 3)
 local settled, all = {}, {}
 for n, name in ipairs(names) do
-  local rate, amount, part = tonumber(ARGV[3 * n + 2]), tonumber(ARGV[3 * n + 3]), parts[n]
-  local at = part and part[4] or holds(rate) and stamp(rate) or UNCOUNTED
+  local rate, amount, part = tonumber(ARGV[3 * n + 5]), tonumber(ARGV[3 * n + 6]), parts[n]
+  local at = part and part[4] or holds(rate, began) and stamp(rate, began) or UNCOUNTED
+  -- of what was let in without us, a rate has forgotten what is older than a minute, and paid off by now
+  if not record and rate > 0 and now - began >= 60000 and amount <= rate * (now - began) then at = UNCOUNTED end
   if at ~= UNCOUNTED then
     settled[#settled + 1] = name
     settled[#settled + 1] = moved(raw[n], rate, amount - (part and part[3] or 0), at)

