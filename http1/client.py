@@ -29,6 +29,10 @@ from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
 _METHOD = re.compile(r"[A-Z]+")
+RACE_S = 0.1
+"""A server that closed a connection before it had the request is known to have done so after this, as round trips take:
+one that closes it later had the request."""
+
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
@@ -105,6 +109,8 @@ class HttpClient:
                     raise
                 self._close_idle()
                 if method not in _IDEMPOTENT:
+                    if connection.lost_after_s > RACE_S:
+                        raise
                     raise IdleDisconnected(str(error)) from error
             connection = await self._connect(connect_s)
         if self.limits.decoded_bytes is not None:
@@ -273,7 +279,8 @@ class ServerConnection(asyncio.Protocol):
     """Each answer has a parser, which judges its head and its chunks, and calls the methods that begin with on_. A head
     that was accepted is read as a whole, and a body of known length is counted.
 
-    `was_used` says that it had an answer before; `is_unanswered`, that nothing came for the present request.
+    `was_used` says that it had an answer before; `is_unanswered`, that nothing came for the present request, before
+    it was lost `lost_after_s` seconds behind that.
     """
 
     on_header = on_chunk_header = on_chunk_complete = on_status = None
@@ -289,7 +296,7 @@ class ServerConnection(asyncio.Protocol):
         self._silence_s = 0.0
         self._writable: asyncio.Future[None] | None = None
         self._is_lost = self._is_paused = self._is_eof = False
-        self.was_used, self.is_unanswered = False, True
+        self.was_used, self.is_unanswered, self.lost_after_s = False, True, 0.0
         # of the present request; without `_answer` there is none
         self._answer: Answer | None = None
         self._asked: asyncio.Future[Answer] | None = None
@@ -406,6 +413,8 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The server has gone, or the connection was closed here."""
         self._is_lost = True
+        if self.is_unanswered and self._answer is not None:
+            self.lost_after_s = self._loop.time() - (self._deadline.at - self._silence_s)
         self._deadline.cancel()
         self.resume_writing()
         self._pool.discard(self)

@@ -186,8 +186,12 @@ class BackendLost(BackendFailed):
     """BackendFailed by a connection that ended while the backend had the request: it may have crashed over it."""
 
 
-class BackendHangs(BackendFailed):
-    """BackendFailed by a backend that answers nothing to any request: this one may be the cause."""
+class BeyondAsked(ExpectedError):
+    """A backend goes on to answer behind the tokens that were asked for."""
+
+    code = "backend_failed"
+    usual_hint = "try again"
+    masked_message = "the backend answers more than was asked for (try again)"
 
 
 class PrefillFailed(ExpectedError):

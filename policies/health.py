@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -92,6 +92,8 @@ class Health:
         self._openings = 0
         # tenant and id of the requests that failed since one ended well
         self._in_row: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, rules.failures))
+        # those of them that may be the requests' own fault
+        self._doubtful: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, 2 * rules.failures))
         self._retry_at: float | None = None
         self.warm_from: float | None = None
         """The begin of its slow start; None while it gets its full share."""
@@ -171,6 +173,7 @@ class Health:
         if not self.ended:
             return
         self._in_row.clear()
+        self._doubtful.clear()
         for at, tenant in self.ended:
             self._served.pop(tenant, None)
             self._served[tenant] = at
@@ -187,12 +190,19 @@ class Health:
     ) -> None:
         """Record that `request` (its id), on trial the trial request, failed by its fault. Overload is no such failure.
 
-        A failure that the request may have caused says nothing while other tenants than `tenant` are served.
+        A failure that the request may have caused says nothing while other tenants than `tenant` are served, unless
+        as many requests of each of two tenants have failed since one ended well as make it ill.
         """
         self.count_ended()
         if may_be_request and self.serves_others(tenant, now):
-            return
-        self._in_row.append((tenant, request))
+            self._doubtful.append((tenant, request))
+            by_tenant = Counter(one for one, _ in self._doubtful).most_common(2)
+            if len(by_tenant) < 2 or by_tenant[1][1] < self.rules.failures:
+                return
+            # one tenant may be to blame, but hardly two at the same time
+            self._in_row.extend(self._doubtful)
+        else:
+            self._in_row.append((tenant, request))
         newest = self._slice(now)
         newest.requests += 1
         newest.failed.append((tenant, request))
@@ -203,8 +213,9 @@ class Health:
         """Take back the last failure of `request` (its id), if it was counted: the request was to blame."""
         self.count_ended()
         failure = (tenant, request)
-        if failure in self._in_row:
-            self._in_row.remove(failure)
+        for failed in (self._in_row, self._doubtful):
+            if failure in failed:
+                failed.remove(failure)
         for part in reversed(self._window):
             if failure in part.failed:
                 part.failed.remove(failure)

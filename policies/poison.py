@@ -19,10 +19,13 @@ ServedSince = Callable[[str, float], bool]
 
 
 class _Failure(NamedTuple):
-    """The last failure of one backend at a request of some digest: when, and the id of that request."""
+    """The last failure of one backend at a request of some digest: when, and the id of that request. `lost`: how often
+    the backend was lost before it had begun to answer.
+    """
 
     at: float
     request: str
+    lost: int = 0
 
 
 class _Record(NamedTuple):
@@ -33,6 +36,20 @@ class _Record(NamedTuple):
     failures: Mapping[str, _Failure]
     forgotten_at: float
     trial_at: float | None = None
+
+
+_MOST_LOST = 3
+"""Times that a backend may be lost at a request, if it is the only one."""
+
+
+_COMPANIONS_S = 1.0
+"""Requests that a backend has when it is lost are lost within this time."""
+
+
+def _has_killed(record: _Record) -> bool:
+    """Were two backends lost, or one again and again?"""
+    lost = [failure.lost for failure in record.failures.values() if failure.lost]
+    return len(lost) > 1 or sum(lost) >= _MOST_LOST
 
 
 class PoisonRequests:
@@ -51,9 +68,18 @@ class PoisonRequests:
         return f"<PoisonRequests {len(self._records)} failures>"
 
     def failed(
-        self, tenant: str, digest: bytes, request: str, backend: str, now: float, served_since: ServedSince
+        self,
+        tenant: str,
+        digest: bytes,
+        request: str,
+        backend: str,
+        now: float,
+        served_since: ServedSince,
+        *,
+        is_lost: bool = False,
     ) -> Mapping[str, str]:
-        """Record that `backend` failed at `request` (its id) of `digest` at `now`, in seconds.
+        """Record that `backend` failed at `request` (its id) of `digest` at `now`, in seconds; if it `is_lost`, by a
+        connection that ended before it had begun to answer.
 
         Returns the backends that failed at this digest, each with the last request that it failed at, if another one of
         them has served other requests since: then the request is to blame. Else none: the backends may be broken.
@@ -63,7 +89,8 @@ class PoisonRequests:
         known = before.failures.items() if before is not None else ()
         was_to_blame = before is not None and before.trial_at is not None
         recent = {name: failure for name, failure in known if was_to_blame or now - failure.at < self._blocked_s}
-        failures = {**recent, backend: _Failure(now, request)}
+        lost = is_lost + (recent[backend].lost if backend in recent else 0)
+        failures = {**recent, backend: _Failure(now, request, lost)}
         others = (served_since(name, failure.at) for name, failure in failures.items() if name != backend)
         is_to_blame = any(others)
         trial_at = now + self._blocked_s if is_to_blame else None
@@ -72,6 +99,31 @@ class PoisonRequests:
         if len(self._records) > self._most:
             self._pop(*next(iter(self._records)))
         return {name: failure.request for name, failure in failures.items()} if is_to_blame else {}
+
+    def is_suspect(self, tenant: str, digest: bytes) -> bool:
+        """Were backends lost at requests of `digest` so often that these may have killed them?"""
+        record = self._records.get((tenant, digest))
+        return record is not None and _has_killed(record)
+
+    def killed(self, tenant: str, digest: bytes, now: float) -> Mapping[str, str]:
+        """The backends that were lost at requests of `digest`, which is suspect, if nothing else explains that: then
+        these killed them. Else none: they were lost at others at other times, or others were lost with these twice.
+        """
+        record = self._records.get((tenant, digest))
+        if record is None:
+            return {}
+        lost = {name: failure.at for name, failure in record.failures.items() if failure.lost}
+        for key, other in self._records.items():
+            if key == (tenant, digest) or other.trial_at is not None:
+                continue
+            theirs = {name: failure.at for name, failure in other.failures.items() if failure.lost and name in lost}
+            were_at_other_times = any(
+                _COMPANIONS_S < abs(at - lost[name]) < self._blocked_s for name, at in theirs.items()
+            )
+            if were_at_other_times or (theirs and _has_killed(other)):
+                return {}
+        self._records[tenant, digest] = record._replace(trial_at=now + self._blocked_s)
+        return {name: failure.request for name, failure in record.failures.items()}
 
     def refuses(self, tenant: str, digest: bytes, now: float, served_since: ServedSince) -> bool:
         """Did two backends fail at requests of `digest`, of which one has served others since?

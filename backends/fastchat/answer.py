@@ -11,7 +11,15 @@ from typing import Any
 from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 from policies.nouns import Delta, Usage
 
 _HALF = "\ufffd"
@@ -46,7 +54,7 @@ class FastChatAnswer:
         if self.is_over:
             return
         if not self._has_usage or self._frames.rest():
-            raise BackendFailed(f"{self._backend} ended its stream without a reason")
+            raise BackendErred(f"{self._backend} ended its stream without a reason")
         yield from self._finish("stop")
 
     def _hear(self, frame: bytes) -> Iterator[Delta]:

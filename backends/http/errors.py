@@ -30,6 +30,9 @@ _TOO_LONG = re.compile(
 MOST_WAIT_S = 86_400.0
 """A backend that asks to wait longer is asked again after a day."""
 
+_MAY_BE_REQUESTS = frozenset({500, 502, 504})
+"""Statuses that a request may provoke: its engine erred, or died or hung behind a proxy that is well."""
+
 _RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
 _STATUS = re.compile(r"\d{3}", re.ASCII)
 _SECONDS = re.compile(r"\d+(?:\.\d*)?", re.ASCII)
@@ -59,8 +62,8 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     if status == 429 or (status == 503 and not headers.keys().isdisjoint(_RETRY_AFTER)):
         # a server that gives a time to come back is healthy, even if that cannot be read
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
-    if status == 500:
-        return BackendErred(f"{backend} answered 500: {message}", retry_after_s=wait_s)
+    if status in _MAY_BE_REQUESTS:
+        return BackendErred(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status > 500 or status < 400 or status == 408:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status in (401, 402):

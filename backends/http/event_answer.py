@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from backends.http.nonsense import MISSHAPEN, nonsense
 from backends.http.sse import SseDecoder
-from policies.errors import BackendFailed
+from policies.errors import BackendErred
 from policies.nouns import Delta
 
 
@@ -44,7 +44,7 @@ class EventAnswer(ABC):
     def end(self) -> Iterator[Delta]:
         """Nothing more. Raises BackendFailed if the end came too early."""
         if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without {self.last_word}")
+            raise BackendErred(f"{self._backend} ended its stream without {self.last_word}")
         return iter(())
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.errors import BackendFailed
+from policies.errors import BackendErred
 
 
 class FrameDecoder:
@@ -38,5 +38,5 @@ class FrameDecoder:
     def _hold(self, piece: bytes) -> None:
         self._bytes += len(piece)
         if self._bytes > self._limit_bytes:
-            raise BackendFailed(f"a message of the stream is longer than {self._limit_bytes} bytes")
+            raise BackendErred(f"a message of the stream is longer than {self._limit_bytes} bytes")
         self._parts.append(piece)

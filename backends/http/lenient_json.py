@@ -25,8 +25,9 @@ _PLAIN = re.compile(rb'(?:[^"NI-]++|"(?:[^"\\]++|\\[^u])*+"|-(?!Infinity))*+', r
 # a text that does not end is taken to the end
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LACKING = re.compile(rb"-?Infinity|NaN")
-_ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..|\\.", re.DOTALL)
-_HALF_BYTES = len(rb"\ud83d")
+# to the first half of a pair, or the end
+_WHOLE = re.compile(rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u(?![dD][89a-fA-F])|\\[^u])*+", re.DOTALL)
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]..", re.DOTALL)
 
 
 @overload
@@ -67,8 +68,18 @@ def strict_json(data: bytes) -> bytes:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """JSON `data` with U+FFFD in place of each half of a surrogate pair."""
-    return _ESCAPES.sub(_whole_escape, data)
+    """JSON `data` with U+FFFD in place of each half of a surrogate pair; itself where it has none."""
+    at = _end_of(_WHOLE, data, 0)
+    if _HALF.match(data, at) is None:
+        return data
+    view, whole, begin = memoryview(data), bytearray(), 0
+    while (half := _HALF.match(data, at)) is not None:
+        whole += view[begin:at]
+        whole += rb"\ufffd"
+        begin = half.end()
+        at = _end_of(_WHOLE, data, begin)
+    whole += view[begin:]
+    return bytes(whole)
 
 
 def logprob_of(value: Any) -> float:
@@ -80,8 +91,3 @@ def _end_of(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
     found = pattern.match(data, at)
     assert found is not None, "it matches nothing, too"
     return found.end()
-
-
-def _whole_escape(found: re.Match[bytes]) -> bytes:
-    escape = found[0]
-    return rb"\ufffd" if len(escape) == _HALF_BYTES else escape

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from backends.http.lenient_json import read_json
-from policies.errors import BackendFailed
+from policies.errors import BackendErred
 from policies.nouns import Usage
 
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
@@ -23,16 +23,16 @@ MOST_TOKENS = 2**40
 """No call has more."""
 
 
-def nonsense(backend: str, data: bytes) -> BackendFailed:
+def nonsense(backend: str, data: bytes) -> BackendErred:
     """The error for `data` that cannot be read. It does not quote them: they may be a part of an answer, and errors are
     logged.
     """
     try:
         decoded = read_json(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BackendFailed(f"{backend} answered nonsense: {len(data)} bytes that are no JSON")
+        return BackendErred(f"{backend} answered nonsense: {len(data)} bytes that are no JSON")
     shape = f"an object with {_names(decoded)}" if isinstance(decoded, dict) else f"a {type(decoded).__name__}"
-    return BackendFailed(f"{backend} answered nonsense: {shape}, in {len(data)} bytes of JSON")
+    return BackendErred(f"{backend} answered nonsense: {shape}, in {len(data)} bytes of JSON")
 
 
 def _names(decoded: dict[str, Any]) -> str:
@@ -42,9 +42,9 @@ def _names(decoded: dict[str, Any]) -> str:
     return ", ".join((*known, *([f"{others} other fields"] if others else []))) or "no fields"
 
 
-def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
+def not_asked_for(backend: str, choice: int, asked: int) -> BackendErred:
     """The error for an answer with this number to a request for `asked` choices."""
-    return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
+    return BackendErred(f"{backend} gave answer {choice} where {asked} were asked for")
 
 
 def reported_usage(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from backends.http.sse import SseBlocks, data_in, is_plain
-from policies.errors import BackendFailed, ExpectedError
+from policies.errors import BackendErred, ExpectedError
 from policies.nouns import Delta
 
 _MORE_THAN_TEXT: Mapping[str, Any] = MappingProxyType({})
@@ -74,7 +74,7 @@ class PassedBlocks(ABC):
     def end(self) -> Iterator[Delta]:
         """Nothing more. Raises BackendFailed if the end came too early."""
         if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without {self.last_word}")
+            raise BackendErred(f"{self._backend} ended its stream without {self.last_word}")
         return iter(())
 
     @abstractmethod

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import NamedTuple
 
-from policies.errors import BackendFailed
+from policies.errors import BackendErred
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 # a carriage return at the end counts as a line's end; a newline after it begins the next block, and is not a line
@@ -60,7 +60,7 @@ class SseBlocks:
 
     def _refuse_if_long(self, block: bytes) -> None:
         if len(block) > self._limit_bytes:
-            raise BackendFailed(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
+            raise BackendErred(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
 
 
 class SseDecoder:

@@ -14,7 +14,7 @@ from backends.http.errors import details_of, error_of
 from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
-from policies.errors import BackendFailed, ExpectedError, Overloaded
+from policies.errors import BackendErred, BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
@@ -49,7 +49,7 @@ class OllamaAnswer:
         if not self.is_over and (line := self._lines.rest()).strip():
             yield from self._hear(line)
         if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream before it was done")
+            raise BackendErred(f"{self._backend} ended its stream before it was done")
 
     def _hear(self, line: bytes) -> Iterator[Delta]:
         try:

@@ -25,7 +25,7 @@ from backends.http.nonsense import MISSHAPEN, MOST_TOKENS, nonsense, not_asked_f
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
 from backends.openai.continued import trailing_space, whole_usage
-from policies.errors import BackendFailed, ExpectedError
+from policies.errors import BackendErred, BackendFailed, ExpectedError
 from policies.nouns import Beginning, Delta, Request, TokenLogprob, Usage
 
 DONE = b"[DONE]"
@@ -177,6 +177,8 @@ class Ear(msgspec.Struct):
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
         chunk.pieces, chunk.text, chunk.ends = 0, "", []
+        if chunk.choices is not None and len(chunk.choices) > self.choices:
+            raise not_asked_for(self.backend, len(chunk.choices) - 1, self.choices)
         for choice in chunk.choices or ():
             number = choice.index or 0
             if not 0 <= number < self.choices:
@@ -431,7 +433,7 @@ class OpenAIAnswer(EventAnswer):
             return
         self._whole += data
         if len(self._whole) > self._limit_bytes:
-            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
+            raise BackendErred(f"{self._backend} answered more than {self._limit_bytes} bytes")
 
     def end(self) -> Iterator[Delta]:
         """The Deltas of the end of the body. Raises BackendFailed if it came too early."""
@@ -450,7 +452,10 @@ class OpenAIAnswer(EventAnswer):
         if data == DONE:
             yield from self._close()
             return
-        for delta in deltas_of(chunk_in(self._backend, data, self._error_of)):
+        chunk = chunk_in(self._backend, data, self._error_of)
+        if len(choices := chunk.get("choices") or ()) > len(self._choices):
+            raise not_asked_for(self._backend, len(choices) - 1, len(self._choices))
+        for delta in deltas_of(chunk):
             if delta.usage is not None:
                 self._usage = delta.usage
                 continue

@@ -21,7 +21,7 @@ from backends.reconnect import Backoff
 from backends.shard.inbox import Inbox
 from backends.shard.outgoing import Outgoing
 from backends.shard.turns import Turns
-from policies.errors import BackendFailed, Unreached
+from policies.errors import BackendFailed, BackendLost, Unreached
 from shards.nouns import AdapterUse
 from shards.wire import limits
 from shards.wire.translate import adapters_of, drawn_of, unpack_keys
@@ -446,10 +446,10 @@ class ShardLink:
         self._settled.set()
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
-            inbox.fail(BackendFailed(f"{self.name} was lost: {trouble}"))
+            inbox.fail(BackendLost(f"{self.name} was lost: {trouble}"))
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(BackendFailed(f"{self.name} was lost: {trouble}"))
+                answer.set_exception(BackendLost(f"{self.name} was lost: {trouble}"))
 
 
 async def _speak(call: Any, session: _Session, heartbeat_s: float | None) -> None:

@@ -17,7 +17,15 @@ from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.http.sse import SseDecoder
 from backends.kserve import inference_pb2 as kserve
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 from policies.nouns import Delta, Request, Usage
 
 _HALF = "\ufffd"
@@ -106,7 +114,7 @@ def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse
         }
         return list(text.hear(outputs)) if outputs else []
     except (*MISSHAPEN, struct.error) as error:
-        raise BackendFailed(f"{backend} answered with tensors that cannot be read") from error
+        raise BackendErred(f"{backend} answered with tensors that cannot be read") from error
 
 
 def is_final(response: kserve.ModelInferResponse) -> bool:

@@ -17,7 +17,7 @@ from backends.kserve import inference_pb2 as kserve
 from backends.kserve import inference_pb2_grpc
 from backends.triton.answer import TritonText, heard_of, is_final, triton_error
 from backends.triton.inputs import Signature
-from policies.errors import BackendFailed, BackendRefused, DeadlineExceeded, ExpectedError, Unreached
+from policies.errors import BackendErred, BackendFailed, BackendRefused, DeadlineExceeded, ExpectedError, Unreached
 from policies.nouns import Delta, Request
 from tls.errors import TlsError
 from tls.grpc_client import DIRECT, open_channel
@@ -78,7 +78,7 @@ class TritonStreams:
                 async with asyncio.timeout(self._options.idle_s):
                     response = await call.read()
                 if response is grpc.aio.EOF:
-                    raise BackendFailed(f"{self.name} ended its stream before its final response")
+                    raise BackendErred(f"{self.name} ended its stream before its final response")
                 if response.error_message:
                     raise triton_error(self.name, response.error_message)
                 inferred = response.infer_response
@@ -89,7 +89,7 @@ class TritonStreams:
             for delta in text.finish():
                 yield delta
         except TimeoutError as error:
-            raise BackendFailed(f"{self.name} was silent for {self._options.idle_s:g} s") from error
+            raise BackendErred(f"{self.name} was silent for {self._options.idle_s:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         except ExpectedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import msgspec
 
 from backends.base import Backend, Taker, give_all
 from backends.http.backend import HttpBackend
+from policies.errors import BeyondAsked
 from policies.nouns import ACCEPTED, ClusterView, Delta, Prompt
 from router.ask import Ask
 from router.call.bid import Placed
@@ -21,6 +23,12 @@ from router.call.tracing import AttemptTrace
 from router.fleet.cluster.flights import Flight, may_move
 from router.text.thoughts import reading_thoughts
 from router.text.tool_calls import reading_calls
+
+PARTS_OF_A_TOKEN = 8
+"""An answer of as many pieces for each token that was asked for is ended, whatever their size."""
+
+_LETTERS = 2
+"""Characters of a piece, on average, that is a whole token."""
 
 
 class Carrier(Protocol):
@@ -118,8 +126,11 @@ class Delivery(UntilGivenUp, kw_only=True, eq=False):
     account: Account
     attempt: AttemptTrace | None
     clock: Callable[[], float]
+    most_tokens: float = math.inf
+    """What was asked for, over all choices."""
     pending: Coroutine[Any, Any, None] | None = None
     """What the caller has not taken yet."""
+    _is_lenient: bool = False
     _unechoed: set[int] | None = None
     """The choices that have not begun with the prompt's text, where they are to."""
 
@@ -132,9 +143,12 @@ class Delivery(UntilGivenUp, kw_only=True, eq=False):
         if delta.is_repeat:
             return True
         flight, now = self.flight, self.clock()
+        drawn_tokens = flight.drawn_tokens
         flight.heard(delta, now)
         if delta is ACCEPTED:
             return True
+        if drawn_tokens >= self.most_tokens and flight.drawn_tokens > drawn_tokens:
+            self._bound(drawn_tokens)
         placed, race = self.placed, self.race
         if delta.computed_tokens is None:
             bid = placed.bid
@@ -157,6 +171,18 @@ class Delivery(UntilGivenUp, kw_only=True, eq=False):
             return True
         flight.hold()
         return False
+
+    def _bound(self, drawn_tokens: int) -> None:
+        """More came than the `drawn_tokens` that were asked for. Raises BeyondAsked, unless these may be parts of
+        tokens: a few servers send single letters, and calls and thoughts in parts of any size.
+        """
+        so_far, most = self.placed.bid.so_far, self.most_tokens
+        characters = None if so_far is None else so_far.characters
+        if not self._is_lenient and (characters is None or characters < _LETTERS * drawn_tokens):
+            self._is_lenient = True
+            self.most_tokens = PARTS_OF_A_TOKEN * most
+            return
+        raise BeyondAsked(f"{self.flight.backend} goes on behind the tokens that were asked for")
 
     async def ready(self) -> None:
         """Return once the caller has taken the newest Delta. Raises CallerGone."""

@@ -19,10 +19,13 @@ from backends.base import Backend
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLost,
+    BeyondAsked,
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
     IdleLost,
+    InvalidRequest,
     NoBackend,
     Overloaded,
     PrefillFailed,
@@ -46,6 +49,7 @@ from router.call.bid import Bid, Look, Placed, decided
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
+from router.call.charging import most_new_tokens, used, within_asked
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.gateway import Gateway
@@ -81,6 +85,9 @@ NO_LIMIT = nullcontext()
 
 YIELDING = "yielding"
 """In place of a class, for telemetry: a call that no client asked for keeps no promise and breaks none."""
+
+_TOGETHER_S = 0.05
+"""Requests that a backend has when it is lost are known to be lost after this."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -149,7 +156,7 @@ async def serve(
                 asked = asked_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
                 admitted = gateway.admission.admit(asked, caller.limited)
                 permit = admitted if isinstance(admitted, Permit) else await admitted
-                call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier)
+                call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier, [])
                 if len(prompts) == 1:
                     await call.answer(0, model, prompts[0])
                 else:
@@ -257,6 +264,8 @@ class _Call(msgspec.Struct, frozen=True):
     permit: Permit
     account: Account
     carrier: Carrier
+    failed: list[BaseException]
+    """What any of its prompts failed with, which ends the others."""
 
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
@@ -291,9 +300,13 @@ class _Call(msgspec.Struct, frozen=True):
                     try:
                         with NO_SPAN if trace is None else trace.queue():
                             placed, race = await placer.elsewhere((placed if race is None else race.placed).bid), None
-                    except (NoBackend, Overloaded):
-                        # the last backend's error tells more than that no other is left
+                    except (NoBackend, Overloaded, InvalidRequest):
+                        # the last backend's error tells more than that no other is left, or can continue the answer
                         raise failure from None
+            except ExpectedError as failure:
+                if not isinstance(failure, DeadlineExceeded):
+                    self.failed.append(failure)
+                raise
             finally:
                 placed = placed if race is None else race.placed
                 try:
@@ -384,6 +397,8 @@ class _Call(msgspec.Struct, frozen=True):
                         attempt=attempt,
                         clock=gateway.clock,
                     )
+                    if self.ask.max_new_tokens is not None and self.carrier.continues:
+                        delivery.most_tokens = most_new_tokens(self.ask, bid)
                     try:
                         with delivery:
                             await carrier.carry(placed, backend, prompt, delivery)
@@ -409,6 +424,9 @@ class _Call(msgspec.Struct, frozen=True):
         """
         bid, gateway, decision = placed.bid, self.gateway, placed.found.decision
         failure.public_message = public_message_of(failure)
+        if isinstance(failure, BeyondAsked):
+            await self._cut(at, placed, failure)
+            return None
         leader = placed if race is None else race.leader
         if leader is placed and bid.so_far is not None and bid.so_far.has_ended:
             await self._end(at, placed, failure)
@@ -423,7 +441,11 @@ class _Call(msgspec.Struct, frozen=True):
             if placed.chosen.needs_prefill and not bid.may_retry_prefill(failed):
                 raise failure
             return failure
-        if isinstance(failure, BackendErred) and self._is_to_blame(bid, placed.chosen.name):
+        may_be_request = isinstance(failure, BackendErred | BackendLost)
+        if isinstance(failure, IdleLost):
+            # that happens once
+            may_be_request = bool(bid.failed)
+        if may_be_request and await self._is_to_blame(placed, failure):
             raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
         if isinstance(failure, BackendFailed | Overloaded):
             _log.warning("request %s: %s", bid.request.id, failure)
@@ -455,18 +477,36 @@ class _Call(msgspec.Struct, frozen=True):
         gateway.observer.event("cut_at_the_end")
         gateway.beliefs.failed(placed.chosen.name)
         if flight.usage is None:
-            written = self.caller.write(at, Delta(usage=self._used(placed)))
+            written = self.caller.write(at, Delta(usage=used(placed)))
             if written is not None:
                 await written
 
-    def _used(self, placed: Placed) -> Usage:
-        """The usage as this router counted it, for a backend that has not reported it: what was believed to be cached
-        counts as cached.
-        """
-        bid, flight = placed.bid, placed.flight
-        drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
-        cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
-        return Usage(bid.request.prompt_tokens, drawn_tokens, cached)
+    async def _cut(self, at: int, placed: Placed, failure: BeyondAsked) -> None:
+        """End an answer that has all tokens that were asked for. Raises `failure` where it cannot be ended so."""
+        bid, gateway = placed.bid, self.gateway
+        _log.warning("request %s: %s", bid.request.id, failure)
+        gateway.observer.event("beyond_asked")
+        if self.ask.stream:
+            beginning = bid.beginning()
+            if beginning is None or bid.request.sampling.choices > 1:
+                raise failure
+            # the events that end it are as those before
+            self.caller.place(at, Placement(bid.request, placed.chosen.pool, placed.chosen.name, beginning))
+        for delta in (Delta(finish_reason="length"), Delta(usage=used(placed))):
+            written = self.caller.write(at, delta)
+            if written is not None:
+                await written
+
+    def _believed(self, usage: Usage, placed: Placed) -> Usage:
+        """`usage`, as far as it may be true."""
+        found = within_asked(usage, self.ask, placed)
+        if found is not usage:
+            name, told = placed.chosen.name, (usage.prompt_tokens, usage.completion_tokens)
+            charged = (found.prompt_tokens, found.completion_tokens)
+            request = placed.bid.request.id
+            _log.warning("request %s: %s counts %s tokens, and %s are charged", request, name, told, charged)
+            self.gateway.observer.event("usage_beyond_asked")
+        return found
 
     def _announce(self, at: int, placed: Placed, backend: Backend, *, waited_s: float | None = None) -> None:
         """Tell log and client that `backend` answers a request that was in the router for `waited_s` before; None: the
@@ -488,20 +528,28 @@ class _Call(msgspec.Struct, frozen=True):
         gateway, tenant = self.gateway, bid.request.tenant
         return gateway.poison.refuses(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
 
-    def _is_to_blame(self, bid: Bid, backend: str) -> bool:
-        """Is the prompt of `bid` the cause of the error of `backend`? Then no backend that failed at it is to blame."""
-        gateway, tenant, request = self.gateway, bid.request.tenant, bid.request.id
-        served_since = gateway.cluster.served_since
-        failures = gateway.poison.failed(tenant, digest(bid), request, backend, gateway.clock(), served_since)
+    async def _is_to_blame(self, placed: Placed, failure: ExpectedError) -> bool:
+        """Is the prompt of `placed` the cause of `failure`? Then no backend that failed at it is to blame."""
+        gateway, bid, name = self.gateway, placed.bid, placed.chosen.name
+        tenant, request, prompt = bid.request.tenant, bid.request.id, digest(bid)
+        is_lost = isinstance(failure, BackendLost | IdleLost) and not placed.flight.answered
+        failures = gateway.poison.failed(
+            tenant, prompt, request, name, gateway.clock(), gateway.cluster.served_since, is_lost=is_lost
+        )
+        if not failures and is_lost and gateway.poison.is_suspect(tenant, prompt):
+            # the backend's other requests end in the same moment
+            await asyncio.sleep(_TOGETHER_S)
+            failures = gateway.poison.killed(tenant, prompt, gateway.clock())
         if not failures:
             return False
-        _log.warning("%s fails wherever it is sent, and is to blame: %s serve others", bid, ", ".join(failures))
+        _log.warning("%s is to blame: these failed at it, and not at others: %s", bid, ", ".join(failures))
         gateway.observer.event("poison_request")
         gateway.cluster.acquit(tenant, failures)
         return True
 
     def _settle(self, placed: Placed, others: _Others | None) -> None:
-        """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
+        """Charge what was used, and put right what the queue charged: nothing where nothing was answered, unless the
+        caller left before it was.
 
         Backends that were tried before are not paid for: the caller has seen nothing of theirs.
         """
@@ -512,12 +560,11 @@ class _Call(msgspec.Struct, frozen=True):
         if rule.split is not None and flight.answered and placed.chosen.name not in bid.failed:
             self._note_split(placed)
         drawn_tokens = flight.drawn_tokens if bid.so_far is None else bid.so_far.tokens
-        if flight.answered or drawn_tokens:
+        if flight.answered or drawn_tokens or self._was_left(placed):
             # a caller that left gets no usage from the backend
             at_backend_s = max(0.0, gateway.clock() - flight.sent_at)
-            usage = replace(
-                flight.usage or self._used(placed), images=bid.images, backend_ms=round(1000 * at_backend_s)
-            )
+            usage = self._believed(flight.usage or used(placed), placed)
+            usage = replace(usage, images=bid.images, backend_ms=round(1000 * at_backend_s))
             model, pool = bid.request.model, placed.chosen.pool
             prices = self.prices.usual if self.prices.are_usual else self.prices.of(model, pool)
             cost = self.permit.spend(usage, prices)
@@ -533,10 +580,16 @@ class _Call(msgspec.Struct, frozen=True):
             used_s = answer_s(bid.request, placed.chosen, new_tokens=usage.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
             actual_s = min(used_s, at_backend_s)
-            if not self.ask.yields:
+            if not self.ask.yields and usage.completion_tokens:
                 each = min(bid.request.max_new_tokens, usage.completion_tokens // bid.request.sampling.choices)
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
+
+    def _was_left(self, placed: Placed) -> bool:
+        """Did the caller end the call while the backend of `placed` had the prompt? It computes that all the same."""
+        end = sys.exception()
+        is_left = isinstance(end, CallerGone | DeadlineExceeded | asyncio.CancelledError)
+        return is_left and placed.chosen.name not in placed.bid.failed and not self.failed
 
     def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace | None) -> Bid:
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""

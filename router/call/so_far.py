@@ -72,6 +72,11 @@ class SoFar:
             if len(self._texts) == _JOINED or len(text) > _LARGE:
                 self._join()
 
+    @property
+    def characters(self) -> int | None:
+        """Those of its text; None where it holds more than text."""
+        return None if self.is_lost else sum(map(len, self._texts))
+
     def _join(self) -> None:
         ids_bytes = 0 if self._ids is None else 4 * len(self._ids)
         self._texts = ["".join(self._texts)]

@@ -37,9 +37,12 @@ class RawEngine:
     bodies: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     url: str = ""
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request."""
+        if (task := asyncio.current_task()) is not None:
+            self.tasks.add(task)
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 fields = [line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line]
@@ -58,6 +61,19 @@ class RawEngine:
             pass
         finally:
             writer.close()
+
+    async def end(self) -> None:
+        """End all connections."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Return once `is_so`."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
 
 
 def whole(body: bytes, status: int = 200, **headers: str) -> bytes:
@@ -92,6 +108,7 @@ async def served(*engines: RawEngine) -> AsyncIterator[None]:
         for engine in engines:
             server = await asyncio.start_server(engine.talk, "127.0.0.1", 0)
             stack.callback(server.close)
+            stack.push_async_callback(engine.end)
             engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield
 

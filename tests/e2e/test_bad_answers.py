@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.e2e.raw_engine import RawEngine, begun, routed, saying, served, whole
+from http1.client import RACE_S
+from router.start.app import Router
+from tests.e2e.raw_engine import Ask, RawEngine, begun, routed, saying, served, until, whole
+from tests.router.parts import KEY
 
 PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/responses"]
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
@@ -143,3 +149,258 @@ async def test_the_pools_key_is_never_shown(path: str, status: int, caplog: pyte
         assert b"SECRET" not in shown[1]
         assert "SECRET" not in str(shown[2])
     assert "SECRET" not in caplog.text
+
+
+def text_chunk(text: str) -> bytes:
+    return chunk(b'{"index":0,"delta":{"content":%b}}' % json.dumps(text).encode())
+
+
+def charged(router: Router) -> tuple[int, int]:
+    """Tokens of prompts and answers that tenants were charged with."""
+    router.gateway.later.flush()
+    found = dict.fromkeys(("prompt", "completion"), 0)
+    for metric in router.gateway.observer.registry.collect():
+        for sample in metric.samples:
+            if sample.name == "pointsman_tokens_total" and sample.labels["kind"] in found:
+                found[sample.labels["kind"]] += int(sample.value)
+    return found["prompt"], found["completion"]
+
+
+BUSY = b'data: {"error":{"message":"too many requests","type":"overloaded_error","code":429}}\n\n'
+ERRED = b'data: {"error":{"message":"CUDA error","code":500}}\n\n'
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        (b"", "backend_failed"),
+        (ERRED, "backend_failed"),
+        (b"data: {broken\n\n", "backend_failed"),
+        (BUSY, "overloaded"),
+    ],
+)
+async def test_a_stream_that_breaks_off_names_the_cause(path: str, rest: bytes, code: str) -> None:
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        writer.write(begun() + text_chunk("hello"))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(rest)
+        await writer.drain()
+        writer.close()
+
+    engines = [RawEngine(says) for _ in range(2)]
+    async with served(*engines), routed(*engines) as (router, ask):
+        status, body, _ = await ask(path=path, stream=True)
+        assert status == 200
+        assert b"hello" in body
+        last = body.strip().rpartition(b"\n\n")[2] if not body.strip().endswith(b"[DONE]") else body
+        assert b"invalid_request" not in body
+        assert b"can continue an answer" not in body
+        word = {"backend_failed": b"api_error", "overloaded": b"overloaded_error"}[code]
+        assert word in last or code.encode() in last
+        router.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer_that_goes_on_behind_what_was_asked_for_is_ended(path: str) -> None:
+    ended = asyncio.Event()
+
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        writer.write(begun())
+        try:
+            for at in range(100_000):
+                writer.write(text_chunk(f"w{at} "))
+                await writer.drain()
+                await asyncio.sleep(0)
+        except ConnectionError:
+            ended.set()
+
+    engine = RawEngine(says)
+    async with served(engine), routed(engine) as (router, ask):
+        status, body, _ = await ask(path=path, stream=True)
+        assert status == 200
+        assert b"w0 " in body
+        assert b"w2000 " not in body, "some came with the same read"
+        assert any(word in body for word in (b'"length"', b'"max_tokens"', b'"max_output_tokens"'))
+        assert b'"error":{' not in body
+        await asyncio.wait_for(ended.wait(), 10)
+        router.check()
+
+
+@pytest.mark.parametrize("count", [2, 100_000])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_were_not_asked_for_are_a_fault_of_the_backend(count: int, stream: bool) -> None:
+    choice = {**ANSWER["choices"][0], "delta": {"content": "hi"}}  # type: ignore[index]
+    many = json.dumps({**ANSWER, "choices": [choice] * count}).encode()
+    reply = whole(many) if not stream else begun() + b"data: " + many + b"\n\n" + END
+    engine = RawEngine(saying(reply, closes=stream))
+    async with served(engine), routed(engine) as (router, ask):
+        assert (await ask(stream=stream))[0] == 502
+        router.check()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_usage_that_cannot_be_true_costs_what_was_asked_for(path: str, stream: bool) -> None:
+    usage = {"prompt_tokens": 900_000_000, "completion_tokens": 500_000}
+    body = json.dumps({**ANSWER, "usage": usage}).encode()
+    told = b'data: {"object":"chat.completion.chunk","choices":[],"usage":%b}\n\n' % json.dumps(usage).encode()
+    end = chunk(b'{"index":0,"delta":{},"finish_reason":"stop"}') + told + b"data: [DONE]\n\n"
+    answers = {True: saying(begun() + text_chunk("hi") + end, closes=True), False: saying(whole(body))}
+
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, asked: Any) -> None:
+        await answers[bool(asked.get("stream"))](engine, writer, asked)
+
+    engine = RawEngine(says)
+    async with served(engine), routed(engine) as (router, ask):
+        assert (await ask(path=path, stream=stream))[0] == 200
+        prompt_tokens, new_tokens = charged(router)
+        assert new_tokens == 8
+        assert prompt_tokens < 10_000
+        router.check()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_a_client_that_leaves_before_the_answer_begins_pays_for_its_prompts(stream: bool, prompts: int) -> None:
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        await asyncio.Event().wait()
+
+    engine = RawEngine(says)
+    async with served(engine), routed(engine) as (router, ask):
+        text = "word " * 2000
+        prompt: Any = text if prompts == 1 else [text] * prompts
+        path = "/v1/completions"
+        leaving = asyncio.create_task(ask(path=path, stream=stream, prompt=prompt))
+        await until(lambda: len(engine.bodies) == prompts)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await until(lambda: not router.gateway.doors.inside)
+        prompt_tokens, new_tokens = charged(router)
+        assert prompt_tokens > 1000 * prompts
+        assert new_tokens == 0
+        router.check()
+
+
+async def test_prompts_that_end_because_another_one_failed_cost_nothing() -> None:
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        if body["prompt"] == "bad":
+            await until(lambda: len(engine.bodies) == 2)
+            writer.write(whole(b'{"error": {"message": "no"}}', 400))
+        else:
+            await asyncio.Event().wait()
+
+    engine = RawEngine(says)
+    async with served(engine), routed(engine) as (router, ask):
+        status, _, _ = await ask(path="/v1/completions", prompt=["a long one", "bad"])
+        assert status == 400
+        assert charged(router) == (0, 0)
+        router.check()
+
+
+@asynccontextmanager
+async def three(*engines: RawEngine) -> AsyncIterator[tuple[Router, Ask]]:
+    """A router before `engines`, each of which has answered another tenant."""
+    async with served(*engines), routed(*engines) as (router, ask):
+        numbers = itertools.count()
+        while not all(engine.bodies for engine in engines):
+            await asyncio.gather(*(ask(f"warm {next(numbers)}", key="other-key") for _ in range(6)))
+        for engine in engines:
+            engine.bodies.clear()
+        yield router, ask
+
+
+async def closes(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def says_nonsense(writer: asyncio.StreamWriter) -> None:
+    writer.write(whole(b"{broken"))
+
+
+async def says_no_http(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+
+async def is_a_broken_proxy(writer: asyncio.StreamWriter) -> None:
+    writer.write(whole(b"upstream prematurely closed connection", 502))
+
+
+async def breaks_off(writer: asyncio.StreamWriter) -> None:
+    writer.write(OK_HEAD + b"{")
+    await writer.drain()
+    writer.close()
+
+
+OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+FAULTS = [closes, says_nonsense, says_no_http, is_a_broken_proxy, breaks_off]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_a_tenants_request_provokes_makes_no_backend_ill_and_is_not_sent_everywhere_again(
+    fault: Callable[[asyncio.StreamWriter], Awaitable[None]],
+) -> None:
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        if "poison" in json.dumps(body):
+            await fault(writer)
+        else:
+            writer.write(whole(OK))
+
+    engines = [RawEngine(says) for _ in range(3)]
+    async with three(*engines) as (router, ask):
+
+        def poisoned() -> int:
+            return sum("poison" in json.dumps(body) for engine in engines for body in engine.bodies)
+
+        for number in range(12):
+            failed, good = await asyncio.gather(ask(f"poison {number}"), ask(f"hello {number}", key="other-key"))
+            assert (failed[0], good[0]) == (502, 200)
+            assert not any(map(router.gateway.cluster.is_ill, router.gateway.cluster.names()))
+        assert poisoned() <= 3 * 12
+        # it comes again, when the backends have served others
+        for number in range(6):
+            assert (await ask(f"fine {number}", key="other-key"))[0] == 200
+        before = poisoned()
+        assert (await ask("poison 0"))[0] == 502
+        assert poisoned() - before <= 1
+        assert (await ask("fine"))[0] == 200, "another request of that tenant"
+        router.check()
+
+
+async def test_a_request_that_kills_the_engines_which_begin_it_is_sent_to_no_third() -> None:
+    """In an idle fleet, where nothing else shows whether the engines were well."""
+
+    async def says(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        # longer than a connection that lay idle can be one that was just closed
+        await asyncio.sleep(1.5 * RACE_S)
+        writer.close()
+
+    engines = [RawEngine(says) for _ in range(3)]
+    async with served(*engines), routed(*engines) as (router, ask):
+        status, answer, _ = await ask("killer")
+        assert status == 502
+        assert b"change it" in answer
+        assert sum(len(engine.bodies) for engine in engines) == 2
+        assert (await ask("killer"))[0] == 502
+        assert sum(len(engine.bodies) for engine in engines) == 2, "it is remembered"
+        router.check()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_innocent_request_is_answered_though_two_of_three_backends_are_broken_for_all(
+    fault: Callable[[asyncio.StreamWriter], Awaitable[None]],
+) -> None:
+    async def breaks(engine: RawEngine, writer: asyncio.StreamWriter, body: Any) -> None:
+        if "warm" in json.dumps(body):
+            writer.write(whole(OK))
+        else:
+            await fault(writer)
+
+    engines = [RawEngine(breaks), RawEngine(breaks), RawEngine(saying(whole(OK)))]
+    async with three(*engines) as (router, ask):
+        answers = await asyncio.gather(*(ask(f"question {at}", key=("other-key", KEY)[at % 2]) for at in range(24)))
+        assert [status for status, _, _ in answers].count(200) >= 20, "at first that cannot be told apart"
+        later = await asyncio.gather(*(ask(f"later {at}", key=("other-key", KEY)[at % 2]) for at in range(24)))
+        assert all(status == 200 for status, _, _ in later)
+        router.check()

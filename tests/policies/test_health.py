@@ -273,3 +273,26 @@ def test_it_is_always_in_one_state_and_its_share_never_shrinks_while_it_is_well(
         assert 0.1 <= health.share(now) <= 1.0
         assert not health.is_well or health.share(now) >= share
         share = health.share(now)
+
+
+def test_many_errors_of_requests_of_two_tenants_are_the_backends_own() -> None:
+    health = a_well_one()
+    health.request_ended(1.0, "a")
+    health.request_ended(1.0, "b")
+    for number in range(3):
+        assert health.is_well
+        health.request_failed(2.0, "lost", "a", f"a{number}", may_be_request=True)
+        health.request_failed(2.0, "lost", "b", f"b{number}", may_be_request=True)
+    assert not health.is_well
+
+
+def test_what_ends_well_between_them_shows_that_it_is_not() -> None:
+    health = a_well_one()
+    health.request_ended(1.0, "a")
+    health.request_ended(1.0, "b")
+    for _ in range(20):
+        for tenant in "aabb":
+            health.request_failed(2.0, "lost", tenant, may_be_request=True)
+        health.request_ended(2.0, "c")
+        health.request_ended(2.0, "d")
+    assert health.is_well

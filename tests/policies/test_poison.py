@@ -101,3 +101,64 @@ def test_memory_is_bounded_and_counts_agree_whatever_fails(failures: list[tuple[
         now += wait_s
         poison.failed(tenant, bytes([number]), "r", backend, now, BOTH)
         poison.check()
+
+
+def lost(poison: PoisonRequests, digest: bytes, *backends: str, at: float = 0.0) -> None:
+    for backend in backends:
+        poison.failed("acme", digest, f"r{digest.decode()}", backend, at, serving(), is_lost=True)
+
+
+def test_a_request_at_which_two_backends_were_lost_and_no_other_request_was_lost_at_both_killed_them() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"1", "a")
+    assert not poison.is_suspect("acme", b"1"), "one may fall by itself"
+    lost(poison, b"2", "a")
+    lost(poison, b"1", "b")
+    lost(poison, b"3", "b")
+    assert [poison.is_suspect("acme", digest) for digest in (b"1", b"2", b"3", b"4")] == [True, False, False, False]
+    assert poison.killed("acme", b"1", 1.0) == {"a": "r1", "b": "r1"}
+    assert poison.refuses("acme", b"1", 2.0, serving())
+    assert not poison.refuses("acme", b"2", 2.0, serving())
+    assert not poison.killed("acme", b"4", 2.0)
+    poison.check()
+
+
+def test_requests_that_were_lost_together_at_both_are_not_blamed() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"1", "a", "b")
+    lost(poison, b"2", "a", "b")
+    assert not poison.killed("acme", b"1", 0.0)
+    assert not poison.killed("acme", b"2", 0.0)
+    assert not poison.refuses("acme", b"1", 0.0, serving())
+
+
+def test_an_only_backend_has_to_be_lost_three_times() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"1", "a", "a")
+    assert not poison.is_suspect("acme", b"1")
+    lost(poison, b"1", "a")
+    assert poison.is_suspect("acme", b"1")
+    assert poison.killed("acme", b"1", 0.0) == {"a": "r1"}
+
+
+def test_a_backend_that_failed_otherwise_was_not_lost() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"1", "a")
+    poison.failed("acme", b"1", "r", "b", 0.0, serving())
+    assert not poison.is_suspect("acme", b"1")
+
+
+def test_backends_that_are_lost_at_others_at_other_times_are_broken() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"2", "b", at=0.0)
+    lost(poison, b"1", "a", "b", at=10.0)
+    assert not poison.killed("acme", b"1", 10.0)
+    assert poison.is_suspect("acme", b"1")
+
+
+def test_others_that_killed_them_before_say_nothing_of_that() -> None:
+    poison = PoisonRequests()
+    lost(poison, b"1", "a", "b", at=0.0)
+    assert poison.killed("acme", b"1", 0.0)
+    lost(poison, b"2", "a", "b", at=10.0)
+    assert poison.killed("acme", b"2", 10.0)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, Description, Fetched, Lender, Load
-from policies.errors import BackendErred, BackendFailed, IdleLost, Overloaded
+from policies.errors import BackendErred, BackendFailed, BackendLost, IdleLost, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
@@ -580,7 +580,7 @@ class Member:
                 health.request_ended(now, flight.request.tenant)
             elif isinstance(failure, BackendFailed) and not isinstance(failure, IdleLost):
                 tenant, request = flight.request.tenant, flight.request.id
-                may_be_request = isinstance(failure, BackendErred)
+                may_be_request = isinstance(failure, BackendErred | BackendLost)
                 health.request_failed(now, failure.message, tenant, request, may_be_request=may_be_request)
         self._tell(before)
 

@@ -58,7 +58,7 @@ def test_the_message_of_an_error_body_is_found_in_every_shape(body: object, mess
 
 def test_only_the_text_of_a_proxys_page_is_passed_on() -> None:
     error = error_of("up", 502, NGINX, {})
-    assert type(error) is BackendFailed
+    assert type(error) is BackendErred
     assert error.message == "up answered 502: 502 Bad Gateway 502 Bad Gateway nginx/1.27"
 
 

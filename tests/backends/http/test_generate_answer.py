@@ -97,12 +97,12 @@ FULL = {"type": "abort", "message": "out of room", "status_code": 429}
         (event({"error": {"message": "boom", "code": 500}}), BackendErred),
         (event(ABORT), BackendFailed),
         (event({"text": "", "meta_info": {"finish_reason": FULL}}), Overloaded),
-        (event({"text": "a"}), BackendFailed),
-        (b"data: {\n\n", BackendFailed),
-        (b"data: [1]\n\n", BackendFailed),
-        (event({"text": 5, "meta_info": {}}), BackendFailed),
-        (GOLDEN[:200], BackendFailed),
-        (b"", BackendFailed),
+        (event({"text": "a"}), BackendErred),
+        (b"data: {\n\n", BackendErred),
+        (b"data: [1]\n\n", BackendErred),
+        (event({"text": 5, "meta_info": {}}), BackendErred),
+        (GOLDEN[:200], BackendErred),
+        (b"", BackendErred),
     ],
 )
 def test_what_goes_wrong_has_its_error(data: bytes, kind: type[ExpectedError]) -> None:

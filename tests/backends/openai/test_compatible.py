@@ -234,17 +234,17 @@ async def test_an_error_body_that_is_not_json_is_passed_on_unchanged() -> None:
 @pytest.mark.parametrize(
     ("pieces", "kind", "message"),
     [
-        ([a_chunk("a")], BackendFailed, "without [DONE]"),
-        ([b"data: {broken\n\n"], BackendFailed, "nonsense"),
-        ([b"data: [1]\n\n"], BackendFailed, "nonsense"),
-        ([event({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [5]}}]})], BackendFailed, "nonsense"),
+        ([a_chunk("a")], BackendErred, "without [DONE]"),
+        ([b"data: {broken\n\n"], BackendErred, "nonsense"),
+        ([b"data: [1]\n\n"], BackendErred, "nonsense"),
+        ([event({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [5]}}]})], BackendErred, "nonsense"),
         ([event({"error": {"message": "out of memory"}})], BackendErred, "out of memory"),
         ([event({"error": "plain"})], BackendErred, "plain"),
         ([event({"error": {"message": "bad", "code": 400}})], InvalidRequest, "bad"),
         ([event({"error": {"message": "bad", "code": "422"}})], InvalidRequest, "bad"),
         ([event({"object": "error", "message": "flat", "code": 400})], InvalidRequest, "flat"),
         ([a_chunk("a"), a_chunk(None, "abort")], BackendFailed, "broke the answer off (abort)"),
-        ([b"data: " + b"x" * (5 << 20)], BackendFailed, "longer than"),
+        ([b"data: " + b"x" * (5 << 20)], BackendErred, "longer than"),
     ],
 )
 async def test_a_stream_that_goes_wrong_has_its_error(

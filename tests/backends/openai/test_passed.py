@@ -247,10 +247,10 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
         (event({"error": {"message": "no memory"}}), BackendErred, "no memory"),
         (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
         (a_chunk(None, "abort"), BackendFailed, "broke the answer off"),
-        (b"data: {broken\n\n", BackendFailed, "nonsense"),
-        (b"data: [1]\n\n", BackendFailed, "nonsense"),
-        (b'data: {"choices": 5}\n\n', BackendFailed, "nonsense"),
-        (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
+        (b"data: {broken\n\n", BackendErred, "nonsense"),
+        (b"data: [1]\n\n", BackendErred, "nonsense"),
+        (b'data: {"choices": 5}\n\n', BackendErred, "nonsense"),
+        (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendErred, "nonsense"),
     ],
 )
 def test_an_error_in_the_stream_is_raised_and_never_passed_on(

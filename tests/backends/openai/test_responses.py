@@ -76,9 +76,9 @@ def test_a_whole_response_goes_through_whole(status: str, output: list[Any], fin
             ContextExceeded,
             "too long",
         ),
-        (event("response.completed", response={"status": "completed"}), BackendFailed, "nonsense"),
-        (b"data: {broken\n\n", BackendFailed, "nonsense"),
-        (b"data: [1]\n\n", BackendFailed, "nonsense"),
+        (event("response.completed", response={"status": "completed"}), BackendErred, "nonsense"),
+        (b"data: {broken\n\n", BackendErred, "nonsense"),
+        (b"data: [1]\n\n", BackendErred, "nonsense"),
     ],
 )
 def test_an_error_in_the_stream_is_raised_and_never_passed_on(

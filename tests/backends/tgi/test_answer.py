@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.tgi.answer import TGIAnswer, error_in_chat, error_of_tgi
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import BackendErred, BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 from tests.standins.standin import event
 
@@ -111,7 +111,7 @@ def test_each_error_type_has_its_error(
 )
 def test_other_error_bodies_are_passed_on_unchanged(body: bytes, kind: type[ExpectedError]) -> None:
     assert type(error_of_tgi("b", 422, body, {})) is kind
-    assert type(error_of_tgi("b", 502, body, {})) is BackendFailed
+    assert type(error_of_tgi("b", 502, body, {})) is BackendErred
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Flown:
         self.first_at: float | None = None
         self.heard_of: list[Delta] = []
         self.is_relayed = True
+        self.drawn_tokens = 0
 
     def heard(self, delta: Delta, now: float) -> None:
         self.heard_of.append(delta)

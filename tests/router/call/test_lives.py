@@ -111,7 +111,8 @@ class Machine(FakeBackend):
                 await self.nap((0.02 + request.prompt_tokens * 1e-3) * (20 if rng.random() < 0.02 else 1))
             if rng.random() < 0.05:
                 raise BackendFailed("at once")
-            async for delta in self.drawn(rng.choice((0, 0, 1, 3, 30)), is_whole=self.is_whole and not request.stream):
+            count = min(rng.choice((0, 0, 1, 3, 30)), request.max_new_tokens)
+            async for delta in self.drawn(count, is_whole=self.is_whole and not request.stream):
                 yield delta
             usages = (None, Usage(request.prompt_tokens, 3, request.prompt_tokens // 2), Usage(), Usage(10, 3, 500))
             yield Delta(finish_reason="stop", usage=rng.choice(usages))
