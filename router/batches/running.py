@@ -132,7 +132,7 @@ class JobRun:
                 await self._work()
                 self._is_over.set()
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+            raise _first_of(failures) from failures
         self._means.observer.job(self._job.tenant, self._job.status)
 
     async def _hold(self) -> None:
@@ -352,3 +352,9 @@ class JobRun:
         work = partial(end_job, self._job, means.shelf, means.pace, means.unix_time, means.settings())
         self._job = await means.pace.run(work)
         _log.info("batch %s of %s has ended: %s", job.id, job.tenant, self._job.status)
+
+
+def _first_of(failures: BaseExceptionGroup) -> BaseException:
+    """The first exception of a group, or of the groups in it."""
+    first = failures.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -29,7 +29,7 @@ HEALTH = (
     "first_byte: 5s..30s, first_token: 5s..40s, between_tokens: 10s..30s}"
 )
 PLAN = Plan(backends="shard", count=3, routers=3, health=HEALTH, outage="10s", keeps_books=True, prefill_s=0.01)
-LOAD = Shape(per_s=4.0, most=12, timeout_s=90.0, grace_s=5.0, model=PLAN.model, knows_answers=False)
+LOAD = Shape(per_s=2.5, most=12, timeout_s=240.0, grace_s=5.0, model=PLAN.model, knows_answers=False)
 
 CALM_S = 15.0
 """Seconds of load behind the last fault: what begins in the second half of them must be answered."""

@@ -12,7 +12,7 @@ from tests.chaos.load import Load, Request
 SUBJECTS = 40
 """Different short questions: each is asked many times, and its answer must always be the same."""
 
-LONG_EVERY = 40
+LONG_EVERY = 60
 """Of so many requests one has a long prompt."""
 
 LONG_TOKENS = 1_800

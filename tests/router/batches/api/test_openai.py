@@ -17,6 +17,7 @@ from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Limits, Usage
 from router.batches.job import Job
 from router.batches.shelf import BatchShelf
+from router.batches.store.base import BatchStoreFailed
 from router.batches.stored_file import StoredFile
 from tests.router.batches.parts import (
     OTHER_KEY,
@@ -536,3 +537,34 @@ async def test_a_tenant_has_a_bounded_number_of_files(tmp_path: Path, monkeypatc
             await uploaded(other, [])
         await client.files.delete(first)
         await uploaded(client, [])
+
+
+async def test_a_batch_goes_on_once_its_answers_can_be_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = True
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        assert router.operations.batches is not None
+        store = router.operations.batches.shelf.store
+        open_log = store.log
+
+        def log(key: str) -> Any:
+            opened = open_log(key)
+            append = opened.append
+
+            def append_or_fail(data: bytes) -> Any:
+                if is_full:
+                    raise BatchStoreFailed("the store of batches failed: no space left")
+                return append(data)
+
+            monkeypatch.setattr(opened, "append", append_or_fail)
+            return opened
+
+        monkeypatch.setattr(store, "log", log)
+        batch = await begun(client, [a_line(0)])
+        async with asyncio.timeout(30):
+            while "goes on later" not in caplog.text:  # noqa: ASYNC110 - it is a log
+                await asyncio.sleep(0.02)
+        is_full = False
+        assert (await ended(client, batch)).status == "completed"
+        assert "Traceback" not in caplog.text
