@@ -449,7 +449,13 @@ class Engine:
         if exchange is None or self.options.kv_listen is None:
             return None
 
+        files = self.model.files
+
         def lend(labels: Items[BlockLabel]) -> Loan:
+            if files is not None and not files.are_unchanged():
+                loan = Loan(labels)
+                loan.hand_over(None)
+                return loan
             loan = self._pool.lending.ask(labels)
             self.wake()
             return loan

@@ -6,9 +6,11 @@ is synced to the disk, because a block that a power failure has damaged fails it
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
@@ -51,6 +53,7 @@ class BlockFiles:
         self._folder = self._lane / fingerprint.hex()[:32]
         for folder in (self._lane, self._folder):
             folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+            _require_own(folder)
             folder.chmod(_PRIVATE_FOLDER)
         self._temporary = self._folder / "unfinished"
 
@@ -88,7 +91,7 @@ class BlockFiles:
     def write(self, header: BlockHeader, pieces: Sequence[memoryview]) -> None:
         """Store the block with the bytes `pieces`. Raises OSError; nothing is stored then."""
         if not self._may_write():
-            raise OSError("the weights were changed, so nothing tells whose KV this is")
+            raise OSError("the weights were changed, and this may be KV of others")
         descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _PRIVATE_FILE)
         try:
             with FileIO(descriptor, "wb") as file:
@@ -106,7 +109,7 @@ class BlockFiles:
         """Read the block of `label` into `pieces`. Raises AnotherBlock, BrokenBlock, or OSError; the bytes of `pieces`
         have no meaning then.
         """
-        with FileIO(self._path(label.key)) as file:
+        with _opened(self._path(label.key)) as file:
             header = BlockHeader.unpack(file.read(HEADER_BYTES) or b"")
             if header.label != label:
                 raise AnotherBlock(f"the file of key {label.key:016x} holds another block")
@@ -127,7 +130,7 @@ class BlockFiles:
         return self._folder / f"{key:016x}{_SUFFIX}"
 
     def _header_at(self, path: Path) -> BlockHeader:
-        with FileIO(path) as file:
+        with _opened(path) as file:
             header = BlockHeader.unpack(file.read(HEADER_BYTES) or b"")
             size = os.fstat(file.fileno()).st_size
         if size != HEADER_BYTES + header.size:
@@ -151,6 +154,27 @@ def _free_lane(directory: Path) -> tuple[Path, int]:
         else:
             return directory / str(lane), lock
     raise OSError(f"{_MOST_LANES} shards use {directory} already; give this one another directory")
+
+
+def _require_own(folder: Path) -> None:
+    """Raise OSError unless `folder` is one of this user, and no link: files of others there would be read as KV."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(f"{folder} is a link, or of another user; give --kv-dir a directory of this user")
+
+
+def _opened(path: Path) -> FileIO:
+    """The file at `path`, which is no link and no pipe. Raises BrokenBlock, OSError."""
+    try:
+        file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise BrokenBlock("it is a link, or no file") from error
+        raise
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise BrokenBlock("it is no file")
 
 
 def _sizes(folder: Path) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,13 @@ WAITS_S = 120.0
 
 def meeting_point(size: int, *, waits_s: float = WAITS_S) -> TCPStore:
     """The store at which `size` processes meet; its `port` is a free one."""
-    return TCPStore(HOST, 0, size, True, timedelta(seconds=waits_s), wait_for_workers=False)
+    # a store that listens by itself does so for all machines, whatever its host
+    with socket.create_server((HOST, 0)) as listening:
+        port, waits = listening.getsockname()[1], timedelta(seconds=waits_s)
+        store = TCPStore(HOST, port, size, True, waits, wait_for_workers=False, master_listen_fd=listening.fileno())
+        # the descriptor is the store's from here on
+        listening.detach()
+        return store
 
 
 def join(port: int, size: int, *, waits_s: float = WAITS_S) -> TCPStore:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,68 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         BlockFiles(tmp_path / "file" / "kv", FINGERPRINT)
+
+
+@pytest.mark.parametrize("which", ["lane", "fingerprint"])
+def test_a_folder_that_is_a_link_is_refused_and_its_target_stays_as_it_is(tmp_path: Path, which: str) -> None:
+    target = tmp_path / "elsewhere"
+    target.mkdir(mode=0o755)
+    lane = tmp_path / "kv" / "0"
+    place = lane if which == "lane" else lane / FINGERPRINT.hex()[:32]
+    place.parent.mkdir(parents=True)
+    place.symlink_to(target)
+    with pytest.raises(OSError, match="is a link, or of another user"):
+        BlockFiles(tmp_path / "kv", FINGERPRINT)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    lane = tmp_path / "kv" / "0"
+    lane.mkdir(parents=True)
+    os.chown(lane, 12345, 12345)
+    with pytest.raises(OSError, match="is a link, or of another user"):
+        BlockFiles(tmp_path / "kv", FINGERPRINT)
+
+
+def as_a_link(path: Path) -> None:
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real"))
+
+
+def as_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("replaced", [as_a_link, as_a_pipe, as_a_device])
+def test_a_block_that_is_no_file_is_broken_and_a_scan_deletes_it(
+    files: BlockFiles, tmp_path: Path, replaced: Callable[[Path], None]
+) -> None:
+    put(files, 1)
+    replaced(the_file(tmp_path))
+    with pytest.raises(BrokenBlock):
+        get(files, 1)
+    assert files.scan() == ([], 1)
+    assert not list((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_each_flipped_bit_of_a_file_is_found_by_reading_or_scanning(files: BlockFiles, tmp_path: Path) -> None:
+    put(files, 1)
+    path = the_file(tmp_path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        with pytest.raises((BrokenBlock, AnotherBlock)):
+            get(files, 1)
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BrokenBlock):
+            get(files, 1)
+    path.write_bytes(whole)
+    assert get(files, 1) == CONTENT
