@@ -113,7 +113,9 @@ def read_file(place: str) -> bytes:
 
 def _raise_unreached(url: str, error: Exception) -> NoReturn:
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    raise ValueError(f"{_shown(url)} cannot be reached: {sentence_of(cause)}") from error
+    # other errors of aiohttp repeat the whole URL, and bytes of the answer
+    why = sentence_of(cause) if isinstance(cause, OSError) else "its answer is no HTTP, or breaks off"
+    raise ValueError(f"{_shown(url)} cannot be reached: {why}") from error
 
 
 def _shown(url: str) -> str:

@@ -19,6 +19,12 @@ MOST_KEYS = 100
 _LEAST_RSA_BITS = 2048
 """RFC 7518, section 3.3."""
 
+_MOST_RSA_BITS, _MOST_EXPONENT_BITS = 16_384, 64
+"""OpenSSL's bounds (OPENSSL_RSA_MAX_MODULUS_BITS, OPENSSL_RSA_MAX_PUBEXP_BITS): a signature by more takes seconds."""
+
+_MOST_TEXT = 4096
+"""Characters of a member of a key."""
+
 _PUBLIC = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 """The members of each type that make a public key; private ones are not read."""
 
@@ -92,12 +98,14 @@ def _read(entry: Mapping[str, Any]) -> SigningKey | None:
     if not isinstance(operations, list) or "verify" not in operations:
         return None
     members = {"kty": kind, **{name: entry.get(name) for name in _PUBLIC[kind]}}
-    if not all(isinstance(value, str) for value in members.values()):
+    if not all(isinstance(value, str) and len(value) <= _MOST_TEXT for value in members.values()):
         return None
     named = {"kid": kid if isinstance(kid, str) else None, "alg": algorithm if isinstance(algorithm, str) else None}
     try:
         # joserfc only warns of a short key
-        if kind == "RSA" and _bits(members["n"]) < _LEAST_RSA_BITS:
+        if kind == "RSA" and not (
+            _LEAST_RSA_BITS <= _bits(members["n"]) <= _MOST_RSA_BITS and _bits(members["e"]) <= _MOST_EXPONENT_BITS
+        ):
             return None
         public = jwk.import_key(members)
     except (JoseError, ValueError, TypeError):
