@@ -310,6 +310,24 @@ def settled(tenant: Tenant, model: str, rulebook: Rulebook) -> Ruling | None:
     return None
 
 
+def pools_within_reach(tenant: Tenant, model: str, rulebook: Rulebook) -> frozenset[str] | None:
+    """The pools that rules give some request of `tenant` for `model`; None for all pools."""
+    found: set[str] = set()
+    for rule in rulebook.rules:
+        when = rule.when
+        if (when.tenant and tenant.name not in when.tenant) or (when.model and model not in when.model):
+            continue
+        if tenant.classes and rule.service_class not in tenant.classes:
+            continue
+        if rule.pools is None:
+            return None
+        found |= set(rule.pools)
+        if when == When(tenant=when.tenant, model=when.model):
+            # no request goes on to a later rule
+            break
+    return frozenset(found)
+
+
 BACKGROUND_RANK = 1 << 16
 """The rank of requests that yield. Our shards know it: they compute nothing for such requests while they compute
 prompts of better ranks, and never improve their rank."""

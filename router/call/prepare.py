@@ -69,15 +69,15 @@ async def started_model(ask: Ask, tenant: Tenant, gateway: Gateway) -> ServedMod
     """The model of `ask`, as from `find_model`; if its pool sleeps, once that has started. Raises as `find_model`, and
     NoBackend if it does not start in time."""
     alias = gateway.config.aliases.get(ask.model)
-    served = ask.model if alias is None else alias.model
+    served, waking = ask.model if alias is None else alias.model, gateway.waking
     try:
         model = find_model(ask.model, tenant, gateway)
         # a backend that the file describes may not have been reached yet, so that its context is unknown
-        if model.context_tokens is not None or not gateway.waking.asleep(served, None):
+        if model.context_tokens is not None or not waking.asleep(served, waking.within_reach(tenant, ask.model)):
             return model
     except (NoBackend, UnknownModel):
         allowed = not tenant.models or ask.model in tenant.models
-        if not allowed or not gateway.waking.asleep(served, None):
+        if not allowed or not waking.asleep(served, waking.within_reach(tenant, ask.model)):
             raise
     facts = Facts(
         tenant,
@@ -90,7 +90,7 @@ async def started_model(ask: Ask, tenant: Tenant, gateway: Gateway) -> ServedMod
         metadata=ask.metadata,
         stream=ask.stream,
     )
-    await gateway.waking.until_served(ask, served, facts)
+    await waking.until_served(ask, served, facts, waking.within_reach(tenant, ask.model))
     return find_model(ask.model, tenant, gateway)
 
 

@@ -13,9 +13,10 @@ import aiohttp
 import msgspec
 
 from policies.errors import NoBackend, Overloaded
-from policies.on_miss import Queue, Shed
+from policies.nouns import Tenant
+from policies.on_miss import Queue, Shed, Spill
 from policies.quantities import rounded_seconds
-from policies.rules import Facts, classify
+from policies.rules import Facts, classify, pools_within_reach
 from policies.sla.config import Config
 from policies.sla.pools import PoolSpec
 from policies.wake import Wake
@@ -88,20 +89,35 @@ class Waking:
             for pool in sleeping:
                 self._count(pool.name, -1)
 
-    async def until_served(self, ask: Ask, model: str, facts: Facts) -> None:
-        """Return once a backend that is well serves `model`; `facts` are those of the call as far as they are known
-        without it.
+    def within_reach(self, tenant: Tenant, model: str) -> frozenset[str] | None:
+        """The pools that a request of `tenant` for `model` may start: those of its rules, with their pools for prefill,
+        and those that requests spill to; None for all."""
+        config = self._config()
+        pools = pools_within_reach(tenant, model, config)
+        if pools is None:
+            return None
+        spilled = {step.pool for steps in config.on_miss.values() for step in steps if isinstance(step, Spill)}
+        reached = pools | spilled
+        return reached | {pool.prefill for name in reached if (pool := config.pools[name]).prefill is not None}
+
+    async def until_served(self, ask: Ask, model: str, facts: Facts, pools: Collection[str] | None) -> None:
+        """Return once a backend of `pools` (None: of all) that is well serves `model`; `facts` are those of the call as
+        far as they are known without it.
 
         Raises NoBackend if none does in time, Overloaded if too many requests wait.
         """
         config = self._config()
-        with self.waits(model, None) as within_s:
+        with self.waits(model, pools) as within_s:
             if self._waiting.total() > config.server.max_queued:
                 raise Overloaded("too many requests wait for models that start", retry_after_s=LOOK_EVERY_S)
             left_s = min(within_s, _patience_s(facts, config))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    while not any(self._cluster.serves(pool, model) for pool in self._config().pools):
+                    while not any(
+                        self._cluster.serves(pool, model)
+                        for pool in self._config().pools
+                        if pools is None or pool in pools
+                    ):
                         with suppress(TimeoutError):
                             async with asyncio.timeout(LOOK_EVERY_S):
                                 await self._cluster.health_changed()

@@ -17,6 +17,7 @@ from policies.rules import (
     Rule,
     When,
     classify,
+    pools_within_reach,
     settled,
     stated,
     yielding,
@@ -205,3 +206,49 @@ def test_what_is_settled_is_what_the_rules_say(
     found = settled(tenant, model, config)
     if found is not None:
         assert found == classify(facts(tenant=tenant, model=model, stream=stream, prompt_tokens=prompt_tokens), config)
+
+
+@given(
+    rules=st.lists(
+        st.builds(
+            Rule,
+            when=CONDITIONS,
+            service_class=st.sampled_from(["chat", "rag"]),
+            pools=st.sampled_from([None, ("own",), ("far",), ("own", "next")]),
+        ),
+        max_size=5,
+    ),
+    classes=st.sets(st.sampled_from(["chat", "rag"])),
+    model=st.sampled_from(["m", "n"]),
+    stream=st.booleans(),
+    priority=st.sampled_from([None, "rag"]),
+    prompt_tokens=st.sampled_from([10, 5000]),
+)
+def test_no_request_gets_a_pool_that_is_not_within_reach(
+    rules: list[Rule], classes: set[str], model: str, stream: bool, priority: str | None, prompt_tokens: int
+) -> None:
+    config, tenant = replace(CONFIG, rules=tuple(rules)), Tenant("acme", "acme", classes=frozenset(classes))
+    reach = pools_within_reach(tenant, model, config)
+    asked = facts(tenant=tenant, model=model, stream=stream, prompt_tokens=prompt_tokens, priority=priority)
+    try:
+        pools = classify(asked, config).pools
+    except PermissionDenied:
+        return
+    assert reach is None or (pools is not None and set(pools) <= reach)
+
+
+def test_pools_of_rules_for_others_are_not_within_reach() -> None:
+    config = parse(
+        "tenants: {acme: {anonymous: true}, labs: {keys: 'sha256:" + "a" * 64 + "', classes: [chat]}}\n"
+        "classes: {chat: {}, night: {}}\n"
+        "pools: {own: {local: 1}, far: {local: 1}, next: {local: 1}}\n"
+        "rules:\n"
+        "  - {when: {tenant: labs}, class: chat, pools: far}\n"
+        "  - {when: {model: big}, class: night, pools: next}\n"
+        "  - {when: {prompt_tokens: '>= 1k'}, class: chat, pools: own}\n"
+        "  - {class: chat}\n"
+    )
+    acme, labs = config.tenants["acme"], config.tenants["labs"]
+    assert pools_within_reach(labs, "m", config) == {"far"}
+    assert pools_within_reach(acme, "m", config) is None
+    assert pools_within_reach(acme, "big", config) == {"next"}
