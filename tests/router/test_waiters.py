@@ -6,8 +6,8 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Generator, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Generator, Hashable
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -146,9 +146,10 @@ def test_of_being_served_and_expiring_in_one_moment_the_first_counts(is_served_f
             loop.call_at(1.0, slots.give_back)
         (ended,) = await asyncio.gather(waiting, return_exceptions=True)
         await asyncio.sleep(0)
-        assert (
-            (ended, slots.free) == ("a1", 0) if is_served_first else (isinstance(ended, TimeoutError), slots.free == 1)
-        )
+        if is_served_first:
+            assert (ended, slots.free) == ("a1", 0)
+        else:
+            assert (type(ended), slots.free) == (TimeoutError, 1)
         assert not slots.waiters
 
     run_virtually(run())
@@ -246,6 +247,7 @@ async def test_neither_does_one_before_memory_threads_or_a_quota() -> None:
     running = asyncio.create_task(turns.run("a", work()))
     await asyncio.sleep(0)
     quota.refused(0.0)
+    calls: list[Callable[[], Coroutine[Any, Any, object]]]
     calls = [lambda: memory.take("a", 60), lambda: turns.run("b", once(lambda: "done")), lambda: quota.take("line")]
     tasks = [asyncio.create_task(call()) for call in calls for _ in range(3)]
     await asyncio.sleep(0)
