@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from router.fleet.beliefs import Beliefs
-from router.shared.replicas.shelf import Shelf
+from router.shared.replicas.shelf import Shelf, Superseded
 from router.shared.replicas.snapshot import (
     KEY_BYTES,
     MOST_BYTES,
@@ -132,8 +132,13 @@ class Scribe:
             draft.written += len(some)
             return
         header = Header(VERSION, draft.name, draft.written, draft.position)
-        before = await self.calls.run(self.shelf.publish(draft.name, encode(header)))
         self._draft = None
+        try:
+            before = await self.calls.run(self.shelf.publish(draft.name, encode(header), self.by))
+        except Superseded:
+            # this router stood still for longer than its claim held, and a newer snapshot may be there
+            self.on_event("replicas_snapshot_unwritten")
+            return
         self.on_event("replicas_snapshot_written")
         try:
             if before is not None:

@@ -6,11 +6,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.shared.redis.line import RedisLine
+from router.shared.redis.script import Script
 from router.shared.replicas.stream import KEPT_S
 from tls.certificates import Certificates
 
 _UNFINISHED_S, _OUTDATED_S = 60, 30
 """Pieces of an unfinished or outdated snapshot expire after this time; a router may still be reading them."""
+
+
+_CLAIM = """
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
+return 1
+"""
+_PUBLISH = """
+if redis.call('GET', KEYS[3]) ~= ARGV[1] then return 0 end
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+return {redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3], 'GET')}
+"""
+
+
+class Superseded(Exception):
+    """Another router has claimed the next snapshot since."""
 
 
 class Shelf(Protocol):
@@ -24,8 +41,8 @@ class Shelf(Protocol):
         """Append `pieces` to the unpublished snapshot `name`."""
         ...
 
-    async def publish(self, name: str, header: bytes) -> bytes | None:
-        """Make the snapshot `name` the one to read; returns the header of the one before."""
+    async def publish(self, name: str, header: bytes, by: str) -> bytes | None:
+        """Make the snapshot `name` of `by` the one to read; returns the header of the one before. Raises Superseded."""
         ...
 
     async def outdate(self, name: str) -> None:
@@ -52,16 +69,16 @@ class RedisShelf:
         self, url: str, *, key: str = "pointsman:replicas:snapshot", certificates: Certificates | None = None
     ) -> None:
         self._line, self._key = RedisLine(url, certificates), key
+        self._claim, self._publish = Script(_CLAIM), Script(_PUBLISH)
 
     def __repr__(self) -> str:
         return f"<RedisShelf {self._key}>"
 
     async def claim(self, by: str, for_s: float) -> bool:
         """See Shelf."""
-        async with self._line.pipe() as pipe:
-            pipe.set(f"{self._key}:writer", by, nx=True, px=max(1, round(for_s * 1000)))
-            (is_ours,) = await pipe.execute()
-            return bool(is_ours)
+        keys = [f"{self._key}:writer", f"{self._key}:last-writer"]
+        async with self._line.calls() as client:
+            return bool(await self._claim.run(client, keys, [by, max(1, round(for_s * 1000)), KEPT_S]))
 
     async def append(self, name: str, pieces: Sequence[bytes]) -> None:
         """See Shelf. One round trip."""
@@ -70,13 +87,15 @@ class RedisShelf:
             pipe.expire(self._list(name), _UNFINISHED_S)
             await pipe.execute()
 
-    async def publish(self, name: str, header: bytes) -> bytes | None:
+    async def publish(self, name: str, header: bytes, by: str) -> bytes | None:
         """See Shelf. One round trip."""
-        async with self._line.pipe() as pipe:
-            pipe.expire(self._list(name), KEPT_S)
-            pipe.set(self._key, header, ex=KEPT_S, get=True)
-            _, before = await pipe.execute()
-            return _bytes(before)
+        keys = [self._key, self._list(name), f"{self._key}:last-writer"]
+        async with self._line.calls() as client:
+            found = await self._publish.run(client, keys, [by, header, KEPT_S])
+        if found == 0:
+            raise Superseded
+        # Lua's false ends a list
+        return _bytes(found[0]) if found else None
 
     async def outdate(self, name: str) -> None:
         """See Shelf."""

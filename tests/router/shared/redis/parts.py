@@ -261,8 +261,9 @@ class Users:
         assert not await self.once.is_first(name), "Redis was away"
 
     async def _snapshot(self) -> None:
+        await self.shelf.claim("me", 0.001)
         await self.shelf.append("draft", [b"piece"])
-        await self.shelf.publish("draft", b"header")
+        await self.shelf.publish("draft", b"header", "me")
         assert await self.shelf.header() == b"header"
 
     async def _told(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import pytest
 
 from backends.fake import FakeBackend
 from router.fleet.prompt_keys import PromptKeys
-from router.shared.replicas.shelf import RedisShelf, Shelf
+from router.shared.replicas.shelf import RedisShelf, Shelf, Superseded
 from router.shared.replicas.snapshot import VERSION, Header, decode_header, encode
 from tests.router.shared.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, some_keys
 from tests.router.shared.store.parts import RedisServer, a_line, a_redis
@@ -282,17 +283,33 @@ async def test_one_router_at_a_time_writes_and_what_is_outdated_goes(server: Red
     await first.append("one", [b"a", b"b"])
     await first.append("one", [b"c"])
     assert await second.header() is None, "an unfinished snapshot is not visible"
-    assert await first.publish("one", b"head") is None
+    assert await first.publish("one", b"head", "x") is None
     assert await second.header() == b"head"
     assert await second.pieces("one", 1, 5) == [b"b", b"c"]
     assert await second.pieces("gone", 0, 5) == []
     await first.append("two", [b"a"])
-    assert await first.publish("two", b"next") == b"head"
+    assert await first.publish("two", b"next", "x") == b"head"
     await first.outdate("one")
     with server.admin() as admin:
         keys = {key.decode(): admin.ttl(key) for key in admin.scan_iter()}
     assert 0 < keys[f"{SNAPSHOT}:one"] <= 30 < 60 < keys[f"{SNAPSHOT}:two"] <= 3600
     assert 0 < keys[SNAPSHOT] <= 3600
+    await first.close()
+    await second.close()
+
+
+async def test_a_router_that_stood_still_publishes_nothing_over_the_snapshot_of_another(server: RedisServer) -> None:
+    first, second = RedisShelf(server.url), RedisShelf(server.url)
+    assert await first.claim("x", 0.001)
+    await first.append("old", [b"a"])
+    async with asyncio.timeout(5):
+        while not await second.claim("y", 0.001):
+            pass
+    await second.append("new", [b"b"])
+    assert await second.publish("new", b"newer", "y") is None
+    with pytest.raises(Superseded):
+        await first.publish("old", b"older", "x")
+    assert await first.header() == b"newer"
     await first.close()
     await second.close()
 
