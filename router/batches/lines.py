@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Batch", "The request input object".
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,9 +36,12 @@ class LineText(msgspec.Struct, frozen=True):
 
 
 def lines_of(path: Path, *, most_bytes: int) -> Iterator[tuple[LinePlace, bytes]]:
-    """The lines of a file that are not blank, with their bytes; of a longer one the first `most_bytes` + 1."""
+    """The lines of a file that are not blank, with their bytes; of a longer one the first `most_bytes` + 1. A mark of
+    UTF-8 at its beginning, as editors on Windows write it, is none of it."""
     with path.open("rb") as file:
-        number = offset = 0
+        number, offset = 0, len(BOM_UTF8)
+        if file.read(offset) != BOM_UTF8:
+            offset = file.seek(0)
         while raw := file.readline(most_bytes + 1):
             number += 1
             size = len(raw)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from router.operate.audit.chain import MOST_LINE_BYTES
@@ -13,22 +15,35 @@ _CHUNK = 256 << 10
 
 def files_of(path: Path) -> list[Path]:
     """The files that are there, oldest first."""
-    older: list[Path] = []
-    while (file := Path(f"{path}.{len(older) + 1}")).exists():
-        older.append(file)
-    return [*reversed(older), *([path] if path.exists() else [])]
+    numbered = [(int(found[1]), file) for file in path.parent.iterdir() if (found := _is_older(path, file))]
+    return [*(file for _, file in sorted(numbered, reverse=True)), *([path] if path.exists() else [])]
 
 
 def set_aside(path: Path, keep: int) -> None:
-    """Make `path` the newest of the older files; of all, `keep` are left."""
-    older = len([file for file in files_of(path) if file != path])
+    """Make `path` the newest of the older files; of all, `keep` are left. Raises OSError, and then all are there: the
+    next call goes on."""
+    aside = _aside(path)
+    if not aside.exists():
+        # the system may refuse this, and then no other file has moved
+        path.replace(aside)
+    # up to the first number without a file, which an earlier call may have left
+    older = next(number for number in count() if not Path(f"{path}.{number + 1}").exists())
     for number in range(older, 0, -1):
         file = Path(f"{path}.{number}")
         if number + 1 >= keep:
             file.unlink()
         else:
             file.replace(f"{path}.{number + 1}")
-    path.replace(f"{path}.1")
+    aside.replace(f"{path}.1")
+
+
+def _aside(path: Path) -> Path:
+    """The file on its way to the older ones."""
+    return Path(f"{path}.0")
+
+
+def _is_older(path: Path, file: Path) -> re.Match[str] | None:
+    return re.fullmatch(re.escape(path.name) + r"\.([0-9]{1,9})", file.name)
 
 
 def last_lines(descriptor: int) -> tuple[list[bytes], int]:

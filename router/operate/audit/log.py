@@ -19,7 +19,7 @@ import msgspec
 
 from policies.errors import ConfigError
 from router.operate.audit.chain import MOST_LINE_BYTES, START, BrokenChainError, Chain, ChainPlace, place_of
-from router.operate.audit.files import last_lines, set_aside
+from router.operate.audit.files import files_of, last_lines, set_aside
 from router.operate.audit.refused import RefusedLogins, written
 
 MOST_WAITING = 1024
@@ -254,8 +254,8 @@ class AuditLog:
                 self._broke(extra, f"the file is shorter than before, when it had record {left.seq}")
             place = self._checked(line, extra, max(last, left))
             return place, [*self._repaired(descriptor, status.st_size, torn), *extra]
-        older = Path(f"{self.path}.1")
-        before = self._checked(_last_of(older), extra, START) if older.exists() else START
+        older = [file for file in files_of(self.path) if file != self.path]
+        before = self._checked(_last_of(older[-1]), extra, START) if older else START
         if before.seq < left.seq:
             self._broke(extra, f"the file is gone, with record {left.seq}")
         return max(before, left), [*self._repaired(descriptor, status.st_size, torn), *extra]

@@ -134,3 +134,12 @@ def test_lines_may_keep_the_order_of_the_file_and_be_left_out(tmp_path: Path) ->
 
 def _changes(names: Sequence[object]) -> int:
     return sum(one != other for one, other in pairwise(names))
+
+
+def test_the_mark_of_utf_8_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    path = a_file(tmp_path, b"\xef\xbb\xbf" + json.dumps(a_line(1)).encode(), a_line(2))
+    assert check(path, PACE, endpoint=CHAT, most_lines=10, most_bytes=1000) == (2, ())
+    content = path.read_bytes()
+    for place, raw in lines_of(path, most_bytes=1000):
+        assert content[place.offset : place.offset + place.size] == raw
+        assert raw.startswith(b"{")

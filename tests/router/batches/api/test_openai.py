@@ -15,9 +15,11 @@ from openai.types import Batch
 
 from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Limits, Usage
+from router.batches import running
 from router.batches.job import Job
 from router.batches.shelf import BatchShelf
 from router.batches.store.base import BatchStoreFailed
+from router.batches.store.directory import DirectoryClaim, DirectoryStore
 from router.batches.stored_file import StoredFile
 from tests.router.batches.parts import (
     OTHER_KEY,
@@ -568,3 +570,60 @@ async def test_a_batch_goes_on_once_its_answers_can_be_written_again(
         is_full = False
         assert (await ended(client, batch)).status == "completed"
         assert "Traceback" not in caplog.text
+
+
+async def test_a_batch_of_which_every_line_is_refused_is_completed_without_results(tmp_path: Path) -> None:
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, [a_line(number, model="none") for number in range(3)]))
+        assert (batch.status, batch.output_file_id) == ("completed", None)
+        assert len(await lines_in(client, batch.error_file_id)) == 3
+
+
+async def test_a_claim_is_renewed_while_lines_are_put_in_order_and_results_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals, seen = threading.Semaphore(0), list[str]()
+    renew = DirectoryClaim.renew
+
+    def counted(claim: DirectoryClaim) -> None:
+        renew(claim)
+        renewals.release()
+
+    def slow(name: str) -> None:
+        work = getattr(running, name)
+
+        def worked(*given: Any, **named: Any) -> Any:
+            # a million lines take minutes
+            while renewals.acquire(blocking=False):
+                pass
+            if all(renewals.acquire(timeout=10) for _ in range(3)):
+                seen.append(name)
+            return work(*given, **named)
+
+        monkeypatch.setattr(running, name, worked)
+
+    slow("order_of")
+    slow("end_job")
+    monkeypatch.setattr(DirectoryClaim, "renew", counted)
+    monkeypatch.setattr(DirectoryStore, "look_s", 0.02)
+    async with a_batch_router(tmp_path) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, [a_line(0)]))
+        assert (batch.status, seen) == ("completed", ["order_of", "end_job"])
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+async def test_a_clock_that_jumps_an_hour_ends_no_batch_and_drops_nothing(tmp_path: Path, jump_s: float) -> None:
+    held = asyncio.Event()
+    backend = ScriptedBackend(scripts=[an_answer("ok"), [held, *an_answer("ok")]])
+    async with a_batch_router(tmp_path, backend) as router, openai_client(router) as client:
+        batches = router.operations.batches
+        assert batches is not None
+        batch = await begun(client, [a_line(0), a_line(1)])
+        await until(client, batch, lambda now: (now.request_counts and now.request_counts.completed) == 1)
+        unix_time = batches.means.unix_time
+        object.__setattr__(batches.means, "unix_time", lambda: unix_time() + jump_s)
+        await asyncio.to_thread(batches._sweep)
+        held.set()
+        batch = await ended(client, batch)
+        assert batch.status == "completed"
+        assert len(await lines_in(client, batch.output_file_id)) == 2

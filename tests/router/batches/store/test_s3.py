@@ -233,3 +233,50 @@ def test_copies_are_bounded(tmp_path: Path) -> None:
 
 def test_settings_do_not_show_secrets(service: S3Service) -> None:
     assert "a-secret-key" not in repr(replace(service.settings("s"), region=None))
+
+
+@pytest.mark.parametrize("ignored", ["create", "e_tag"])
+def test_a_service_that_ignores_one_of_the_conditions_stops_the_start(
+    ignored: str, service: S3Service, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = a_store(service, place, tmp_path)
+    put = store._claims._put
+
+    def without(key: str, data: bytes, mode: Any) -> str | None:
+        return put(key, data, "overwrite" if ignored in mode else mode)
+
+    monkeypatch.setattr(store._claims, "_put", without)
+    with pytest.raises(ConfigError, match="ignores conditions of writes"):
+        store.open()
+    assert store.names("claims") == []
+
+
+def test_a_document_is_changed_on_what_was_read_and_a_lost_answer_is_no_conflict(
+    store: S3BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[bytes | None]()
+
+    def add(found: bytes | None) -> bytes | None:
+        seen.append(found)
+        if len(seen) == 2:
+            # another router is faster
+            store.write("jobs/acme/a", b"10")
+        return None if found == b"11" else b"%d" % (int(found or b"0") + 1)
+
+    store.change("jobs/acme/a", add)
+    store.change("jobs/acme/a", add)
+    assert (store.read("jobs/acme/a"), seen) == (b"11", [None, b"1", b"10"])
+    # the service did it, and the request was sent again, as clients do without an answer
+    real = store._bucket
+
+    class Repeated:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def put(self, key: str, data: bytes, **options: Any) -> Any:
+            real.put(key, data, **options)
+            return real.put(key, data, **options)
+
+    monkeypatch.setattr(store, "_bucket", Repeated())
+    store.change("jobs/acme/b", lambda found: None if found == b"mine" else b"mine")
+    assert store.read("jobs/acme/b") == b"mine"

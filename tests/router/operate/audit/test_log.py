@@ -294,3 +294,32 @@ def test_records_behind_a_clock_that_was_set_back_are_found(tmp_path: Path) -> N
     audit.close()
     period = AuditPeriod.read("2026-11-25T19:00", None)
     assert [record["number"] for record in newest(path, most=9, period=period)] == [1]
+
+
+@pytest.mark.parametrize("refused", ["audit.log", "audit.log.2", "audit.log.0"])
+def test_files_that_cannot_all_be_moved_stay_and_are_read_in_their_order(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.log"
+    audit = a_log(path, file_bytes=400)
+    for number in range(12):
+        wait(audit.put("call", number=number))
+    before, replace = len(files_of(path)), Path.replace
+    assert before > 3
+
+    def replace_others(file: Path, to: Path | str) -> Path:
+        if file.name == refused:
+            raise PermissionError(1, "Operation not permitted")
+        return replace(file, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace_others)
+        for number in range(12, 20):
+            audit._rotate_at = 0.0
+            wait(audit.put("call", number=number))
+        assert [record["number"] for record in records_of(path) if "number" in record] == list(range(20))
+    audit._rotate_at = 0.0
+    wait(audit.put("call", number=20))
+    audit.close()
+    assert [record["number"] for record in records_of(path) if "number" in record] == list(range(21))
+    assert not Path(f"{path}.0").exists()
