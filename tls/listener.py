@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 import ssl
@@ -19,10 +20,10 @@ HANDSHAKE_S = 10.0
 """Longest handshake."""
 
 MOST_HANDSHAKES = 1024
-"""Most handshakes at the same time; further connections wait in the kernel's queue."""
+"""Most handshakes at the same time; a further one ends the oldest of the address that has most of them."""
 
 MOST_OF_ONE_PEER = 128
-"""Most handshakes of one address at the same time; further connections are closed."""
+"""Most handshakes of one address, or IPv6 network of 64 bits, at the same time; further connections are closed."""
 
 _BACKLOG = 1024
 _PAUSE_S = 0.2
@@ -88,8 +89,8 @@ class TlsListener:
         self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: dict[asyncio.Task[None], str] = {}
         self._of_peer: Counter[str] = Counter()
+        self._crowded_out: set[asyncio.Task[None]] = set()
         self._unused: list[_Handshake] = []
-        self._room = asyncio.Semaphore(MOST_HANDSHAKES)
 
     def __repr__(self) -> str:
         return f"<TlsListener of {self._certificates.what}: {len(self._handshakes)} handshakes>"
@@ -110,7 +111,7 @@ class TlsListener:
 
     async def close(self) -> None:
         """Listen no more, and end handshakes; connections that were handed on stay."""
-        tasks = (*self._accepting, *self._handshakes)
+        tasks = (*self._accepting, *self._handshakes, *self._crowded_out)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,37 +122,45 @@ class TlsListener:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._room.acquire()
             try:
                 connected, place = await accepted(loop, listening)
             except OSError as error:
-                self._room.release()
                 if error.errno in _EXHAUSTED:
                     _log.warning("%s cannot accept connections: %s", self._certificates.what, error.strerror)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            except BaseException:
-                self._room.release()
-                raise
-            self._begin(connected, str(place[0]))
+            self._begin(connected, _peer_of(str(place[0])))
+            # a task that is cancelled before its first step would not close the connection
+            await asyncio.sleep(0)
 
     def _begin(self, connected: socket.socket, peer: str) -> None:
         if self._of_peer[peer] >= MOST_OF_ONE_PEER:
             connected.close()
-            self._room.release()
             self._certificates.refusals.refuse(peer, TlsError(f"it has {MOST_OF_ONE_PEER} unfinished handshakes"))
             return
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            self._make_room()
         self._of_peer[peer] += 1
         task = asyncio.create_task(self._shake_hands(connected, peer))
         self._handshakes[task] = peer
         task.add_done_callback(self._end)
 
+    def _make_room(self) -> None:
+        """End the oldest handshake of the peer with most of them: a few peers that never finish keep no other out."""
+        busiest = max(self._of_peer, key=self._of_peer.__getitem__)
+        oldest = next(task for task, peer in self._handshakes.items() if peer == busiest)
+        oldest.cancel()
+        self._end(oldest)
+        self._crowded_out.add(oldest)
+        oldest.add_done_callback(self._crowded_out.discard)
+        self._certificates.refusals.refuse(busiest, TlsError("its unfinished handshakes made room for others"))
+
     def _end(self, task: asyncio.Task[None]) -> None:
-        peer = self._handshakes.pop(task)
+        if (peer := self._handshakes.pop(task, None)) is None:
+            return
         self._of_peer[peer] -= 1
         if not self._of_peer[peer]:
             del self._of_peer[peer]
-        self._room.release()
 
     async def _shake_hands(self, connected: socket.socket, peer: str) -> None:
         loop, handshake = asyncio.get_running_loop(), self._unused.pop() if self._unused else _Handshake()
@@ -171,6 +180,16 @@ class TlsListener:
             raise
         finally:
             self._unused.append(handshake)
+
+
+def _peer_of(host: str) -> str:
+    """The address that handshakes are counted by: all of an IPv6 network of 64 bits are one."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 async def accepted(loop: asyncio.AbstractEventLoop, listening: socket.socket) -> tuple[socket.socket, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.tls.authority import Authority, Issued
+from tls import listener
 from tls.certificates import Certificates
 from tls.listener import MOST_OF_ONE_PEER, TlsListener
 from tls.settings import HTTP_ALPN, TlsSettings
@@ -215,6 +216,45 @@ async def test_one_address_may_not_have_all_handshakes(authority: Authority) -> 
             while "0 handshakes" not in repr(port.listener):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert await echoed(port, a_client(authority.client(authority.issue("client")))) == b"ping"
+
+
+async def test_a_few_addresses_that_never_finish_keep_no_other_one_out(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MOST_HANDSHAKES", 8)
+    async with a_port(authority.server(authority.issue("port")), handshake_s=30) as port:
+        idle = [
+            socket.create_connection(("127.0.0.1", port.number), source_address=(f"127.0.0.{host}", 0))
+            for host in (2, 2, 3, 2, 2, 3, 2, 4, 2, 3)
+        ]
+        async with asyncio.timeout(10):
+            while len(port.refused) < 2:  # noqa: ASYNC110 - sockets announce nothing
+                await asyncio.sleep(0.001)
+            assert await echoed(port, a_client(authority.client(authority.issue("client")))) == b"ping"
+        assert set(port.refused) == {"its unfinished handshakes made room for others"}
+        loop = asyncio.get_running_loop()
+        for each in idle:
+            each.setblocking(False)
+        # the oldest of the address with most of them
+        async with asyncio.timeout(10):
+            assert [await loop.sock_recv(each, 1) for each in idle[:2]] == [b"", b""]
+        assert "8 handshakes" in repr(port.listener) or "7 handshakes" in repr(port.listener)
+        for each in idle:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "peer"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_all_addresses_of_a_network_count_as_one(host: str, peer: str) -> None:
+    assert listener._peer_of(host) == peer
 
 
 async def test_a_certificate_changes_under_load_without_a_failed_connection(
