@@ -580,3 +580,53 @@ def test_no_period_has_more_than_the_burst_and_its_share(waits: list[float], per
     for first, began in enumerate(taken):
         for last in range(first, len(taken)):
             assert last - first + 1 <= burst + (taken[last] - began) * per_s + 1e-6
+
+
+def test_first_tokens_that_teach_no_coefficient_still_bound_a_slow_one_in_proportion_to_its_prompt() -> None:
+    peers = Peers()
+    seen, new = LatencyModel(peers), LatencyModel(peers)
+    unknown_s = new.slow_ttft_s(PROMPT, Ahead())
+    predicted_s = new.snapshot().ttft_s(20_000)
+    for _ in range(20):
+        seen.judge(predicted_s, 2 * predicted_s)
+    assert new.slow_ttft_s(PROMPT, Ahead()) == pytest.approx(2 * predicted_s, rel=0.01)
+    longer = prefill_work(200_000)
+    assert new.slow_ttft_s(longer, Ahead()) == pytest.approx(2 * new.snapshot().ttft_s(200_000), rel=0.01)
+    assert unknown_s > 50 * predicted_s
+
+
+def test_the_time_that_a_first_token_was_waited_for_in_vain_says_nothing_of_the_peers() -> None:
+    peers = Peers()
+    hangs, new = LatencyModel(peers), LatencyModel(peers)
+    before_s = new.slow_ttft_s(PROMPT, Ahead())
+    for _ in range(20):
+        hangs.judge(0.1, 60.0, has_come=False)
+    assert new.slow_ttft_s(PROMPT, Ahead()) == before_s
+    assert new.late_ttft_s(0.1, 0.95) is None
+    assert hangs.late_ttft_s(0.1, 0.95) == pytest.approx(60.0)
+
+
+def test_what_is_late_at_a_new_backend_is_what_is_late_at_its_peers() -> None:
+    peers = Peers()
+    seen, new = LatencyModel(peers), LatencyModel(peers)
+    for _ in range(20):
+        seen.judge(0.1, 0.3)
+    assert new.late_ttft_s(0.2, 0.95) == pytest.approx(0.6)
+
+
+def test_answers_in_one_piece_bound_those_of_a_new_backend_once_there_are_some() -> None:
+    peers = Peers()
+    seen, new = LatencyModel(peers), LatencyModel(peers)
+    predicted_s = new.snapshot().ttft_s(20_000)
+    assert new.slow_whole_s(PROMPT, Ahead()) is None
+    for _ in range(20):
+        seen.judge_whole(predicted_s, 30.0)
+    assert new.slow_whole_s(PROMPT, Ahead()) == pytest.approx(30.0, rel=0.01)
+
+
+def test_a_step_that_was_never_seen_is_no_slower_than_the_first_token_of_a_short_prompt() -> None:
+    peers = Peers()
+    seen, new = LatencyModel(peers), LatencyModel(peers)
+    for _ in range(20):
+        seen.judge(0.1, 0.1)
+    assert new.slow_step_s(1, 100) == new.slow_ttft_s(prefill_work(1), Ahead())
