@@ -1,4 +1,4 @@
-"""Consoles of rich whose own codes alone reach the terminal: the texts that they show are inert."""
+"""Consoles of rich: only their own codes reach the terminal, and the texts that they show are inert."""
 
 from __future__ import annotations
 

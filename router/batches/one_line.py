@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+_ANY_VALUE = msgspec.json.Decoder(msgspec.Raw)
 _HALVES = re.compile("[\ud800-\udfff]")
 _BREAKS = tuple((sign.encode(), f"\\u{ord(sign):04x}".encode()) for sign in "\u0085\u2028\u2029")
 """Line breaks of Unicode that strings of JSON may have as they are; each stands in a string only."""
@@ -24,7 +25,7 @@ def one_line(raw: bytes) -> bytes:
         line = msgspec.json.format(raw, indent=-1)
         # it is not checked above, nor are escaped halves of pairs
         line.decode()
-        msgspec.json.decode(line, type=msgspec.Raw)
+        _ANY_VALUE.decode(line)
     except (ValueError, RecursionError):
         line = _lenient(raw)
     return without_breaks(line)

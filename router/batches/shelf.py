@@ -60,8 +60,8 @@ class BatchShelf:
         self.store.delete(_content(file))
 
     def stored_bytes(self, tenant: str) -> int:
-        """Bytes of all that is there for a tenant, with inputs of jobs whose files were deleted, answers that no result
-        has yet, and what is still being written."""
+        """Bytes of everything that is stored for a tenant: files, inputs of jobs that outlive their file, answers
+        without a result yet, and unfinished uploads."""
         folders = (f"{kind}/{tenant}" for kind in ("contents", "results", "files", "jobs"))
         running = (key for _, job in self.open_jobs(tenant) for key in (f"inputs/{job}", f"logs/{job}"))
         return self.store.sizes(*folders, *running) + self.store.drafted(tenant)

@@ -30,9 +30,9 @@ class Storage:
         """Whether `tenant` stores all that it may. Raises BatchStoreFailed."""
         return self._shelf.stored_bytes(tenant) >= self._most()
 
-    def upload(self, tenant: str) -> Upload:
+    def upload(self, tenant: str) -> FileUpload:
         """What one call of `tenant` is to store; leave it at the end."""
-        return Upload(self, tenant)
+        return FileUpload(self, tenant)
 
     def grant(self, tenant: str, size: int) -> None:
         """Let `tenant` write so many bytes. Raises QuotaExceeded, BatchStoreFailed."""
@@ -59,7 +59,7 @@ class Storage:
                 del self._unwritten[tenant]
 
 
-class Upload:
+class FileUpload:
     """A context: what its tenant stores by one call. Not for two threads at a time."""
 
     def __init__(self, storage: Storage, tenant: str) -> None:
@@ -69,7 +69,7 @@ class Upload:
         self._is_over = False
 
     def __repr__(self) -> str:
-        return f"<Upload of {self._tenant}, {self._written} bytes, {self._granted} more granted>"
+        return f"<FileUpload of {self._tenant}, {self._written} bytes, {self._granted} more granted>"
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from policies.errors import ConfigError
 from router.batches.store.base import BatchStoreFailed
 from router.batches.store.disk import failing_disk, is_at, locked, sweep_locked, sync_folder, with_folder, write_all
-from router.batches.store.drafts import Drafts, LocalDraft
+from router.batches.store.drafts import LocalDraft, LocalDrafts
 from router.private_files import PRIVATE_FOLDER, private, private_folder
 
 _DRAFTS, _LOCKS, _CHANGES = "drafts", "locks", "changes"
@@ -31,7 +31,7 @@ class DirectoryStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._locks, self._changes = folder, folder / _LOCKS, folder / _CHANGES
-        self._drafts = Drafts(folder / _DRAFTS, self._keep)
+        self._drafts = LocalDrafts(folder / _DRAFTS, self._keep)
 
     def __repr__(self) -> str:
         return f"<DirectoryStore {self._folder}>"

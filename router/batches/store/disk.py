@@ -29,7 +29,7 @@ def failing_disk() -> Iterator[None]:
 
 
 def with_folder(path: Path) -> Path:
-    """`path`, whose folder is there."""
+    """`path`; its folder exists afterwards."""
     private_folder(path.parent)
     return path
 

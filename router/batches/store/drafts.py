@@ -17,14 +17,14 @@ Keep = Callable[[Path, str], object]
 """Has the file, which is on the disk, as the content of a key."""
 
 
-class Drafts:
+class LocalDrafts:
     """All of `folder`."""
 
     def __init__(self, folder: Path, keep: Keep) -> None:
         self.folder, self._keep = folder, keep
 
     def __repr__(self) -> str:
-        return f"<Drafts in {self.folder}>"
+        return f"<LocalDrafts in {self.folder}>"
 
     def open(self) -> None:
         """Have the folder. Raises OSError."""

@@ -18,7 +18,7 @@ from policies.errors import ConfigError
 from policies.sla.batches import S3Settings
 from router.batches.store.base import BatchStoreFailed
 from router.batches.store.copies import LocalCopies
-from router.batches.store.drafts import Drafts, LocalDraft
+from router.batches.store.drafts import LocalDraft, LocalDrafts
 from router.batches.store.s3_bucket import failing, open_bucket
 from router.batches.store.s3_claims import S3Claim, S3Claims
 from router.batches.store.s3_log import S3Log
@@ -49,7 +49,7 @@ class S3BatchStore:
         self._bucket = open_bucket(place, settings)
         # tried again by the log itself, under another name
         self._once = open_bucket(place, settings, retries=0)
-        self._drafts = Drafts(self._scratch / "drafts", self._keep)
+        self._drafts = LocalDrafts(self._scratch / "drafts", self._keep)
         self._copies = LocalCopies(self._scratch / "copies", store=f"{settings.endpoint} {place}")
         self._claims = S3Claims(open_bucket(place, settings, retries=0), clock=clock)
 

@@ -95,7 +95,7 @@ class DebtFile:
             self._file.close()
             self._file = None
 
-    def left_behind(self) -> Iterator[Orphan]:
+    def left_behind(self) -> Iterator[LeftDebts]:
         """The debts of routers that no longer run, to the same store. Raises OSError."""
         if not self._folder.is_dir():
             return
@@ -127,7 +127,7 @@ class DebtFile:
         return file
 
 
-class Orphan:
+class LeftDebts:
     """The debts of a router that no longer runs. Its file is locked."""
 
     def __init__(self, path: Path, file: BinaryIO, debts: list[Debt]) -> None:
@@ -135,7 +135,7 @@ class Orphan:
         self._path, self._file = path, file
 
     def __repr__(self) -> str:
-        return f"<Orphan {self._path}, {len(self.debts)} debts>"
+        return f"<LeftDebts {self._path}, {len(self.debts)} debts>"
 
     def remove(self) -> None:
         """The store has them."""
@@ -147,7 +147,7 @@ class Orphan:
         self._file.close()
 
 
-def _taken(path: Path, place: str) -> Orphan | None:
+def _taken(path: Path, place: str) -> LeftDebts | None:
     """The debts in a file that no router has open; None for others, and for what is no such file."""
     try:
         file = path.open("rb", buffering=0)
@@ -160,7 +160,7 @@ def _taken(path: Path, place: str) -> Orphan | None:
             # what broke off behind the last line end was never acknowledged
             head, *lines = file.read().split(b"\n")[:-1]
             if msgspec.json.decode(head, type=str) == place:
-                return Orphan(path, file, list(_read(lines)))
+                return LeftDebts(path, file, list(_read(lines)))
     except (OSError, ValueError, msgspec.MsgspecError):
         pass
     file.close()

@@ -20,7 +20,7 @@ from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Stan
 from policies.quota.ledger import Ledger, milliseconds
 from router.shared.store.base import Fault, SharedStore, StoreFailed
 from router.shared.store.calls import Calls
-from router.shared.store.debts import Debt, DebtFile, Orphan
+from router.shared.store.debts import Debt, DebtFile, LeftDebts
 from router.supervise import supervise
 
 PATIENCE_S = 1.0
@@ -349,7 +349,7 @@ class GuardedStore:
 
     async def _greet(self) -> None:
         """Have the shared store answer on as many connections as are used at once. It takes several round trips to
-        open one, with TLS or to find out who is the primary, and no request waits for it."""
+        open one, with TLS or to find the primary, and no request waits for it."""
         await asyncio.gather(*(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
 
     async def _until_needed(self) -> None:
@@ -430,7 +430,7 @@ class GuardedStore:
                 orphan.release()
         self._must_take_over = False
 
-    def _left_behind(self, file: DebtFile) -> list[Orphan]:
+    def _left_behind(self, file: DebtFile) -> list[LeftDebts]:
         try:
             return list(file.left_behind())
         except OSError as error:

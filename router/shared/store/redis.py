@@ -149,7 +149,7 @@ class RedisStore:
 
     async def _proofs(self) -> list[str]:
         """A key at each server that holds ledgers. Writing them proves that all take writes: a replica, and a server
-        whose memory or disk is full, answers a PING like any other."""
+        without free memory or disk, answers a PING like any other."""
         if not self._line.is_cluster:
             return [f"{self._prefix}:proof"]
         cluster = await self._line.redis.initialize()
