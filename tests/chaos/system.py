@@ -52,7 +52,7 @@ pools:
     health: {health}
 rules: [{{class: chat}}]
 queue: {{outage: {outage}}}
-store: {{redis: "redis://127.0.0.1:{redis}", replicas: {replicas}}}
+store: {{redis: "redis://127.0.0.1:{redis}", replicas: {replicas}, journal: {owed}}}
 server:
   http: "127.0.0.1:{http}"
   grpc: "127.0.0.1:{grpc}"
@@ -507,6 +507,7 @@ def _router(number: int, system: System) -> RouterProgram:
         outage=plan.outage,
         redis=system.redis_line.port,
         replicas=plan.routers * plan.processes,
+        owed=system.folder / "owed",
         http=http,
         grpc=grpc_port,
         admin=admin,
