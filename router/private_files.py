@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that is full: no mistake of the file that names it, and over once there is room."""
 
 
 def private(path: str, flags: int) -> int:

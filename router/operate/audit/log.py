@@ -21,6 +21,7 @@ from policies.errors import ConfigError
 from router.operate.audit.chain import MOST_LINE_BYTES, START, BrokenChainError, Chain, ChainPlace, place_of
 from router.operate.audit.files import files_of, last_lines, set_aside
 from router.operate.audit.refused import RefusedLogins, written
+from router.private_files import NO_ROOM
 
 MOST_WAITING = 1024
 """Records that wait to be written."""
@@ -105,10 +106,16 @@ class AuditLog:
         self._refused.add(port, address, reason, self._unix_time())
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigError if the file cannot be written. Blocks."""
+        """Begin to write. Raises ConfigError if the file cannot be written, but for a disk that is full. Blocks."""
+        opened = self._made("opened", {"seals": self._chain.kind})
         try:
-            self._write([self._made("opened", {"seals": self._chain.kind})])
+            self._write([opened])
         except OSError as error:
+            if error.errno in NO_ROOM:
+                _log.error("the audit log %s cannot be written: %s", self.path, error)
+                self._waiting.put_nowait(opened)
+                self._thread.start()
+                return
             raise ConfigError(
                 f"the audit log {self.path} cannot be written: {error}", hint="name another file with audit.file"
             ) from error

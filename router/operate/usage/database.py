@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,7 +217,11 @@ class UsageDatabase:
                 yield connection
         except SQLAlchemyError as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
-            raise ConnectionError(f"{self}: {str(cause).strip()}") from error
+            text = f"{self}: {str(cause).strip()}"
+            # the lower byte is the code, the rest says more of it
+            if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                raise ConnectionError(errno.ENOSPC, text) from error
+            raise ConnectionError(text) from error
 
 
 def _shown_period(hour: int, period: str) -> str:

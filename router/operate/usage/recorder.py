@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from router.operate.usage.rows import (
     cleaned,
     row_of,
 )
+from router.private_files import NO_ROOM
 
 if TYPE_CHECKING:
     # a router that keeps no usage runs without SQLAlchemy
@@ -125,11 +127,11 @@ class UsageRecorder:
 
     def open(self) -> None:
         """Open the journal and start the thread. Raises ConfigError, also if the database can never be used; one that
-        is away now may come back. Blocks."""
+        is away now may come back, and a disk that is full may get room. Blocks."""
         try:
             self.database.migrate()
         except ConnectionError as error:
-            if self.database.is_file:
+            if self.database.is_file and error.errno not in NO_ROOM:
                 raise ConfigError(
                     f"usage cannot be kept: {error}", hint="name another file with usage.store"
                 ) from error
@@ -137,6 +139,10 @@ class UsageRecorder:
         try:
             self._journal = Journal(self._folder)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                self._stuck(self._folder, error)
+                self._thread.start()
+                return
             hint = "name another folder with usage.journal"
             reason = error.strerror or error
             raise ConfigError(f"the journal of usage {self._folder} cannot be written: {reason}", hint=hint) from error
@@ -157,8 +163,10 @@ class UsageRecorder:
             return done and not self._is_away
 
     def _run(self) -> None:
-        journal = self._journal
-        assert journal is not None
+        journal = self._journal = self._journal or self._opened_later()
+        if journal is None:
+            self.database.close()
+            return
         retry_s, due = _AWAY_S[0], 0.0
         self._asked = 1
         while True:
@@ -182,6 +190,19 @@ class UsageRecorder:
         journal.close(is_done=not self._has_more())
         self.database.close()
 
+    def _opened_later(self) -> Journal | None:
+        """The journal, once its disk has room; None if the router ends before."""
+        while not self._is_over.wait(_AWAY_S[0]):
+            with suppress(OSError):
+                return Journal(self._folder)
+        return None
+
+    def _stuck(self, path: Path, error: OSError) -> None:
+        if not self._is_stuck:
+            _log.warning("the journal %s cannot be written: %s", path, error)
+            self._on_event("usage_journal_failed")
+        self._is_stuck = True
+
     def _has_more(self) -> bool:
         return bool(self._unwritten or self._waiting or self._tried)
 
@@ -200,10 +221,7 @@ class UsageRecorder:
                 journal.rewrite([*([self._tried] if self._tried else []), (journal.seq, self._waiting)])
             self._is_stuck = False
         except OSError as error:
-            if not self._is_stuck:
-                _log.warning("the journal %s cannot be written: %s", journal.path, error)
-                self._on_event("usage_journal_failed")
-            self._is_stuck = True
+            self._stuck(journal.path, error)
 
     def _put_into_database(self, journal: Journal) -> bool:
         """Have everything that the journal has added to the database; whether that is done."""

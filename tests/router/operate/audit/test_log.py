@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -323,3 +324,23 @@ def test_files_that_cannot_all_be_moved_stay_and_are_read_in_their_order(
     audit.close()
     assert [record["number"] for record in records_of(path) if "number" in record] == list(range(21))
     assert not Path(f"{path}.0").exists()
+
+
+def test_a_router_starts_while_the_disk_of_the_audit_log_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, is_full, write = tmp_path / "audit.log", threading.Event(), module.os.write
+
+    def write_or_fail(file: int, data: bytes) -> int:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(module.os, "write", write_or_fail)
+    is_full.set()
+    audit = a_log(path)
+    called = audit.put("call", status=200)
+    is_full.clear()
+    wait(called)
+    audit.close()
+    assert events_of(path) == ["opened", "call", "closed"]

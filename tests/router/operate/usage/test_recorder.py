@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sql
 
 from policies.errors import ConfigError
 from policies.nouns import Outcome, Usage
 from router.call.observer import Account, Spent
+from router.operate.usage import journal
 from router.operate.usage import recorder as recording
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.journal import Journal
@@ -231,3 +234,42 @@ def test_a_place_that_cannot_be_written_is_an_error_at_the_start(name: str, tmp_
         (tmp_path / name).write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match="usage"):
         scene.recorder.open()
+
+
+def test_a_router_starts_while_the_disk_of_usage_is_full_and_keeps_what_is_used_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, is_full, write = Scene(tmp_path), threading.Event(), journal._write
+
+    def write_or_fail(file: Any, data: bytes) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
+
+    monkeypatch.setattr(journal, "_write", write_or_fail)
+    is_full.set()
+    limit = sql.event.listens_for(scene.database._engine, "connect")(
+        lambda connection, _: connection.execute(f"PRAGMA max_page_count = {1 if is_full.is_set() else 1_000_000}")
+    )
+    scene.recorder.open()
+    scene.end(SPENT, user="ann")
+    assert set(scene.events) == {"usage_store_away", "usage_journal_failed"}
+    is_full.clear()
+    scene.database._engine.dispose()
+    scene.wait_for("usage_store_back")
+    assert scene.rows("user") == [("ann", 1, 100, 123_456_789)]
+    scene.recorder.close()
+    assert limit is not None
+
+
+def test_a_router_that_ends_while_the_disk_of_usage_is_full_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "_write", fail)
+    scene = Scene(tmp_path)
+    scene.recorder.open()
+    scene.recorder.close()
+    assert not scene.recorder._thread.is_alive()
