@@ -225,7 +225,7 @@ def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
     """The load of each data-parallel engine in vLLM's metrics, in order; empty if they name no engine."""
     metrics = Metrics(page, _METRICS)
     labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
-    engines = sorted({int(label_set["engine"]) for label_set in labels if label_set.get("engine", "").isdecimal()})
+    engines = sorted({int(label_set["engine"]) for label_set in labels if _is_number(label_set.get("engine", ""))})
     capacity = _capacity_tokens(metrics)
     each = None if capacity is None else capacity // max(1, len(engines))
     loads = tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
@@ -256,7 +256,11 @@ def _active_adapters(metrics: Metrics) -> frozenset[str] | None:
 def _adapter_slots(metrics: Metrics) -> int | None:
     newest = metrics.newest_labels(_LORA)
     most = newest.get("max_lora", "") if newest else ""
-    return int(most) if most.isdecimal() else None
+    return int(most) if _is_number(most) else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _capacity_tokens(metrics: Metrics) -> int | None:

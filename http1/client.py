@@ -24,7 +24,7 @@ from http1.errors import (
     Unconnected,
 )
 from http1.limits import ClientLimits
-from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
+from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, appended, header_lines, until_empty_line
 
 _TARGET = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z.:_~%\[\]-]+")
@@ -303,7 +303,8 @@ class ServerConnection(asyncio.Protocol):
         self._is_all_sent = self._keeps_alive = True
         self._wants_head_only = self._ends_with_connection = False
         # what the parser was given of the present head, and the bytes of those before it
-        self._is_in_head, self._head = False, b""
+        self._is_in_head = False
+        self._head: bytes | bytearray = b""
         self._head_bytes = self._unseen_bytes = 0
 
     def __repr__(self) -> str:
@@ -368,7 +369,7 @@ class ServerConnection(asyncio.Protocol):
                 # most come whole
                 is_cut = self._head or end < 0
                 piece = data[: until_empty_line(self._head, data) if is_cut else end + len(EMPTY_LINE)]
-                self._head += piece
+                self._head = appended(self._head, piece)
                 self._unseen_bytes += len(piece)
                 data = data[len(piece) :]
                 parser.feed_data(piece)

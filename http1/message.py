@@ -22,15 +22,15 @@ class Headers(Mapping[str, str]):
     """The fields in `lines`, which a parser has accepted, by name in any case. Fields of one name are one value, as RFC
     9110 joins them (5.2).
 
-    `lowered` are all of them by lower-case name; it may not be changed. Bytes outside of ASCII are read as UTF-8, or
-    kept as surrogates.
+    `lowered` are all of them by lower-case name; it may not be changed. Bytes outside of ASCII are read as UTF-8; what
+    is none becomes U+FFFD, so that each value can be written again.
     """
 
     __slots__ = ("lowered",)
 
-    def __init__(self, lines: bytes) -> None:
+    def __init__(self, lines: bytes | bytearray) -> None:
         by_name: dict[str, str] = {}
-        for line in lines.decode("utf-8", "surrogateescape").split("\r\n"):
+        for line in lines.decode("utf-8", "replace").split("\r\n"):
             name, colon, value = line.partition(":")
             if colon:
                 name, value = name.lower(), value.strip(" \t")
@@ -55,7 +55,7 @@ def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:
     """`fields` as they are sent, each with its line end.
 
     Raises ValueError for a line break or a NUL in a field, which would begin another one, and for names that say how a
-    message is framed: its sender writes those.
+    message is framed: its sender writes those; and for half a surrogate pair.
     """
     count, lines = 0, []
     for name, value in fields:
@@ -66,10 +66,19 @@ def header_lines(fields: Iterable[tuple[str, str]]) -> bytes:
     text = "".join(lines)
     if text.count("\n") != count or text.count("\r") != count or "\0" in text:
         raise ValueError("a header with a line break or a NUL")
-    return text.encode(errors="surrogateescape")
+    return text.encode()
 
 
-def until_empty_line(before: bytes, data: bytes) -> int:
+def appended(before: bytes | bytearray, data: bytes) -> bytes | bytearray:
+    """`before` and `data`. Copies what came before only once, however many pieces follow."""
+    if not before:
+        return data
+    whole = before if isinstance(before, bytearray) else bytearray(before)
+    whole += data
+    return whole
+
+
+def until_empty_line(before: bytes | bytearray, data: bytes) -> int:
     """How much of `data`, which follows `before`, goes to the end of the first empty line; all of it without one."""
     before = before[-3:]
     at = (before + data if before else data).find(EMPTY_LINE)

@@ -18,10 +18,12 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from http1.chunks import ChunkedEnd
 from http1.errors import BadRequest, BodyTimeout, BodyTooLarge, ClientGone, HeadTooLarge, HttpError
 from http1.greeting import Abortable
+from http1.host import is_host
 from http1.limits import ServerLimits
-from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, header_lines, until_empty_line
+from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, appended, header_lines, until_empty_line
 from http1.spoken import other_protocol
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 _BODILESS = frozenset({204, 304})
 _COPIED_BYTES = 16 << 10
 """Bodies up to this size are joined with their head into one write."""
+
+_FRAMING_EACH = 16
+"""Bytes of sizes and extensions that a byte of a body may have, beyond those of a head: chunks of one byte have 5."""
 
 log = logging.getLogger("pointsman.http")
 
@@ -124,7 +129,10 @@ class Request(Incoming):
         raw = target.partition("?")[0]
         if not raw.startswith(("/", "*")):
             # as proxies are asked: http://host/path (RFC 9112, section 3.2.2)
-            raw = "/" + raw.partition("://")[2].partition("/")[2]
+            host, _, raw = raw.partition("://")[2].partition("/")
+            if not is_host(host):
+                raise BadRequest("a target names one host, and perhaps its port")
+            raw = f"/{raw}"
         self.path = unquote(raw) if "%" in raw else raw
         self.address = connection.address
         self.answer_headers: dict[str, str] = {}
@@ -191,9 +199,10 @@ class Requests:
         self._limits = limits
         self._connection: ClientConnection | None = connection
         self._parser: HttpRequestParser | None = None
-        # what the parser was given of the present head; or the end of that of a body in chunks
-        self._given = b""
-        # sizes of chunks, trailers and empty lines since the last byte of a body
+        # what the parser was given of the present head
+        self._given: bytes | bytearray = b""
+        self._chunks: _Chunks | None = None
+        # empty lines and what came of a head; or the sizes, extensions and trailers of a body in chunks
         self._framing_bytes = 0
 
     def __repr__(self) -> str:
@@ -207,8 +216,10 @@ class Requests:
                 left = incoming.content_length - incoming.received
                 incoming.put(data[:left])
                 data = data[left:]
+            elif incoming is not None:
+                data = self._feed_chunks(incoming, data)
             else:
-                if incoming is None and not self.is_in_head:
+                if not self.is_in_head:
                     # empty lines may go before a request (RFC 9112, section 2.2)
                     begins = data.lstrip(b"\r\n")
                     self._framing_bytes += len(data) - len(begins)
@@ -219,12 +230,12 @@ class Requests:
                         break
                     data, self.is_in_head, self._given, self._framing_bytes = begins, True, b"", 0
                     self._parser = HttpRequestParser(self)
-                # a head ends with the first empty line, and a body in chunks with one of them
+                # a head ends with the first empty line
                 end = data.find(EMPTY_LINE)
                 # most come whole
                 is_cut = self._given or end < 0
                 piece = data[: until_empty_line(self._given, data) if is_cut else end + len(EMPTY_LINE)]
-                self._given = (self._given if incoming is None else self._given[-3:]) + piece
+                self._given = appended(self._given, piece) if is_cut else piece
                 self._framing_bytes += len(piece)
                 data = data[len(piece) :]
                 assert self._parser is not None
@@ -234,17 +245,47 @@ class Requests:
                     # the parser would have another protocol follow: here, the body of the request does
                     pass
                 except HttpParserError as error:
-                    ours = error.__context__
-                    self.refuse(
-                        ours if isinstance(ours, HttpError) else BadRequest(other_protocol(self._given) or str(error))
-                    )
+                    self._misunderstood(error)
             if (incoming := self.incoming) is not None and incoming.is_ended:
                 # the next request may come, unless this one closes the connection
-                self.incoming, self._framing_bytes = None, 0
+                self.incoming, self._chunks, self._framing_bytes = None, None, 0
                 if not incoming.keeps_alive:
                     self.stop()
-        if self._framing_bytes > self._limits.head_bytes:
+        if self.incoming is None and self._framing_bytes > self._limits.head_bytes:
             self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes"))
+
+    def _feed_chunks(self, incoming: Request, data: bytes) -> bytes:
+        """Take what `data` has of the body of `incoming`; what follows that."""
+        chunks, parser = self._chunks, self._parser
+        assert chunks is not None
+        assert parser is not None
+        length = chunks.end.within(data)
+        refused: Exception | None = None
+        try:
+            parser.feed_data(data[:length])
+        except HttpParserError as error:
+            refused = error
+        body = b"".join(chunks.pieces)
+        chunks.pieces.clear()
+        self._framing_bytes += length - len(body)
+        if incoming.received + len(body) > self._limits.body_bytes:
+            self.refuse(BodyTooLarge(self._limits.body_bytes))
+            return b""
+        if body:
+            incoming.put(body)
+        if refused is not None:
+            self._misunderstood(refused)
+        elif self._framing_bytes > self._limits.head_bytes + _FRAMING_EACH * incoming.received:
+            self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes beside a body"))
+        elif chunks.is_ended is not chunks.end.is_found:
+            self.refuse(BadRequest("a body ends before its end"))
+        elif chunks.is_ended:
+            incoming.end()
+        return data[length:]
+
+    def _misunderstood(self, error: Exception) -> None:
+        ours = error.__context__
+        self.refuse(ours if isinstance(ours, HttpError) else BadRequest(other_protocol(self._given) or str(error)))
 
     def refuse(self, error: HttpError) -> None:
         """Understand no more, because of `error`."""
@@ -263,7 +304,7 @@ class Requests:
         self.is_deaf, self.is_in_head, self.incoming, self._framing_bytes = True, False, None, 0
         # both refer back to this connection: a crowd of closed ones would wait for the garbage collector, which takes
         # more than 100 ms for them
-        self._parser = self._connection = None
+        self._parser = self._connection = self._chunks = None
 
     def on_headers_complete(self) -> None:
         """A head is complete: its request waits for its turn. Raises HttpError for one that is not served, or that
@@ -288,8 +329,11 @@ class Requests:
         headers = Headers(lines)
         fields, is_http_10 = headers.lowered, version == "HTTP/1.0"
         host, coding, expected = fields.get("host"), fields.get("transfer-encoding"), fields.get("expect")
-        if "," in host if host is not None else not is_http_10:
-            raise BadRequest("a request names one host")
+        if host is None:
+            if not is_http_10:
+                raise BadRequest("a request names its host")
+        elif not is_host(host):
+            raise BadRequest("a request names one host, and perhaps its port")
         if coding is not None and (is_http_10 or coding.lower() != "chunked"):
             raise BadRequest("a body is sent with its length, or chunked and in no other coding")
         if expected is not None and expected.lower() != "100-continue":
@@ -302,27 +346,32 @@ class Requests:
         self.waiting.append(request)
         self.incoming, self.is_in_head, self._given, self._framing_bytes = request, False, b"", 0
         if coding is not None:
-            self._parser = HttpRequestParser(_Chunks(self, request, limits))
+            self._chunks = _Chunks(limits)
+            self._parser = HttpRequestParser(self._chunks)
             self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         elif not request.content_length:
             request.end()
         elif request.content_length > limits.body_bytes:
             raise BodyTooLarge(limits.body_bytes)
 
-    def chunk(self, request: Request, data: bytes) -> None:
-        """A part of the body of `request` came in a chunk."""
-        self._framing_bytes = 0
-        if request.received + len(data) > self._limits.body_bytes:
-            raise BodyTooLarge(self._limits.body_bytes)
-        request.put(data)
-
 
 class _Chunks:
-    """What the parser of a body in chunks tells. Trailers are dropped, but have the limits of a head."""
+    """What the parser of a body in chunks tells: its data, in `pieces`. Trailers are dropped, but have the limits of a
+    head.
+    """
 
-    def __init__(self, requests: Requests, request: Request, limits: ServerLimits) -> None:
-        self._requests, self._request, self._limits = requests, request, limits
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
         self._trailers = self._trailer_bytes = 0
+        self.end, self.is_ended = ChunkedEnd(), False
+        self.pieces: list[bytes] = []
+        # called for each chunk, of which a client may send 40,000 in a read
+        self.on_body = self.pieces.append
+
+    def on_message_begin(self) -> None:
+        """A body begins; no other one follows it."""
+        if self.is_ended:
+            raise BadRequest("a body ends before its end")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A trailer came; or the header before the body, which the parser was given for it."""
@@ -333,13 +382,9 @@ class _Chunks:
         if self._trailer_bytes > self._limits.head_bytes:
             raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
-    def on_body(self, data: bytes) -> None:
-        """A part of the body came."""
-        self._requests.chunk(self._request, data)
-
     def on_message_complete(self) -> None:
         """All of it came."""
-        self._request.end()
+        self.is_ended = True
 
 
 Reply = Response | Stream

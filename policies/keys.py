@@ -26,7 +26,7 @@ def hash_of(key: str) -> str:
 
     Plain SHA-256 is enough for issued keys, because 256 random bits cannot be guessed. Salt and slow hashes
     (RFC 9106 and similar) are for passwords that people choose, and would cost each request milliseconds.
-    Bytes in headers that are not UTF-8 arrive as lone surrogates (PEP 383) and are hashed as the original bytes.
+    Bytes of a command line that are not UTF-8 arrive as lone surrogates (PEP 383) and are hashed as they were.
     """
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 

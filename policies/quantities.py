@@ -263,6 +263,17 @@ def read_bounds(text: str) -> Bounds:
     return Bounds(least_s, most_s)
 
 
+def digits(text: str, *, most: int) -> int | None:
+    """The number from 0 to `most` that ASCII digits write, no more of them than `most` has; None for any other text.
+
+    `str.isdigit` is true of "²", and `int` refuses more than 4,300 digits (CVE-2020-10735).
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return None
+    number = int(text)
+    return number if number <= most else None
+
+
 def written_seconds(seconds: float) -> str:
     """A duration as people write it, exact: 0.8 is 800ms, 90 is 90s, 900 is 15m."""
     for unit, scale in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

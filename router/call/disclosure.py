@@ -62,6 +62,6 @@ def shown_name(backend: str) -> str:
     if not at:
         return backend
     server, slash, rank = address.rpartition("/")
-    if not (slash and rank.isdecimal()):
+    if not (slash and rank.isascii() and rank.isdigit()):
         server, slash, rank = address, "", ""
     return f"{pool}{at}{hashlib.blake2b(server.encode(), digest_size=2).hexdigest()}{slash}{rank}"

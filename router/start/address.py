@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from policies.errors import ConfigError
+from policies.quantities import digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,9 @@ class Address:
     def parse(cls, text: str) -> Address:
         """`host:port`, `[v6]:port` or `:port` for all interfaces. Raises ConfigError."""
         host, colon, port = text.rpartition(":")
-        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        if not (colon and (number := digits(port, most=65535)) is not None):
             raise ConfigError(f"'{text}' is not an address", hint="write host:port, such as 127.0.0.1:8080")
-        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - that is what ":8080" means
+        return cls(host.strip("[]") or "0.0.0.0", number)  # noqa: S104 - that is what ":8080" means
 
     @property
     def is_loopback(self) -> bool:

@@ -253,7 +253,7 @@ class Told:
     def on_headers_complete(self) -> None:
         fields: dict[str, str] = {}
         for raw, value in self.fields:
-            name, text = raw.lower().decode(), value.strip(b" \t").decode(errors="surrogateescape")
+            name, text = raw.lower().decode(), value.strip(b" \t").decode(errors="replace")
             fields[name] = f"{fields[name]}, {text}" if name in fields else text
         self.heads.append((self.target.decode(), fields))
 

@@ -139,7 +139,11 @@ def _lines_of(requests: Iterable[Any], write: Write, desk: Desk) -> int:
             raise InvalidRequest(f"{at} is nested too deeply", hint="send a flatter JSON object", param=at)
         seen.add(custom_id)
         line = {"custom_id": custom_id, "method": "POST", "url": MESSAGES_PATH, "body": request["params"]}
-        buffer += msgspec.json.encode(line) + b"\n"
+        try:
+            buffer += msgspec.json.encode(line) + b"\n"
+        except UnicodeEncodeError:
+            hint = "send text without unpaired surrogates"
+            raise InvalidRequest(f"{at}: not valid Unicode", hint=hint, param=at) from None
         if len(buffer) >= _BUFFER_BYTES:
             write(bytes(buffer))
             buffer.clear()

@@ -12,6 +12,7 @@ import msgspec
 from http1.errors import ClientGone
 from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, NoBatches
+from policies.quantities import digits
 from router.batches.batches import Batches
 from router.batches.pace import Pace
 from router.call.caller import CallerGone
@@ -77,10 +78,10 @@ def query_of(http: Request) -> dict[str, str]:
 
 def limit_of(query: Mapping[str, str], *, usual: int, most: int) -> int:
     """The number of entries of a page. Raises InvalidRequest."""
-    text = query.get("limit", str(usual))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+    limit = digits(query.get("limit", str(usual)), most=most)
+    if not limit:
         raise InvalidRequest(f"limit must be from 1 to {most:,}", hint=f"leave it out for {usual:,}", param="limit")
-    return int(text)
+    return limit
 
 
 def page_after(ids: Sequence[str], after: str | None, limit: int, *, param: str) -> ListPage:

@@ -12,6 +12,7 @@ from typing import Any
 
 from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, QuotaExceeded, UnknownFile
+from policies.quantities import digits
 from policies.suggest import did_you_mean
 from router.batches.api.asker import Desk, json_reply, limit_of, page_after, query_of, read_each, send_file
 from router.batches.api.upload import UploadForm, receive_form
@@ -149,7 +150,8 @@ def _kept_s(form: UploadForm) -> float | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest("expires_after.anchor must be created_at", param="expires_after")
-    if seconds is None or not seconds.isdigit() or not _LEAST_KEPT_S <= int(seconds[:9]) <= _MOST_KEPT_S:
+    kept_s = digits(seconds or "", most=_MOST_KEPT_S)
+    if kept_s is None or kept_s < _LEAST_KEPT_S:
         what = f"expires_after.seconds must be from {_LEAST_KEPT_S:,} to {_MOST_KEPT_S:,}"
         raise InvalidRequest(what, param="expires_after")
-    return float(seconds)
+    return float(kept_s)

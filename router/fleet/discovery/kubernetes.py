@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from policies.quantities import digits
 from policies.sla.sources import KubernetesService
 from router.fleet.discovery.source import Addresses, SourceFailed
 
@@ -187,9 +188,9 @@ class _Place(NamedTuple):
 def _places(found: Mapping[str, Any], wanted: str) -> Iterator[_Place]:
     """The addresses in one EndpointSlice at the port with the name or number `wanted`."""
     ports = [port["port"] for port in found.get("ports") or () if wanted in {port.get("name"), str(port.get("port"))}]
-    if not ports and not found.get("ports") and wanted.isdigit():
+    if not ports and not found.get("ports") and (port := digits(wanted, most=65535)):
         # a slice without ports means all of them
-        ports = [int(wanted)]
+        ports = [port]
     is_six = found.get("addressType") == "IPv6"
     for end in found.get("endpoints") or ():
         # the addresses of one endpoint are interchangeable: consumers use the first

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from backends.base import EventAddress
 from policies.errors import ConfigError
+from policies.quantities import digits
 from policies.sla.pools import Option, PoolSpec
 from router.fleet.feeds.sink import RankCache
 
@@ -140,9 +141,10 @@ def _engine(pool: PoolSpec) -> str:
 
 def _ranks(pool: PoolSpec) -> int:
     text = _text(pool, "events_ranks") or "1"
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_RANKS):
+    ranks = digits(text, most=_MOST_RANKS)
+    if not ranks:
         raise ConfigError(f"{pool.name}: events_ranks must be a number from 1 to {_MOST_RANKS}, not {text!r}")
-    return int(text)
+    return ranks
 
 
 def _text(pool: PoolSpec, name: str) -> str:
@@ -172,7 +174,7 @@ def _host(address: str) -> str:
     """The host of host:port or of a URL, in brackets if it is IPv6."""
     netloc = urlsplit(address).netloc if "://" in address else address
     host, colon, port = netloc.rpartition(":")
-    return host if colon and port.isdigit() else netloc
+    return host if colon and digits(port, most=65535) is not None else netloc
 
 
 def _reachable(endpoint: str, host: str) -> str | None:
@@ -192,7 +194,8 @@ def _is_loopback(host: str) -> bool:
 def _offset(address: str, rank: int) -> str:
     if not rank:
         return address
-    head, colon, port = address.rpartition(":")
-    if not (colon and port.isdigit()):
+    head, _, port = address.rpartition(":")
+    number = digits(port, most=65535)
+    if number is None:
         raise ConfigError(f"{address} has no port to count rank {rank} from", hint="use tcp:// with events_ranks")
-    return f"{head}:{int(port) + rank}"
+    return f"{head}:{number + rank}"

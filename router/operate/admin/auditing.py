@@ -7,6 +7,7 @@ from typing import Any
 
 from http1.request import Request, Response
 from policies.errors import InvalidRequest, Unavailable
+from policies.quantities import digits
 from policies.suggest import did_you_mean
 from router.operate.audit.reader import AuditPeriod, newest
 from router.operate.dashboard.routes import json_reply, query_of
@@ -47,6 +48,7 @@ def add_auditing(routes: Routes, operations: Operations) -> None:
 def _number(text: str | None, param: str) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text)):
+    number = digits(text, most=10**15)
+    if not number:
         raise InvalidRequest(f"{param} must be a whole number above zero", param=param)
-    return int(text)
+    return number

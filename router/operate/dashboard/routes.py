@@ -14,7 +14,7 @@ import msgspec
 from backends.nesting import decode_json
 from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
-from policies.quantities import read_tokens
+from policies.quantities import digits, read_tokens
 from router.operate.dashboard.snapshot import detail, snapshot
 from router.operate.diagnose.diagnosis import diagnosis_of
 from router.operate.diagnose.logged import read_logs
@@ -177,6 +177,7 @@ def _pairs(body: Mapping[str, Any], param: str) -> Mapping[str, Any]:
 
 
 def _whole(text: str, param: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    number = digits(text, most=2**53)
+    if number is None:
         raise InvalidRequest(f"{param} must be a whole number", param=param)
-    return int(text)
+    return number

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from policies.errors import ConfigError
+from policies.quantities import digits
 from shards.wire.otel import CannotExport, exporter_of, is_wanted, resource_of, shut_down, tracer_provider
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def begin_metrics(stack: AsyncExitStack, registry: CollectorRegistry) -> None:
 
 def _interval_s() -> float:
     interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
-    if not interval.isdecimal() or not int(interval):
+    interval_ms = digits(interval, most=86_400_000)
+    if not interval_ms:
         raise ConfigError(f"OTEL_METRIC_EXPORT_INTERVAL is '{interval}'", hint="write milliseconds, such as 60000")
-    return int(interval) / 1000
+    return interval_ms / 1000
 
 
 def _instance() -> str:

@@ -252,7 +252,7 @@ class _Attempt(_Maker):
             "pointsman.pool": target.pool,
             "pointsman.attempt": number,
         }
-        if host and port.isdecimal():
+        if host and port.isascii() and port.isdigit() and len(port) < 6:
             attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
         if request.sampling.choices != 1:
             attributes["gen_ai.request.choice.count"] = request.sampling.choices

@@ -181,13 +181,14 @@ def _text(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
 def ttl_seconds(ttl: str | float) -> float:
     """The seconds that `ttl` says. Raises InvalidRequest."""
     try:
-        seconds = float(ttl) if isinstance(ttl, int | float) else read_seconds(ttl)
+        seconds = ttl if isinstance(ttl, int | float) else read_seconds(ttl)
     except ValueError as error:
         raise InvalidRequest(f"ttl: {error}", hint=_HINTS["ttl"], param="ttl") from None
+    # a number of JSON may have any length, and is not made a float before
     if not 1 <= seconds <= MOST_TTL_S:
         most = written_seconds(MOST_TTL_S)
         raise InvalidRequest(f"ttl must be from 1s to {most}", hint=_HINTS["ttl"], param="ttl")
-    return seconds
+    return float(seconds)
 
 
 def _reply(body: Any, status: int = 200) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from policies.errors import RequestTooLarge
+from policies.quantities import digits
 from router.call.disclosure import shown_name
 from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.protocols.picker.messages import Answer, Modes, go_on, headers_in, modes_of, passed_on, served_in, subset_in
@@ -143,7 +144,7 @@ class Phases:
         headers = headers_in(message.response_headers.headers)
         status = headers.get(":status", "")
         served = served_in(message)
-        self.response.set_result(ResponseHead(int(status) if status.isdecimal() else 0, headers, served))
+        self.response.set_result(ResponseHead(digits(status, most=999) or 0, headers, served))
         if not self.is_sent:
             self._on_early()
         elif (backend := self.names.get(served or next(iter(self.names)))) is not None:

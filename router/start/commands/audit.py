@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from policies.errors import ConfigError
+from policies.quantities import digits
 from router.operate.audit.chain import Chain, ChainPlace
 from router.operate.audit.files import files_of
 from router.operate.audit.reader import AuditPeriod, Found, as_csv, checked
@@ -57,9 +58,10 @@ def read_head(text: str | None) -> ChainPlace | None:
     if text is None:
         return None
     number, _, seal = text.partition(":")
-    if not (number.isdigit() and len(seal) == 64 and set(seal) <= set("0123456789abcdef")):
+    at = digits(number, most=2**53)
+    if at is None or not (len(seal) == 64 and set(seal) <= set("0123456789abcdef")):
         raise ConfigError(f"'{text[:100]}' is no record", hint=_HEAD_HINT)
-    return ChainPlace(int(number), seal)
+    return ChainPlace(at, seal)
 
 
 class _Checking:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from policies.quantities import digits
 from policies.sla.config import Config
 from policies.sla.server import OPEN
 from router.fleet.cluster.names import backend_name
@@ -162,7 +163,7 @@ def commands(config: Config) -> Iterator[ShardCommand]:
 def _processes(options: Mapping[str, object]) -> int:
     """The processes of a shard with these options, which were checked."""
     asked = str(options.get("tensor-parallel", 1))
-    return int(asked) if asked.isdigit() else 1
+    return digits(asked, most=1024) or 1
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
