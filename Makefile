@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos pythons check protos site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -75,6 +75,9 @@ clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an en
 
 chaos: $(VENV)/.ready-to-develop  ## every fault of tests/chaos and pairs of them, on real processes: about 20 minutes
 	@$(BIN)/python -m tests.chaos
+
+fuzz: $(VENV)/.ready-to-develop   ## search for the bytes that cost each reader most, for two minutes
+	@$(BIN)/python -m tests.fuzz --seconds 120
 
 pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
 	@PY=$(PY) .ci/pythons 3.11 3.13

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -196,6 +196,7 @@ class Answer(Incoming):
     status = 0
     headers = Headers(b"")
     _decoder: Decoder | None = None
+    _decoded: Iterator[bytes] = iter(())
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection, self.unread_bytes = connection, connection.limits.unread_bytes
@@ -226,9 +227,12 @@ class Answer(Incoming):
         if decoder is None:
             return await super().read()
         try:
-            while data := await super().read():
-                if decoded := decoder.feed(data):
+            while True:
+                for decoded in self._decoded:
                     return decoded
+                if not (data := await super().read()):
+                    break
+                self._decoded = decoder.pieces(data)
             decoder.end()
         except (BadCoding, BodyTooLarge) as error:
             raise BadAnswer(str(error)) from error
@@ -243,6 +247,8 @@ class Answer(Incoming):
         while data := await self.read():
             if not into(data):
                 return False
+            # few bytes may stand for very many
+            await asyncio.sleep(0)
         return True
 
     async def body(self, most_bytes: int) -> bytes:
@@ -253,6 +259,9 @@ class Answer(Incoming):
             size += len(data)
             if size > most_bytes:
                 raise BadAnswer(f"the answer is larger than {most_bytes} bytes")
+            if self._decoder is not None:
+                # few bytes may stand for very many
+                await asyncio.sleep(0)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def stop(self, error: Exception) -> None:
@@ -365,10 +374,13 @@ class ServerConnection(asyncio.Protocol):
         received = answer.received
         try:
             while data and self._is_in_head:
-                end = data.find(EMPTY_LINE)
+                # empty lines may go before an answer
+                begin = 0 if self._head else len(data) - len(data.lstrip(b"\r\n"))
+                end = data.find(EMPTY_LINE, begin)
                 # most come whole
                 is_cut = self._head or end < 0
-                piece = data[: until_empty_line(self._head, data) if is_cut else end + len(EMPTY_LINE)]
+                length = begin + until_empty_line(self._head, data[begin:]) if is_cut else end + len(EMPTY_LINE)
+                piece = data[:length]
                 self._head = appended(self._head, piece)
                 self._unseen_bytes += len(piece)
                 data = data[len(piece) :]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 from http1.errors import BodyTooLarge
 
 CODINGS = ("identity", "gzip", "deflate")
 """Those that are read, by the names that Content-Encoding has."""
+
+PIECE_BYTES = 64 << 10
+"""What is decoded at once, at most."""
+
+_FED_BYTES = 1 << 10
 
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
@@ -30,7 +36,22 @@ class Decoder:
 
     def feed(self, data: bytes) -> bytes:
         """What `data` adds. Raises BadCoding, BodyTooLarge."""
-        output = data if self._inflate is None or not data else self._inflated(data)
+        return b"".join(self.pieces(data))
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """What `data` adds, in pieces of at most PIECE_BYTES: a byte stands for a thousand. Raises as `feed`."""
+        if self._inflate is None:
+            yield self._counted(data)
+            return
+        # what does not fit into a piece is copied for each one
+        for at in range(0, len(data), _FED_BYTES):
+            rest = data[at : at + _FED_BYTES]
+            while rest:
+                output, rest = self._inflated(rest)
+                if output:
+                    yield self._counted(output)
+
+    def _counted(self, output: bytes) -> bytes:
         self._size += len(output)
         if self._size > self._most_bytes:
             raise BodyTooLarge(self._most_bytes)
@@ -41,7 +62,8 @@ class Decoder:
         if self._inflate is not None and self._has_begun and not self._inflate.eof:
             raise BadCoding(f"the body ends in the middle of its {self._coding}")
 
-    def _inflated(self, data: bytes) -> bytes:
+    def _inflated(self, data: bytes) -> tuple[bytes, bytes]:
+        """A piece of what `data` says, and the rest of `data`."""
         assert self._inflate is not None
         if not self._has_begun:
             self._has_begun = True
@@ -49,13 +71,13 @@ class Decoder:
                 # without the wrapper of zlib, as some programs send it
                 self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            output = self._inflate.decompress(data, self._most_bytes - self._size + 1)
+            output = self._inflate.decompress(data, PIECE_BYTES)
         except zlib.error as error:
             raise BadCoding(f"the body is no {self._coding}") from error
         if self._inflate.unused_data:
             # a second member of gzip too: many empty ones would cost a copy of the body each
             raise BadCoding(f"the body goes on after the end of its {self._coding}")
-        return output
+        return output, self._inflate.unconsumed_tail
 
 
 def decoded(body: bytes, coding: str, most_bytes: int) -> bytes:

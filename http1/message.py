@@ -14,6 +14,9 @@ EMPTY_LINE = b"\r\n\r\n"
 
 _FRAMING = frozenset({"connection", "content-length", "date", "transfer-encoding"})
 
+_POURED_BYTES = 32 << 10
+"""What is poured at once, at most."""
+
 _BESIDE_BYTES = 48
 """What a piece takes beside its bytes: a client may send them one by one, in chunks of their own."""
 
@@ -135,6 +138,9 @@ class Incoming:
         into, waiter, pieces = self._into, self._waiter, self._pieces
         if into is None or waiter is None or waiter.done() or not pieces:
             return False
+        if self._size > _POURED_BYTES:
+            self._wake()
+            return False
         self._pieces, self._size = (), 0
         if self.is_full:
             self._has_room()
@@ -183,7 +189,15 @@ class Incoming:
         False: is this the end? Raises what it failed with, and what `into` raises.
         """
         while True:
-            if self._pieces:
+            if self._size > _POURED_BYTES:
+                data = self._taken()
+                for at in range(0, len(data), _POURED_BYTES):
+                    if not into(data[at : at + _POURED_BYTES]):
+                        self._put_back(data[at + _POURED_BYTES :])
+                        return False
+                    # others have their turn: events may have two bytes each
+                    await asyncio.sleep(0)
+            elif self._pieces:
                 if not into(self._taken()):
                     return False
             elif self._error is not None:
@@ -209,6 +223,10 @@ class Incoming:
         if self.is_full:
             self._has_room()
         return data
+
+    def _put_back(self, data: bytes) -> None:
+        if data:
+            self._pieces, self._size = [data, *self._pieces], self._size + len(data) + _BESIDE_BYTES
 
     def _has_room(self) -> None:
         self.is_full = False

@@ -285,7 +285,9 @@ class Requests:
 
     def _misunderstood(self, error: Exception) -> None:
         ours = error.__context__
-        self.refuse(ours if isinstance(ours, HttpError) else BadRequest(other_protocol(self._given) or str(error)))
+        self.refuse(
+            ours if isinstance(ours, HttpError) else BadRequest(other_protocol(bytes(self._given)) or str(error))
+        )
 
     def refuse(self, error: HttpError) -> None:
         """Understand no more, because of `error`."""

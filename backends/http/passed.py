@@ -30,6 +30,7 @@ class PassedBlocks(ABC):
         self.is_over = False
         self._backend, self._blocks = backend, SseBlocks()
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._pieces, self._may_go, self._is_out = 0, False, False
         self._text: str | None = ""
 
@@ -45,7 +46,7 @@ class PassedBlocks(ABC):
             deltas = self._take(data, payload)
         except ExpectedError as error:
             return self._broken_off(error)
-        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
+        if self._held and (self._may_go or self._held_bytes > MOST_HELD_BYTES):
             return iter((*deltas, self._let_go()))
         return iter(deltas)
 
@@ -57,12 +58,12 @@ class PassedBlocks(ABC):
                     return
                 payload = block[6:-2] if is_plain(block) else data_in(block)
                 if payload is None:
-                    self._held.append(block)
+                    self._hold(block)
                 else:
                     yield from self._take(block, payload)
         except ExpectedError as error:
             yield from self._broken_off(error)
-        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
+        if self._held and (self._may_go or self._held_bytes > MOST_HELD_BYTES):
             yield self._let_go()
 
     def _broken_off(self, error: ExpectedError) -> Iterator[Delta]:
@@ -87,6 +88,7 @@ class PassedBlocks(ABC):
     def _hold(self, block: bytes, pieces: int = 0, text: str | None = "") -> None:
         """Hold `block`, which adds `pieces` to the answer, with this `text` if it is parsed; None: more than text."""
         self._held.append(block)
+        self._held_bytes += len(block)
         if pieces:
             self._pieces += pieces
             self._may_go = True
@@ -98,6 +100,7 @@ class PassedBlocks(ABC):
         tokens, text = self._pieces, self._text
         self._pieces, self._text = 0, ""
         self._held.clear()
+        self._held_bytes = 0
         self._may_go = self._is_out = True
         beside = _MORE_THAN_TEXT if text is None else None
         return Delta(text or "", choice, finish_reason=finish, message=beside, raw=raw, tokens=tokens)

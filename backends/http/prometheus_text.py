@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 _SAMPLE = re.compile(rb'^([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?[ \t]+(\S+)', re.ASCII)
-_NAME_END = re.compile(rb"[{ \t]")
-_LABEL = re.compile(rb'([a-zA-Z_]\w*)\s*=\s*"((?:\\.|[^"\\])*)"', re.ASCII)
+_LABEL = re.compile(rb'(?<!\w)([a-zA-Z_]\w*+)\s*+=\s*"((?:\\.|[^"\\])*)"', re.ASCII)
 _ESCAPED = re.compile(r'\\(["\\n])')
+
+
+MOST_SAMPLES = 8192
+"""Samples of a page that are read."""
 
 
 class MetricSample(NamedTuple):
@@ -30,7 +35,7 @@ class Metrics:
 
     def __init__(self, page: bytes, names: Collection[str]) -> None:
         self._samples: dict[str, list[MetricSample]] = {}
-        for sample in _samples(page, {name.encode() for name in names}):
+        for sample in _samples(page, frozenset(name.encode() for name in names)):
             self._samples.setdefault(sample.name, []).append(sample)
 
     def __repr__(self) -> str:
@@ -67,10 +72,15 @@ def whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _samples(page: bytes, names: Collection[bytes]) -> Iterator[MetricSample]:
-    for line in page.split(b"\n"):
-        # most of a page are histograms that are not needed
-        if _NAME_END.split(line, 1)[0] not in names or (match := _SAMPLE.match(line)) is None:
+@lru_cache(maxsize=64)
+def _lines_of(names: frozenset[bytes]) -> re.Pattern[bytes]:
+    """Matches lines with samples of `names`: most of a page are histograms that are not needed."""
+    return re.compile(rb"^(?:%b)[{ \t][^\n]*+" % b"|".join(map(re.escape, sorted(names))), re.MULTILINE)
+
+
+def _samples(page: bytes, names: frozenset[bytes]) -> Iterator[MetricSample]:
+    for line in islice(_lines_of(names).finditer(page), MOST_SAMPLES):
+        if (match := _SAMPLE.match(line[0])) is None:
             continue
         try:
             value = float(match[3])

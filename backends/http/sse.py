@@ -11,6 +11,9 @@ from policies.errors import BackendErred
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 # a carriage return at the end counts as a line's end; a newline after it begins the next block, and is not a line
 _BLOCK_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_MOST_END = 3
+"""Bytes of a block's end that may begin a line end of two, and a second one."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -24,15 +27,18 @@ class Event(NamedTuple):
 class SseBlocks:
     """Takes bytes, returns blocks between blank lines, each with its blank line: joined, they are the input.
 
-    A block is at most `limit_bytes` long. `begun` is what came of a block that is not complete.
+    A block is at most `limit_bytes` long. So many bytes of the next one have `begun`: those are looked at no more, but
+    for the last ones.
     """
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
         self._limit_bytes = limit_bytes
-        self.begun = b""
+        self.begun = 0
+        self._parts: list[bytes] = []
+        self._end = b""
 
     def __repr__(self) -> str:
-        return f"<SseBlocks {len(self.begun)} bytes of a block>"
+        return f"<SseBlocks {self.begun} bytes of a block>"
 
     def plain(self, data: bytes) -> bytes | None:
         """The data of the event that `data` is, if that is one line and nothing else: what most reads bring.
@@ -45,21 +51,29 @@ class SseBlocks:
         return data[6:-2]
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The blocks that `data` completes. Raises BackendFailed if one is too long."""
+        """The blocks that `data` completes. Raises BackendErred if one is too long."""
         if not self.begun and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
             # what nearly every read brings
             if len(data) > self._limit_bytes:
-                self._refuse_if_long(data)
+                self._refuse_if_long(len(data))
             return [data]
-        waiting = self.begun + data if self.begun else data
-        blocks = _cut(waiting)
-        self.begun = blocks.pop()
-        if len(waiting) > self._limit_bytes:
-            self._refuse_if_long(max([*blocks, self.begun], key=len))
+        before, total = self._end, self.begun + len(data)
+        blocks = _cut(before + data if before else data)
+        rest = blocks.pop()
+        if blocks and self._parts:
+            blocks[0] = b"".join((*self._parts, blocks[0][len(before) :]))
+        if blocks:
+            self._parts, self.begun = [rest] if rest else [], len(rest)
+        elif data:
+            self._parts.append(data)
+            self.begun = total
+        self._end = rest[-_MOST_END:]
+        if total > self._limit_bytes:
+            self._refuse_if_long(max([self.begun, *map(len, blocks)]))
         return blocks
 
-    def _refuse_if_long(self, block: bytes) -> None:
-        if len(block) > self._limit_bytes:
+    def _refuse_if_long(self, size: int) -> None:
+        if size > self._limit_bytes:
             raise BackendErred(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
 
 
@@ -76,7 +90,7 @@ class SseDecoder:
         return f"<SseDecoder of {self._blocks!r}>"
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that `data` completes. Raises BackendFailed if one is too long."""
+        """The events that `data` completes. Raises BackendErred if one is too long."""
         return [event for block in self._blocks.feed(data) if (event := event_in(block)) is not None]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends.nesting import decode_json
-from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, overlap
+from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, Unread, in_slices, overlap
 from router.text.tool_formats import ToolSyntax
 
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
@@ -37,16 +37,20 @@ class PairReader:
         self._held, self._properties, self._pairs = "", dict[str, Any](), 0
         self._key = ""
         self._step: Callable[[ParsedText], bool] = self._seek
-        self._is_last = False
+        self._is_last, self._unread = False, Unread()
 
     def __repr__(self) -> str:
         return f"<PairReader {self.calls} calls, {len(self._held)} characters held>"
 
     def push(self, text: str, *, is_last: bool = False) -> ParsedText:
         """The text and calls that are final once `text` is added; `is_last`: no more text comes."""
-        self._held += text
-        self._is_last = is_last
-        parsed = ParsedText()
+        return in_slices(self._push, text, is_last=is_last)
+
+    def _push(self, text: str, is_last: bool) -> ParsedText:
+        held, parsed = self._unread.with_held(self._held, text, is_last=is_last), ParsedText()
+        if held is None:
+            return parsed
+        self._held, self._is_last = held, is_last
         while self._step(parsed):
             pass
         return parsed

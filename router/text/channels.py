@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from router.text.parsed_text import ParsedText, overlap
+from router.text.parsed_text import ParsedText, in_slices, overlap
 
 CHANNEL = "<|channel|>"
 _BODY, _START = "<|message|>", "<|start|>"
@@ -39,6 +39,9 @@ class ChannelReader:
 
     def push(self, text: str, *, is_last: bool = False) -> ParsedText:
         """Everything that is final once `text` is added; `is_last`: no more text comes."""
+        return in_slices(self._push, text, is_last=is_last)
+
+    def _push(self, text: str, is_last: bool) -> ParsedText:
         self._held += text
         parsed = ParsedText()
         while self._head(parsed, is_last=is_last) if self._is_in_head else self._body(parsed, is_last=is_last):

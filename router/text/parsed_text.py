@@ -11,6 +11,10 @@ import msgspec
 
 from policies.nouns import Delta
 
+_SLICE_CHARACTERS = 1 << 10
+_LITTLE_CHARACTERS = 256
+_PARTS = 16
+
 MOST_HELD_CHARACTERS = 1 << 16
 """Most text that waits for the rest of a possible call; longer text passes as text."""
 
@@ -46,6 +50,51 @@ class ParsedText:
         if not self.calls or self.calls[-1]["index"] != number:
             self.calls.append({"index": number, "function": {"arguments": ""}})
         self.calls[-1]["function"]["arguments"] += arguments
+
+
+class Unread:
+    """Text that came and that its reader has not looked at: a reader that holds much waits for some more, since it
+    looks at all of it each time.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"<Unread {self._size} characters>"
+
+    def with_held(self, held: str, text: str, *, is_last: bool) -> str | None:
+        """`held` and all that came since, `text` at the end; None: wait for more."""
+        if not self._pieces and len(held) <= _LITTLE_CHARACTERS:
+            return held + text
+        self._pieces.append(text)
+        self._size += len(text)
+        is_little = self._size * _PARTS < len(held) <= MOST_HELD_CHARACTERS - self._size
+        if is_little and not is_last:
+            return None
+        whole = held + "".join(self._pieces)
+        self._pieces, self._size = [], 0
+        return whole
+
+
+def in_slices(push: Callable[[str, bool], ParsedText], text: str, *, is_last: bool) -> ParsedText:
+    """What `push` makes of `text`, and of whether that is the last: of a long one slice by slice, since a reader looks
+    at all that it holds for each mark.
+    """
+    if len(text) <= _SLICE_CHARACTERS:
+        return push(text, is_last)
+    ends = range(_SLICE_CHARACTERS, len(text) + _SLICE_CHARACTERS, _SLICE_CHARACTERS)
+    each = [push(text[end - _SLICE_CHARACTERS : end], is_last and end >= len(text)) for end in ends]
+    arguments: dict[int, list[str]] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for call in (call for parsed in each for call in parsed.calls):
+        calls.setdefault(call["index"], call)
+        arguments.setdefault(call["index"], []).append(call["function"]["arguments"])
+    for number, pieces in arguments.items():
+        calls[number]["function"]["arguments"] = "".join(pieces)
+    joined = "".join(parsed.text for parsed in each), "".join(parsed.thought for parsed in each)
+    return ParsedText(*joined, list(calls.values()))
 
 
 def ended_by_calls(delta: Delta) -> Delta:

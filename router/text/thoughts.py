@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backends.base import Backend, Taker
 from policies.nouns import Delta, Request
 from router.text.channels import CHANNEL, ChannelReader
-from router.text.parsed_text import ParsedText, ended_by_calls, namer
+from router.text.parsed_text import ParsedText, Unread, ended_by_calls, namer
 
 OPENS, CLOSES = "<think>", "</think>"
 
@@ -92,7 +92,7 @@ class ThoughtReader:
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_thinking, self._is_over = is_open, False
-        self._held = ""
+        self._held, self._unread = "", Unread()
         self._has_begun = False
 
     def __repr__(self) -> str:
@@ -103,7 +103,10 @@ class ThoughtReader:
         """The reasoning and the text that are final once `text` is added; `is_last`: no more comes."""
         if self._is_over and self._has_begun and not self._held:
             return ParsedText(text)
-        self._held += text
+        held = self._unread.with_held(self._held, text, is_last=is_last)
+        if held is None:
+            return ParsedText()
+        self._held = held
         if not self._is_thinking and not self._is_over:
             self._look_for_opening(is_last=is_last)
         thought = self._thought(is_last=is_last) if self._is_thinking else ""

@@ -14,13 +14,15 @@ from backends.base import Backend, Taker
 from backends.nesting import decode_json
 from policies.nouns import Delta, Request
 from router.text.argument_pairs import PairReader
-from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, ended_by_calls, namer, overlap
+from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, Unread, ended_by_calls, in_slices, namer, overlap
 from router.text.tool_formats import ToolSyntax
 
-_BETWEEN = r"[\s\[\],;]*"
+_BETWEEN = r"[\s\[\],;]{0,1024}+"
 _BEHIND = re.compile(r"^[\s\],;]*")
 _OBJECT = re.compile(_BETWEEN + r"\{")
-_HEAD = re.compile(_BETWEEN + r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(
+    _BETWEEN + r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.){0,256}+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 
 
 def reading_calls(to: Taker, backend: Backend, request: Request, syntax: ToolSyntax) -> Taker:
@@ -88,16 +90,20 @@ class CallReader:
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
         self._step: Callable[[ParsedText], bool] = self._begin if syntax.format.is_bare else self._seek
-        self._is_last = False
+        self._is_last, self._unread = False, Unread()
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
 
     def push(self, text: str, *, is_last: bool = False) -> ParsedText:
         """The text and calls that are final once `text` is added; `is_last`: no more text comes."""
-        self._held += text
-        self._is_last = is_last
-        parsed = ParsedText()
+        return in_slices(self._push, text, is_last=is_last)
+
+    def _push(self, text: str, is_last: bool) -> ParsedText:
+        held, parsed = self._unread.with_held(self._held, text, is_last=is_last), ParsedText()
+        if held is None:
+            return parsed
+        self._held, self._is_last = held, is_last
         while self._step(parsed):
             pass
         return parsed

@@ -17,7 +17,7 @@ from typing import Any
 
 from router.ask import Chat
 
-_BETWEEN = r"[\s\[\],;]*"
+_BETWEEN = r"[\s\[\],;]{0,1024}+"
 _MISTRAL_HEAD = re.compile(_BETWEEN + r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 _MAY_BECOME_MISTRAL = re.compile(_BETWEEN + r"(?:[\w.-]+(?:\[[A-Z_]*(?:\]\w*(?:\[[A-Z]*\]?)?)?)?\s*)?")
 _DEEPSEEK_HEAD = re.compile(r"\s*(?:\w+<｜tool▁sep｜>)?\s*([^\s<｜{}]+)\s*(?:<｜tool▁sep｜>|```(?:json)?)\s*(?=\{)")

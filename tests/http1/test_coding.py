@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from http1.coding import CODINGS, BadCoding, Decoder, decoded
+from http1.coding import CODINGS, PIECE_BYTES, BadCoding, Decoder, decoded
 from http1.errors import BodyTooLarge
 
 PLAIN = bytes(random.Random(1).choices(b"abc", k=20_000))
@@ -57,3 +57,10 @@ def test_a_body_that_is_not_what_it_says_is_refused(coding: str, break_it: objec
     assert callable(break_it)
     with pytest.raises(BadCoding):
         decoded(break_it(encoded(coding)), coding, 1 << 20)
+
+
+def test_few_bytes_that_stand_for_many_are_decoded_in_pieces() -> None:
+    whole = b"a" * (8 << 20)
+    pieces = list(Decoder("gzip", len(whole)).pieces(gzip.compress(whole)))
+    assert b"".join(pieces) == whole
+    assert max(map(len, pieces)) <= PIECE_BYTES

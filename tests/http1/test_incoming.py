@@ -135,3 +135,28 @@ def test_what_came_as_a_whole_and_is_small_needs_no_reader() -> None:
     empty = an_incoming()
     empty.end()
     assert empty.arrived(1000) == b""
+
+
+async def test_much_at_once_is_poured_in_slices_with_turns_for_others() -> None:
+    incoming, pot, turns = an_incoming(), Pot(), 0
+    task = await pouring(incoming, pot)
+    data = bytes(range(97, 122)) * 8000
+    assert not put(incoming, data)
+    incoming.end()
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert await task
+    assert b"".join(pot.pieces) == data
+    assert max(map(len, pot.pieces)) <= 32 << 10
+    assert turns >= len(pot.pieces) == 7
+
+
+async def test_a_reader_that_wants_no_more_of_a_slice_gets_the_rest_later() -> None:
+    incoming, pot = an_incoming(), Pot()
+    data = b"a" * ((32 << 10) - 1) + b"." + b"b" * 50_000
+    incoming.put(data)
+    incoming.end()
+    assert not await incoming.pour(pot)
+    assert await incoming.pour(pot)
+    assert b"".join(pot.pieces) == data

@@ -5,6 +5,7 @@ Source: RFC 7578, parsed by python-multipart.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from router.batches.pace import Pace
 from router.call.caller import CallerGone
 
 _BUFFER_BYTES = 1 << 20
+_FED_BYTES = 64 << 10
 _MOST_FIELD_BYTES = 64 << 10
 _MOST_FIELDS = 32
 _FORM_HINT = "send a form (multipart/form-data) with `file` and `purpose`, as OpenAI's clients do"
@@ -43,9 +45,13 @@ async def receive_form(http: Request, write: Write, pace: Pace, *, most_bytes: i
     if kind != b"multipart/form-data" or not boundary:
         raise InvalidRequest("the body is no form", hint=_FORM_HINT)
     _require_length(http, most_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES)
-    form = _Form(boundary, most_bytes)
+    form = FormReader(boundary, most_bytes)
     async for piece in _pieces(http):
-        form.feed(piece)
+        for at in range(0, len(piece), _FED_BYTES):
+            if at:
+                # others have their turn: the parser looks at each byte of separators
+                await asyncio.sleep(0)
+            form.feed(piece[at : at + _FED_BYTES])
         if len(form.content) >= _BUFFER_BYTES:
             await pace.run(write, form.taken())
     await pace.run(write, form.taken())
@@ -67,7 +73,7 @@ async def receive(http: Request, write: Write, pace: Pace, *, most_bytes: int) -
     await pace.run(write, bytes(buffer))
 
 
-class _Form:
+class FormReader:
     """A form while it comes. `content` is the part of the file that was not taken yet."""
 
     def __init__(self, boundary: bytes, most_bytes: int) -> None:

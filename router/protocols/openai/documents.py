@@ -31,7 +31,7 @@ ORDER = re.compile(r"fixed|any(?: after (\d{1,3}))?")
 """Values of `document_order`."""
 
 BLOCK_END = "{{/documents}}"
-_BLOCK = re.compile(r"\{\{documents (" + ORDER.pattern + r")\}\}(.*?)" + re.escape(BLOCK_END), re.DOTALL)
+_BLOCK = re.compile(r"\{\{documents (" + ORDER.pattern + r")\}\}")
 _BEGINNING = re.compile(r"^\{\{document ([^:\n{}]+)(?:: ([^\n{}]*))?\}\}\n", re.MULTILINE)
 
 
@@ -90,12 +90,16 @@ def lifted(body: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def in_text(text: str) -> str:
-        return _BLOCK.sub(in_block, text)
+        parts, done = list[str](), 0
+        while (block := _BLOCK.search(text, done)) is not None and (end := text.find(BLOCK_END, block.end())) >= 0:
+            parts += text[done : block.start()], in_block(block[1], text[block.end() : end])
+            done = end + len(BLOCK_END)
+        return "".join((*parts, text[done:])) if parts else text
 
-    def in_block(block: re.Match[str]) -> str:
-        documents = _documents_in(block[3])
+    def in_block(order: str, inside: str) -> str:
+        documents = _documents_in(inside)
         if "documents" not in found:
-            found.update(documents=documents, document_order=block[1])
+            found.update(documents=documents, document_order=order)
             return MARK
         return text_of_all([_document(DocumentFields(**each), at) for at, each in enumerate(documents)])
 
