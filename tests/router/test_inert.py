@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from rich.text import Text
 from router.inert import InertStream, inert, inert_cell, inert_output
 from router.operate.telemetry.logs import InertLines
 from router.terminal import inert_console
+
+ROOT = Path(__file__).parents[2]
 
 HOSTILE = [
     '=HYPERLINK("http://evil.test","x")',
@@ -100,3 +103,16 @@ def test_a_message_of_the_log_begins_no_line_of_its_own() -> None:
     )
     line = InertLines("%(levelname)s %(message)s").format(record)
     assert line == "ERROR no model 'a\\u000a2026-11-28 ERROR forged\\u001b[2J'"
+
+
+@pytest.mark.parametrize(
+    ("uses", "places"),
+    [
+        (r"\bcsv\.(writer|DictWriter)\b", {"router/operate/sheet.py"}),
+        (r"\bConsole\(|from rich import print", set()),
+    ],
+)
+def test_sheets_are_written_in_one_place_and_no_console_is_another_one(uses: str, places: set[str]) -> None:
+    files = [file for folder in ("router", "simulation") for file in (ROOT / folder).rglob("*.py")]
+    found = {str(file.relative_to(ROOT)) for file in files if re.search(uses, file.read_text())}
+    assert found == places

@@ -7,6 +7,7 @@ the bucket does not have.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ class S3BatchStore:
 
     def __init__(self, place: str, settings: S3Settings, *, clock: Callable[[], float]) -> None:
         self._place, self._scratch = place, Path(settings.scratch or Path(tempfile.gettempdir(), "pointsman-batches"))
+        # in a folder of all users, another one may have been faster
+        self._is_usual = settings.scratch is None
         self._bucket = open_bucket(place, settings)
         # tried again by the log itself, under another name
         self._once = open_bucket(place, settings, retries=0)
@@ -59,6 +62,9 @@ class S3BatchStore:
     def open(self) -> None:
         """See BatchStore."""
         try:
+            private_folder(self._scratch)
+            if self._is_usual and (self._scratch.is_symlink() or self._scratch.stat().st_uid != os.geteuid()):
+                raise PermissionError(1, "another user has made it")
             self._drafts.open()
             private_folder(self._copies.folder)
         except OSError as error:

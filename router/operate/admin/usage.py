@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,6 +12,7 @@ from policies.nouns import NO_TENANT, Outcome
 from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, query_of
 from router.operate.operations import Operations
+from router.operate.sheet import sheet
 from router.operate.usage.recorder import UsageRecorder
 from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
 from router.protocols.http.routes import Routes
@@ -96,8 +95,4 @@ def _since_start(board: Board) -> Iterator[dict[str, Any]]:
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:
     names = ["tenant", "model", "requests", *(outcome.value for outcome in Outcome)]
-    sheet = io.StringIO()
-    writer = csv.DictWriter(sheet, [*names, "prompt_tokens", "cached_tokens", "completion_tokens", "cost"])
-    writer.writeheader()
-    writer.writerows(rows)
-    return sheet.getvalue()
+    return sheet([*names, "prompt_tokens", "cached_tokens", "completion_tokens", "cost"], rows)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from policies.errors import InvalidRequest
-from router.inert import inert_cell
 from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, ChainPlace, place_of
 from router.operate.audit.files import files_of, newest_first
+from router.operate.sheet import lines_of_sheet
 
 COLUMNS = (
     *("seq", "at", "event", "name", "role", "by", "address", "port", "call", "path", "asked", "status", "reason"),
@@ -114,10 +112,17 @@ def newest(
 
 def as_csv(records: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The records as lines of CSV, a header first, with inert cells."""
-    yield _row([*COLUMNS, "more"])
-    for record in records:
-        more = {name: value for name, value in record.items() if name not in COLUMNS and name not in _SEALS}
-        yield _row([*(_cell(record.get(name)) for name in COLUMNS), _cell(more) if more else ""])
+    return lines_of_sheet([*COLUMNS, "more"], map(_cells, records))
+
+
+def _cells(record: dict[str, Any]) -> dict[str, str]:
+    more = {name: value for name, value in record.items() if name not in COLUMNS and name not in _SEALS}
+    named = {name: record[name] for name in COLUMNS if record.get(name) is not None}
+    return {name: _text(value) for name, value in {**named, **({"more": more} if more else {})}.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _is_long_before(at: str, since: str) -> bool:
@@ -126,18 +131,6 @@ def _is_long_before(at: str, since: str) -> bool:
         return datetime.fromisoformat(since) - datetime.fromisoformat(at) > _SET_BACK
     except ValueError:
         return False
-
-
-def _row(cells: Sequence[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line).writerow(cells)
-    return line.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return inert_cell(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _time(text: str | None, param: str) -> str:

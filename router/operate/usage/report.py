@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +14,7 @@ from policies.nouns import Outcome
 from policies.quantities import CURRENCY_UNITS
 from policies.quota.budget import COST_UNIT
 from policies.suggest import did_you_mean
-from router.inert import inert_cell
+from router.operate.sheet import sheet
 from router.operate.usage.rows import GROUPS, PERIODS, USED, UsageKey
 
 if TYPE_CHECKING:
@@ -94,12 +92,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     cost without one."""
     if not rows:
         return ""
-    sheet = io.StringIO()
-    writer = csv.DictWriter(sheet, list(rows[0]))
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(_inert_row({**row, "cost": f"{row['cost']:f}"}))
-    return sheet.getvalue()
+    return sheet(list(rows[0]), ({**row, "cost": f"{row['cost']:f}"} for row in rows))
 
 
 def as_focus(database: UsageDatabase, query: UsageQuery) -> str:
@@ -108,16 +101,8 @@ def as_focus(database: UsageDatabase, query: UsageQuery) -> str:
     rows = query._replace(by=_FOCUS_BY).answer(database)
     if any(row["cost"] and not row["currency"] for row in rows):
         raise InvalidRequest("FOCUS needs a currency for each cost", hint="write cost: {currency: USD, ...}")
-    sheet = io.StringIO()
-    writer = csv.DictWriter(sheet, list(_focus_row(_EMPTY)))
-    writer.writeheader()
     # a request without an answer is no charge
-    writer.writerows(_inert_row(_focus_row(row)) for row in rows if row["pool"] and row["currency"])
-    return sheet.getvalue()
-
-
-def _inert_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: inert_cell(value) if isinstance(value, str) else value for name, value in row.items()}
+    return sheet(list(_focus_row(_EMPTY)), (_focus_row(row) for row in rows if row["pool"] and row["currency"]))
 
 
 _EMPTY: dict[str, Any] = {

@@ -280,3 +280,15 @@ def test_a_document_is_changed_on_what_was_read_and_a_lost_answer_is_no_conflict
     monkeypatch.setattr(store, "_bucket", Repeated())
     store.change("jobs/acme/b", lambda found: None if found == b"mine" else b"mine")
     assert store.read("jobs/acme/b") == b"mine"
+
+
+def test_a_folder_for_temporary_files_that_another_user_has_made_stops_the_start(
+    service: S3Service, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    settings = replace(service.settings(""), scratch=None)
+    S3BatchStore(place, settings, clock=Clock()).open()
+    (tmp_path / "pointsman-batches").rename(tmp_path / "theirs")
+    (tmp_path / "pointsman-batches").symlink_to(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="another user has made it"):
+        S3BatchStore(place, settings, clock=Clock()).open()
