@@ -5,11 +5,11 @@ Source: PEFT's documentation of its checkpoint format, and LoRA (arXiv 2106.0968
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from shards.lora.adapter import Adapter, LowRank, Update
 from shards.lora.sites import Part, Site
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.weight_files import WeightFiles
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -93,8 +94,18 @@ class AdapterFormat:
 
     def read(self, folder: Path, name: str) -> Adapter:
         """The adapter in `folder`. Raises CheckpointError with the name of the field or tensor."""
-        config = _config(folder / CONFIG)
-        digest = _digest(folder)
+        with closing(WeightFiles([folder / CONFIG, folder / TENSORS])) as files:
+            config = _config(folder / CONFIG)
+            digest = files.digest()[:_DIGEST_DIGITS]
+            changes = self._changes(folder, config)
+            # its KV is that of the digest, so the tensors must be too
+            files.require_same()
+        if not changes:
+            raise BrokenCheckpoint(f"{folder / TENSORS} has no tensors of an adapter")
+        return Adapter(name, digest, changes)
+
+    def _changes(self, folder: Path, config: _Config) -> dict[str, LowRank]:
+        """What the adapter in `folder` changes, by site."""
         with _opened(folder / TENSORS) as file:
             stored = (name for name in file.keys() if not name.endswith(_COPIED))  # noqa: SIM118 - no mapping
             left = {self._module(name): name for name in stored}
@@ -105,9 +116,7 @@ class AdapterFormat:
                     changes[site.name] = _joined(pairs)
             if left:
                 raise _misplaced(sorted(left), folder)
-        if not changes:
-            raise BrokenCheckpoint(f"{folder / TENSORS} has no tensors of an adapter")
-        return Adapter(name, digest, changes)
+        return changes
 
     def _module(self, stored: str) -> str:
         """The name of a tensor, as the network's own files have it."""
@@ -212,13 +221,6 @@ def _taken(file: Any, stored: str) -> Tensor:
     if tensor.dim() != 2:
         raise BrokenCheckpoint(f"tensor {stored} has shape {tuple(tensor.shape)}; a matrix is needed")
     return tensor
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256((folder / CONFIG).read_bytes())
-    with (folder / TENSORS).open("rb") as file:
-        digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:_DIGEST_DIGITS]
 
 
 def _misplaced(left: Sequence[str], folder: Path) -> UnsupportedCheckpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shards.lora import checkpoint
 from shards.lora.checkpoint import CONFIG, TENSORS, AdapterFormat
 from shards.lora.options import AdapterOptions
 from shards.lora.sites import sites_of
@@ -210,3 +212,21 @@ def test_the_digest_is_that_of_weights_and_configuration(saved: Path, tmp_path: 
     digests.append(changed(saved, tmp_path / "other", **{name: weights}).read(tmp_path / "other", "x").digest)
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+def test_an_adapter_whose_tensors_change_while_it_is_read_is_refused(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV would be kept as that of the tensors before."""
+    form = changed(saved, tmp_path / "x")
+    opened = checkpoint._opened
+
+    def changed_first(path: Path) -> Any:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\x00\x00\x80\x3f")
+        return opened(path)
+
+    monkeypatch.setattr(checkpoint, "_opened", changed_first)
+    with pytest.raises(BrokenCheckpoint, match="changed while it was read"):
+        form.read(tmp_path / "x", "x")
