@@ -216,6 +216,8 @@ class UsageDatabase:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
+            # a primary that became a standby takes no more writes, and answers everything else
+            self._engine.dispose()
             cause = error.orig if isinstance(error, DBAPIError) else error
             text = f"{self}: {str(cause).strip()}"
             # the lower byte is the code, the rest says more of it
@@ -240,8 +242,9 @@ def _engine(place: str) -> sql.Engine:
         sql.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         return engine
     try:
-        url = make_url(place).set(drivername="postgresql+psycopg")
-        return sql.create_engine(url, pool_pre_ping=True, pool_size=2, connect_args={"connect_timeout": 5})
+        url = make_url(_one_host(place)).set(drivername="postgresql+psycopg")
+        options = {name: value for name, value in _CONNECTION.items() if name not in url.query}
+        return sql.create_engine(url, pool_pre_ping=True, pool_size=2, connect_args=options)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise ConfigError(
             "usage.store is a PostgreSQL, and psycopg is not installed", hint="pip install 'pointsman[postgres]'"
@@ -261,6 +264,29 @@ def _private_sqlite(file: Path) -> sqlite3.Connection:
         raise sqlite3.OperationalError(str(error)) from error
     # the pool hands a connection to one thread at a time
     return sqlite3.connect(file, timeout=10.0, check_same_thread=False)
+
+
+_CONNECTION: dict[str, int | str] = {
+    "connect_timeout": 5,
+    # of several hosts, and of a proxy's servers, the one that takes writes
+    "target_session_attrs": "read-write",
+    # a server that is gone without a word is noticed within ten seconds or so
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
+def _one_host(place: str) -> str:
+    """The URL with several hosts, as libpq has it (host:port,host:port), in the form that SQLAlchemy takes."""
+    scheme, _, rest = place.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    if "," not in hosts:
+        return place
+    options = "&".join(f"host={host}" for host in hosts.split(","))
+    return f"{scheme}://{user}{at}{slash}{path}{'&' if '?' in path else '?'}{options}"
 
 
 def _set_up(connection: Any, _: object) -> None:

@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from policies.errors import ConfigError
 from policies.nouns import NO_TENANT, Decision, Outcome, Request
@@ -42,7 +44,12 @@ MOST_JOURNAL_BYTES = 8 * 2**20
 """A longer journal is written anew, with its batches added up."""
 
 _PATIENCE_S = 5.0
+_MUTE_S, _LAST_S = 10.0, 2.0
+"""A database that has said nothing for so long counts as away, and is no longer waited for at the end."""
+
 _AWAY_S = (1.0, 30.0)
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("pointsman.usage")
 
@@ -223,22 +230,42 @@ class UsageRecorder:
         except OSError as error:
             self._stuck(journal.path, error)
 
+    def _ask(self, journal: Journal, call: Callable[[], _T]) -> _T:
+        """The result of a call to the database. The journal goes on meanwhile: a database that stops in the middle of
+        an answer keeps its connection, and no option of its client bounds that. Raises ConnectionError at the end of
+        the router, and the call's own errors."""
+        answer = Future[_T]()
+        threading.Thread(target=_answer, args=(call, answer), name="usage database", daemon=True).start()
+        began = time.monotonic()
+        while True:
+            wait([answer], timeout=JOURNAL_S)
+            if answer.done():
+                return answer.result()
+            self._put_into(journal)
+            mute_s = time.monotonic() - began
+            if mute_s > _MUTE_S and not self._is_away:
+                self._lost(ConnectionError(f"{self.database} has not answered for {mute_s:.0f} s"))
+            if mute_s > _LAST_S and self._is_over.is_set():
+                raise ConnectionError(f"{self.database} does not answer")
+
     def _put_into_database(self, journal: Journal) -> bool:
         """Have everything that the journal has added to the database; whether that is done."""
         try:
             if not self._rounds or self._is_away:
-                self.database.migrate()
-                self._take_over()
+                self._ask(journal, self.database.migrate)
+                self._take_over(journal)
             # what was tried once is tried again as it was: the database may have it
             for _ in range(2):
                 if self._tried is None and self._waiting:
                     self._tried, self._waiting = (journal.seq, self._waiting), {}
                 if self._tried is not None:
-                    self.database.add(journal.writer, *self._tried, now=self._unix_time())
+                    seq, rows = self._tried
+                    self._ask(journal, partial(self.database.add, journal.writer, seq, rows, now=self._unix_time()))
                     self._tried = None
-            if journal.size > MOST_JOURNAL_BYTES // 8:
+            # what came meanwhile is in the journal alone
+            if not self._waiting and journal.size > MOST_JOURNAL_BYTES // 8:
                 journal.rewrite([])
-            self._forget()
+            self._forget(journal)
         except (ConnectionError, ConfigError, OSError) as error:
             self._lost(error)
             return False
@@ -259,20 +286,27 @@ class UsageRecorder:
             self._on_event("usage_store_away")
         self._is_away = True
 
-    def _take_over(self) -> None:
+    def _take_over(self, journal: Journal) -> None:
         """Add what routers left behind that were killed."""
         for orphan in orphans(self._folder):
             try:
-                seq, rows = orphan.after(self.database.last(orphan.writer))
+                seq, rows = orphan.after(self._ask(journal, partial(self.database.last, orphan.writer)))
                 if rows:
-                    self.database.add(orphan.writer, seq, rows, now=self._unix_time())
+                    self._ask(journal, partial(self.database.add, orphan.writer, seq, rows, now=self._unix_time()))
             except ConnectionError:
                 orphan.release()
                 raise
             orphan.remove()
 
-    def _forget(self) -> None:
+    def _forget(self, journal: Journal) -> None:
         now = self._unix_time()
         if self._keep_s is not None and now - self._forgotten_at > HOUR_S:
-            self.database.forget(now - self._keep_s)
+            self._ask(journal, partial(self.database.forget, now - self._keep_s))
             self._forgotten_at = now
+
+
+def _answer(call: Callable[[], _T], answer: Future[_T]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+        answer.set_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -87,6 +88,32 @@ class PostgresServer:
             self._process.send_signal(3)
             self._process.wait()
             self._process = None
+
+    @property
+    def socket(self) -> Path:
+        return self._folder / ".s.PGSQL.5432"
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It is stopped (SIGSTOP) with the processes of its connections, which stay: no call is answered."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        processes = [self._process.pid, *map(int, children)]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+
+    def demote(self) -> None:
+        """Take no more writes, as a primary does that became a standby."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            connection.execute("SELECT pg_reload_conf()")
+            while connection.execute("SHOW default_transaction_read_only").fetchone() != ("on",):
+                time.sleep(0.01)
 
     def clean(self) -> None:
         self.start()
