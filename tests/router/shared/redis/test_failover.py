@@ -88,3 +88,28 @@ def move_all_slots(source: Node, target: Node) -> None:
             source.says("MIGRATE", HOST, str(target.port), "", "0", "1000", "KEYS", *(key.decode() for key in keys))
         for node in (target, source):
             node.says("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_cluster_that_was_down_as_a_whole_comes_back() -> None:
+    with a_cluster(timeout_ms=300) as fleet:
+        async with users(fleet.url) as parts:
+            await parts.work_again()
+            for node in fleet.nodes:
+                await asyncio.to_thread(node.kill)
+            assert (await parts.asked())["quotas"] is not None
+            for node in fleet.nodes:
+                await asyncio.to_thread(node.start)
+            await parts.work_again()
+    gc.collect()
+
+
+async def test_a_router_that_starts_while_the_servers_are_away_shares_once_they_are_there() -> None:
+    with sentinels(1) as fleet:
+        for node in fleet.nodes:
+            await asyncio.to_thread(node.kill)
+        async with users(fleet.url) as parts:
+            assert (await parts.asked())["quotas"] is not None
+            for node in fleet.nodes:
+                await asyncio.to_thread(node.start)
+            await parts.work_again()
