@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from policies.errors import BackendFailed, CutOff, ExpectedError, Overloaded, QuotaExceeded, Unavailable
 from policies.nouns import Limits, Outcome, Tenant, Usage
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
+from policies.quota.budget import Charge, Descriptor, Near, Refused, Reservation, Standing, descriptors
 from policies.quota.prices import Prices
 from router.call.admission import Admission, Doors, Permit, Stay, Tell
 from router.shared.store.memory import MemoryStore
@@ -258,3 +258,64 @@ async def test_a_call_that_its_client_leaves_while_it_is_ended_is_cancelled() ->
 async def _stay(doors: Doors) -> None:
     with Stay(doors):
         await asyncio.Event().wait()
+
+
+class Told(list[tuple[int, bool]]):
+    """What is told of budgets that are near their end: the part that is used, in percent, and whether it is reached."""
+
+    def near(self, budgets: Sequence[Near]) -> None:
+        self.extend((budget.percent, budget.is_reached) for budget in budgets)
+
+
+async def test_a_budget_is_near_its_end_by_what_is_settled_and_not_by_what_requests_reserve() -> None:
+    told, heard = Told(), list[Standing]()
+    admission = Admission(MemoryStore(lambda: 1000.0), on_near=told.near, look_s=0.0)
+    tenant = a_tenant(limits=Limits(cost_per_day=1000))
+    # each reserves 110 of 1,000 units, and costs 10
+    for _ in range(3):
+        permits = [await admitted(admission, what_is_asked(tenant, tokens=110), heard.append) for _ in range(7)]
+        for permit in permits:
+            permit.spend(Usage(10, 0), PRICES)
+            permit.settle(None)
+        await asyncio.sleep(0.01)
+        admission.check()
+    assert told == []
+    assert not any(standing.near for standing in heard)
+    # 210 units are used; now one uses more than it reserved, and no further request comes
+    permit = await admitted(admission, what_is_asked(tenant, tokens=110))
+    permit.spend(Usage(600, 0), PRICES)
+    permit.settle(None)
+    await asyncio.sleep(0.01)
+    assert told == [(81, False)]
+    # a client of the next request sees that, too
+    permit = await admitted(admission, what_is_asked(tenant, tokens=110), heard.append)
+    assert [(near.percent, near.is_reached) for near in heard[-1].near] == [(81, False)]
+    permit.spend(Usage(200, 0), PRICES)
+    permit.settle(None)
+    await asyncio.sleep(0.01)
+    assert told[-1] == (101, True)
+    admission.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_alarms_are_told_exactly_from_four_fifths_on_whatever_is_reserved_meanwhile(seed: int) -> None:
+    rng, told = random.Random(seed), Told()
+    admission = Admission(MemoryStore(lambda: 1000.0), on_near=told.near, look_s=0.0)
+    tenant = a_tenant(limits=Limits(cost_per_day=1000))
+    used, running = 0, list[Permit]()
+    for _ in range(300):
+        if running and rng.random() < 0.5:
+            permit, cost = running.pop(rng.randrange(len(running))), rng.choice((0, 1, 5, 20))
+            permit.spend(Usage(cost, 0), PRICES)
+            permit.settle(None)
+            used += cost
+        else:
+            try:
+                running.append(await admitted(admission, what_is_asked(tenant, tokens=rng.choice((5, 50)))))
+            except QuotaExceeded:
+                assert used or running
+        await asyncio.sleep(0.001)
+        assert bool(told) == (used >= 800), f"{used} of 1000 units are used"
+    for permit in running:
+        permit.settle(None)
+    admission.check()
