@@ -108,6 +108,7 @@ class GuardedStore:
         self._backoff_s = self._options.first_backoff_s
         self._renew_at = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._is_suspect = False
         self.is_away = False
         """Whether only the local share is asked. For metrics."""
 
@@ -323,6 +324,8 @@ class GuardedStore:
         return Debt.of(owed.reservation, owed.charge, self._writer, owed.number)
 
     def _lost(self, fault: Fault) -> None:
+        # one late answer is that of a busy machine: connections are given up if the next call is late as well
+        self._is_suspect = self.is_away or fault is not Fault.SLOW
         self.is_away = True
         self._on_event(f"quota_store_{fault}")
         self._keep_late()
@@ -333,7 +336,8 @@ class GuardedStore:
             await self._until_needed()
             try:
                 if self.is_away:
-                    await self._calls.run(self._shared.hang_up())
+                    if self._is_suspect:
+                        await self._calls.run(self._shared.hang_up())
                     await self._greet()
                 if self.is_away or _now() >= self._renew_at:
                     await self._renew_open()
