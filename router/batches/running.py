@@ -232,7 +232,10 @@ class JobRun:
         )
         answer = LineAnswer(place.line.number, how, tokens, msgspec.Raw(shown))
         # an answer that has come is kept, even if the job is cancelled now
-        await asyncio.shield(log.append(answer))
+        writing = asyncio.ensure_future(log.append(answer))
+        # of a line that was cancelled meanwhile, no task asks for a failure to write
+        writing.add_done_callback(_retrieve)
+        await asyncio.shield(writing)
         if self._done.add(answer):
             self._rate.add()
             self._means.observer.line(job.tenant, how)
@@ -358,3 +361,8 @@ def _first_of(failures: BaseExceptionGroup) -> BaseException:
     """The first exception of a group, or of the groups in it."""
     first = failures.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _retrieve(written: asyncio.Future[None]) -> None:
+    if not written.cancelled():
+        written.exception()
