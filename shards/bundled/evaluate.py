@@ -49,8 +49,8 @@ class Answerer:
     """A checkpoint that answers chats greedily."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # nosec B615
+        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)  # nosec B615
 
     def ids(self, chat: Chat) -> torch.Tensor:
         """The prompt's token ids, up to the beginning of the assistant's reply."""

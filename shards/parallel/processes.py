@@ -166,7 +166,7 @@ def gpus(size: int) -> list[str]:
 
 def _start(job: PartJob, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command: Sequence[str] = (sys.executable, "-P", "-m", "shards.parallel", msgspec.json.encode(job).decode())
-    return subprocess.Popen(  # noqa: S603 - this program itself, without a shell
+    return subprocess.Popen(  # noqa: S603 - this program itself, without a shell  # nosec B603
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
