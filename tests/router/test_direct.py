@@ -83,7 +83,7 @@ async def probe_a_shard(port: int) -> None:
 
 
 async def open_a_triton(port: int, *, is_secure: bool) -> None:
-    options = SimpleNamespace(cumulative=False, tls=None)
+    options = SimpleNamespace(cumulative=False, tls=None, key=None, headers={})
     streams = TritonStreams("t-0", f"127.0.0.1:{port}", options, is_secure=is_secure)
     channel = await streams._connected()
     try:

@@ -167,7 +167,9 @@ class _Conversation:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait((writing,))
+            # grpc may never end the write of a stream that its client has left
+            await asyncio.wait((writing,), timeout=QUIET_S)
+            writing.cancel()
             raise
 
     async def _write(self, answer: Answer) -> None:
