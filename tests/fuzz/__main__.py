@@ -65,7 +65,7 @@ def main() -> int:
         is_long = second.taken > first.taken and second.seconds > _NOISE_S
         if is_long and second.seconds / second.taken > MOST_GROWTH * first.seconds / first.taken + 20e-9:
             bad.append(f"{name}: the work for each byte grows")
-        if hold_s > MOST_HOLD_S and not reader.on_thread:
+        if hold_s > MOST_HOLD_S and not (reader.on_thread or reader.holds):
             bad.append(f"{name}: holds the event loop for {hold_s * 1e3:.0f} ms")
     print("\n".join(bad), file=sys.stderr)
     return bool(bad)

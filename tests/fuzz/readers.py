@@ -66,6 +66,8 @@ class Reader:
     parts: tuple[bytes, ...]
     at_once: int = READ_BYTES
     """The longest piece that it is given."""
+    holds: bool = False
+    """It is known to hold the event loop for longer than it should (docs/security.md)."""
     on_thread: bool = False
     """It does not hold the event loop."""
     encode: Callable[[bytes], bytes] | None = None
@@ -423,8 +425,8 @@ READERS: Mapping[str, Reader] = {
     "OpenAI's stream, read": stream(
         lambda: OpenAIAnswer("b", asked(), is_streamed=True), (b"", DATA, b"data: {"), (*LINES, *JSON, DATA)
     ),
-    "OpenAI's answer, whole": stream(
-        lambda: OpenAIAnswer("b", asked(), is_streamed=False), (b"", b"{", b'{"choices":['), JSON
+    "OpenAI's answer, whole": Reader(
+        fed(lambda: OpenAIAnswer("b", asked(), is_streamed=False)), (b"", b"{", b'{"choices":['), JSON, holds=True
     ),
     "Anthropic's stream, passed": stream(
         lambda: PassedMessage("b"), (b"", b'data: {"type":"ping"'), (*LINES, *JSON, b'data: {"type":"ping"}\n\n')
