@@ -33,6 +33,9 @@ _COMPACT = {"whitespace_flexible": False}
 _QUOTED, _NAME, _ARGUMENTS, _PAIRS = "\x00quoted", "\x00name", "\x00arguments", "\x00pairs"
 """What stands for the name of a tool, in JSON or as it is, and for its arguments in a layout."""
 
+_WHITE_SPACE = r"/[ \n]{0,2}/"
+"""What may follow the last call. Qwen 2.5 writes a line break there, and would have to call again without this."""
+
 
 def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str], int | None]) -> Grammar | None:
     """The grammar of answers to `chat`; None if calls are optional or the model has no format.
@@ -62,7 +65,8 @@ def with_tools_listed(chat: Chat) -> Chat:
 class CallLayout(NamedTuple):
     """The texts and marks of a format, in order: before all calls, of one call, between two calls, behind all.
 
-    Without `between` only one call can be made. Marks are those of its texts that may be tokens.
+    Without `between` only one call can be made. Marks are those of its texts that may be tokens. Behind all of it some
+    white space may follow, as models write some before they end.
     """
 
     begins: tuple[str, ...]
@@ -115,7 +119,7 @@ def _rules(
     several = (
         [] if one_call or layout.between is None else ["(" + " ".join([*written(layout.between), "any_call"]) + ")*"]
     )
-    yield "start: " + " ".join([*written(layout.begins), "any_call", *several, *written(layout.ends)])
+    yield "start: " + " ".join([*written(layout.begins), "any_call", *several, *written(layout.ends), _WHITE_SPACE])
     yield "any_call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     for at, tool in enumerate(tools):
         schema = tool.get("parameters") or _OF_NOTHING

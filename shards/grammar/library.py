@@ -6,6 +6,8 @@ Torch-free: trials read it in a process of their own.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,18 +63,55 @@ class Library:
             precompute_large_lexemes=setting.computes_ahead,
             verbose_errors=False,
         )
-        self._tokenizer = LLTokenizer(
-            setting.tokenizer, n_vocab=setting.vocabulary, eos_token=setting.eos_token_ids or None
-        )
+        tokenizer, self._numbers = _with_unwritable_names(setting.tokenizer)
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=setting.vocabulary, eos_token=setting.eos_token_ids or None)
 
     def matcher(self, rules: str) -> LLMatcher:
         """The beginning of an answer of `rules`, in the library's notation. Raises CannotCompile."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, rules, log_level=0, limits=self._limits)
+        by_number = _with_numbers(rules, self._numbers)
+        matcher = LLMatcher(self._tokenizer, by_number, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise CannotCompile(matcher.get_error())
         return matcher
+
+
+_LARK_NAME = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?P<name><[^<>\s]+>)')
+"""Comments, texts and expressions of Lark, which are passed over, and the name of a token."""
+
+
+def _with_unwritable_names(tokenizer: str) -> tuple[str, dict[str, int]]:
+    """The content of a tokenizer.json in which no text is an added token, and the numbers of these by their names.
+
+    The library draws a text that leaves no choice as its tokenizer reads it. If it read a mark such as `<tool_call>` in
+    it, it would refuse the mark's token as no text. So such a text is drawn in ordinary tokens.
+    """
+    content = json.loads(tokenizer)
+    added = content.get("added_tokens") or []
+    renamed = {token["content"]: f"<|\ue000{token['id']}\ue001|>" for token in added}
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed.get(name, name): number for name, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[renamed.get(name, name), score] for name, score in vocabulary]
+    if "unk_token" in model:
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+    content["added_tokens"] = [{**token, "content": renamed[token["content"]]} for token in added]
+    return json.dumps(content), {token["content"]: token["id"] for token in added}
+
+
+def _with_numbers(rules: str, numbers: Mapping[str, int]) -> str:
+    """`rules` with the tokens that a grammar in Lark calls by name called by number; JSON calls none."""
+    if rules.lstrip().startswith("{"):
+        return rules
+
+    def named(found: re.Match[str]) -> str:
+        number = numbers.get(found["name"] or "")
+        return found[0] if number is None else f"<[{number}]>"
+
+    return _LARK_NAME.sub(named, rules)
 
 
 def rules_of(grammar: Grammar) -> str:

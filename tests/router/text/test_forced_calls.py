@@ -34,6 +34,7 @@ from router.text.tool_formats import (
 )
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import Compiler
+from shards.grammar.guide import Guide
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
 from tests.router.parts import MODEL, some_assets
@@ -70,15 +71,20 @@ def a_tokenizer(marks: str) -> Tokenizer:
     return tokenizer
 
 
-def drawn(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer, seed: int) -> str | None:
-    """Text that the grammar of `chat` lets through, at random; None if it did not end."""
+def the_guide(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer) -> Guide:
+    """The beginning of an answer to `chat`, as its grammar wants it."""
     grammar = grammar_of(chat, tool_format, tokenizer.token_to_id)
     assert grammar is not None
     assert (grammar.form, grammar.field) == ("rules", "tool_choice")
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     compiler = Compiler.of(Model("m", FakeNetwork(vocabulary=vocabulary), tokenizer, frozenset({end_id()})))
     assert compiler is not None
-    guide = compiler.compile(Grammar(GrammarForm.RULES, grammar.text)).guide()
+    return compiler.compile(Grammar(GrammarForm.RULES, grammar.text)).guide()
+
+
+def drawn(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer, seed: int) -> str | None:
+    """Text that the grammar of `chat` lets through, at random; None if it did not end."""
+    guide = the_guide(chat, tool_format, tokenizer)
     rng, text, answer_text = random.Random(seed), TokenText(tokenizer, marks_of(tokenizer, has_tools=True)), ""
     for _ in range(300):
         token = rng.choice(np.flatnonzero(guide.allowed()).tolist())
@@ -119,6 +125,28 @@ def test_what_is_drawn_is_calls_and_nothing_else(name: str, marks: str) -> None:
         for called, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS.get(called, NOTHING))
     assert ended > 6
+
+
+@pytest.mark.parametrize("behind", ["", "\n", " ", "\n\n"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_may_end_behind_its_last_call_with_or_without_white_space(name: str, behind: str) -> None:
+    chat, tokenizer = Chat([], TOOLS, forced=frozenset({"nothing"})), a_tokenizer("special")
+    guide = the_guide(chat, FORMATS[name], tokenizer)
+    rng, tokens = random.Random(3), list[int]()
+    while not (ends := guide.allowed()[end_id()]) and len(tokens) < 300:
+        tokens.append(rng.choice(np.flatnonzero(guide.allowed()).tolist()))
+        guide.note(tokens[-1])
+    assert ends
+    for letter in behind:
+        # alone: at the beginning of a text some tokenizers write another space
+        (number,) = tokenizer.encode(f"a{letter}").ids[1:]
+        assert guide.allowed()[number]
+        guide.note(number)
+        tokens.append(number)
+    assert guide.allowed()[end_id()] or guide.is_over
+    text = TokenText(tokenizer, marks_of(tokenizer, has_tools=True))
+    shown, calls = calls_in(text.push(tokens) + text.flush(), chat, FORMATS[name])
+    assert (shown, set(calls)) == ("", {("nothing", "{}")})
 
 
 @pytest.mark.parametrize("name", FORMATS)

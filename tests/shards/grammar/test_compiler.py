@@ -3,10 +3,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import random
+import re
 import sys
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import CannotCompile, Compiler
@@ -15,6 +18,7 @@ from shards.grammar.library import Library, rules_of
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
 from tests.shards.grammar.parts import (
+    END,
     VOCABULARY,
     a_compiler,
     a_model,
@@ -187,3 +191,66 @@ def test_where_there_can_be_none_the_log_says_why(
     with caplog.at_level(logging.WARNING):
         assert Compiler.of(make(monkeypatch)) is None  # type: ignore[operator]
     assert because in caplog.text
+
+
+MARK = "<tool_call>"
+
+
+def with_marks(*, special: bool) -> tuple[Compiler, Tokenizer]:
+    tokenizer = Tokenizer.from_str(a_tokenizer().to_str())
+    tokenizer.add_tokens([AddedToken(MARK, special=special), AddedToken("[INST]", special=special)])
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    return Compiler(a_setting(tokenizer=tokenizer.to_str(), vocabulary=vocabulary)), tokenizer
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("mark", [MARK, "[INST]", END])
+@pytest.mark.parametrize(
+    ("form", "text", "shown"),
+    [
+        (GrammarForm.CHOICE, '["MARK"]', "MARK"),
+        (GrammarForm.CHOICE, '["aMARKb", "aMARKc"]', "aMARKb"),
+        (GrammarForm.REGEX, r"x\QMARK\E+y?", "xMARK"),
+        (GrammarForm.JSON_SCHEMA, '{"const": "MARK"}', '"MARK"'),
+        (GrammarForm.JSON_SCHEMA, '{"enum": [["aMARK"]]}', '["aMARK"]'),
+        (GrammarForm.RULES, 'start: "MARK" "MARK"', "MARKMARK"),
+        (GrammarForm.RULES, 'root ::= "MARK" "."', "MARK."),
+    ],
+)
+def test_a_text_in_a_grammar_that_equals_an_added_token_is_drawn_as_a_text(
+    form: GrammarForm, text: str, shown: str, mark: str, *, special: bool
+) -> None:
+    compiler, tokenizer = with_marks(special=special)
+    escaped = re.escape(mark) if form is GrammarForm.REGEX else mark
+    text = text.replace(r"\QMARK\E", f"({escaped})").replace("MARK", escaped)
+    guide, drawn = compiler.compile(Grammar(form, text)).guide(), list[int]()
+    rng = random.Random(5)
+    while len(drawn) < 60 and not guide.is_over:
+        allowed = np.flatnonzero(guide.allowed()).tolist()
+        assert not guide.fault
+        if end_id() in allowed:
+            break
+        drawn.append(rng.choice([each for each in allowed if each not in (tokenizer.token_to_id(MARK), end_id())]))
+        guide.note(drawn[-1])
+    written = tokenizer.decode(drawn, skip_special_tokens=True)
+    assert written.replace(" ", "")[: len(shown) - 1] == shown.replace("MARK", mark)[: len(shown) - 1]
+    assert mark in written
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        f'start: {MARK} "x" {MARK}',
+        f'// "{MARK}\nstart: {MARK} /x/ {MARK}',
+    ],
+)
+def test_a_grammar_may_name_an_added_token_and_gets_that_token(rules: str) -> None:
+    compiler, tokenizer = with_marks(special=False)
+    guide = compiler.compile(Grammar(GrammarForm.RULES, rules)).guide()
+    number = tokenizer.token_to_id(MARK)
+    for token in (number, tokenizer.token_to_id("x"), number):
+        assert np.flatnonzero(guide.allowed()).tolist() == [token]
+        guide.note(token)
+    assert guide.is_over or guide.allowed()[end_id()]
+    compiler.close()
