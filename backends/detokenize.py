@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -33,17 +34,67 @@ def marks_of(tokenizer: Tokenizer, *, has_tools: bool) -> dict[int, str]:
     return {number: mark for mark in marks if (number := known(mark)) is not None}
 
 
+class TokenNames:
+    """The text and the bytes of single tokens, as they stand inside a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # some decoders drop the space that begins a text, so there is a letter before each token
+        self._before = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        self._skipped = len(self._decoded([]))
+        self._added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+
+    def text(self, token_id: int) -> str:
+        """Its text, with U+FFFD for a part of a character."""
+        return self._decoded([token_id])[self._skipped :]
+
+    def octets(self, token_id: int, text: str) -> bytes | None:
+        """Its bytes where they are not those of `text`, which is its text; None where they are."""
+        if "\ufffd" not in text or token_id in self._added:
+            return None
+        name = self._tokenizer.id_to_token(token_id) or ""
+        if _BYTE.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        if all(letter in _BYTES_BY_LETTER for letter in name):
+            return bytes(map(_BYTES_BY_LETTER.__getitem__, name))
+        return None
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(self._before + token_ids, skip_special_tokens=False))
+
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""The name of a token that is one byte, in vocabularies with bytes for all that is not in them."""
+
+
+def _bytes_by_letter() -> dict[str, int]:
+    """The byte that each letter stands for in the vocabularies of byte-level BPE.
+
+    Source: `bytes_to_unicode` of GPT-2's encoder.py.
+    """
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES_BY_LETTER = _bytes_by_letter()
+
+
 class TokenText:
-    """The text of one choice's tokens as they come; special tokens have none, but for those `shown`: id to text.
+    """The text of one choice's tokens as they come, behind the tokens `before`, the end of the prompt: some decoders
+    drop the space that begins a text. Special tokens have no text, but for those `shown`: id to text.
 
     The results of `push` and `flush` join to `tokenizer.decode` of all tokens at once, except where a run of
     byte tokens is not UTF-8 and a decoder replaces the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, shown: Mapping[int, str] = MappingProxyType({}), before: Sequence[int] = ()
+    ) -> None:
         self._tokenizer, self._shown = tokenizer, shown
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._spoken: list[int] = []
+        # behind half a character nothing could be told apart from its rest
+        self._spoken = [] if tokenizer.decode(list(before)).endswith("\ufffd") else list(before)
+        self._stream = DecodeStream(self._spoken, skip_special_tokens=True)
         self._held: list[int] = []
 
     def __repr__(self) -> str:
@@ -92,25 +143,31 @@ class StopCutter:
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
         self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
+        self._held, self._passed = "", 0
 
     def __repr__(self) -> str:
         return f"<StopCutter holds {self._held!r}, found {self.found!r}>"
 
-    def push(self, text: str) -> str:
-        """The text that is certain not to belong to a stop string, from the held text and `text`."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is certain not to belong to a stop string, from the held text and `text`.
+
+        A stop string that is complete within a `text` that may not stop is none.
+        """
         if self.found is not None:
             return ""
         if not self._stops:
             return text
         text = self._held + text
-        ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        self._passed = self._passed if may_stop else len(text)
+        places = ((text.find(stop, max(0, self._passed - len(stop) + 1)), stop) for stop in self._stops)
+        ends = [(at + len(stop), -len(stop), stop) for at, stop in places if at >= 0]
         if ends:
             end, _, self.found = min(ends)
             self._held = ""
             return text[: end - len(self.found)]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
+        self._passed = max(0, self._passed - (len(text) - keep))
         return text[: len(text) - keep]
 
     def flush(self) -> str:

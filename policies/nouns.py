@@ -407,12 +407,16 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """One drawn token with its natural-log probability and the most likely alternatives."""
+    """One drawn token with its natural-log probability and the most likely alternatives.
+
+    `octets` are its bytes where these are not those of its text: a token may be a part of a character.
+    """
 
     token_id: int
     token: str
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+    octets: bytes | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):

@@ -756,7 +756,7 @@ class Engine:
         if end is None:
             self._scheduler.store(sequence)
         else:
-            self._finish(sequence, sequence.finished(end.reason, stop=end.stop))
+            self._finish(sequence, sequence.finished(end.reason, stop=end.stop, by_token=end.by_token))
         return end is None
 
     def _report(self, drawn: list[Drawn]) -> Report:

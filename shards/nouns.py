@@ -180,7 +180,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of one choice. `stop` is the stop string that ended it; `message` is for people, `cause` for machines."""
+    """The end of one choice. `stop` is the stop string that ended it; `by_token`: a stop token did. `message` is for
+    people, `cause` for machines.
+    """
 
     key: Hashable
     choice: int
@@ -192,6 +194,7 @@ class Finished:
     message: str = ""
     cause: Cause | None = None
     blended_tokens: int = 0
+    by_token: bool = False
 
 
 class CacheChange(enum.Enum):

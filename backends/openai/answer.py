@@ -550,7 +550,15 @@ def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     # llama.cpp and TabbyAPI report the id
     number = entry.get("id", entry.get("token_id"))
     token_id = number if isinstance(number, int) else _token_id(entry["token"])
-    return TokenLogprob(token_id, entry["token"], logprob_of(entry["logprob"]), top)
+    return TokenLogprob(token_id, entry["token"], logprob_of(entry["logprob"]), top, _octets(entry.get("bytes")))
+
+
+def _octets(given: Any) -> bytes | None:
+    """The bytes of a token, as OpenAI lists them; None where they are not there."""
+    try:
+        return bytes(given) if isinstance(given, list) else None
+    except (ValueError, TypeError):
+        return None
 
 
 def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:

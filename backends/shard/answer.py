@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from backends.detokenize import StopCutter, TokenText, marks_of
+from backends.detokenize import StopCutter, TokenNames, TokenText, marks_of
 from backends.shard.inbox import News, Piece
 from backends.shard.messages import error_of
 from policies.nouns import Beginning, Delta, Sampling, TokenLogprob, Usage
@@ -19,15 +19,26 @@ _FINISH_REASONS = {wire.Finished.STOP: "stop", wire.Finished.LENGTH: "length"}
 
 
 class _Choice:
-    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling, shown: Mapping[int, str]) -> None:
-        self.text = TokenText(tokenizer, shown) if tokenizer else None
+    def __init__(
+        self, tokenizer: Tokenizer | None, sampling: Sampling, shown: Mapping[int, str], before: Sequence[int]
+    ) -> None:
+        self.text = TokenText(tokenizer, shown, before) if tokenizer else None
         self.cutter = StopCutter(sampling.stop)
         self.output_tokens = 0
         self.is_done = False
+        self._least_tokens = sampling.min_new_tokens
 
     def push(self, piece: Piece) -> str:
+        unstopped = self._least_tokens - self.output_tokens
         self.output_tokens += len(piece.token_ids)
-        return self.cutter.push(self.text.push(piece.token_ids)) if self.text else ""
+        if self.text is None:
+            return ""
+        # what ends an answer is no part of it
+        ids = piece.token_ids[:-1] if piece.end is not None and piece.end.by_token else piece.token_ids
+        if unstopped <= 0:
+            return self.cutter.push(self.text.push(ids))
+        passed = self.cutter.push(self.text.push(ids[:unstopped]), may_stop=False)
+        return passed + self.cutter.push(self.text.push(ids[unstopped:]))
 
     def flush(self) -> str:
         last = self.cutter.push(self.text.flush()) if self.text else ""
@@ -40,6 +51,8 @@ class ShardAnswer:
     A stop string is found here too, so that none is ever shown, whatever the shard does; `is_done` is then True before
     the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. Of a chat, what
     stands around channels, and with `has_tools` around calls, is text, also where the model has special tokens for it.
+    `before` are the last tokens of the prompt. A stop string that is complete within the first `min_new_tokens` is
+    text, as in vLLM; a token that ends the answer is none.
     """
 
     def __init__(
@@ -51,13 +64,15 @@ class ShardAnswer:
         prompt_tokens: int,
         is_chat: bool = False,
         has_tools: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
-        self._tokenizer, self._backend, self._grammar = tokenizer, backend, sampling.grammar
+        self._backend, self._grammar = backend, sampling.grammar
+        self._names = TokenNames(tokenizer) if tokenizer and sampling.top_logprobs is not None else None
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
         self._blended_tokens = 0
         self._resumed_tokens = 0
         shown = marks_of(tokenizer, has_tools=has_tools) if tokenizer and is_chat else {}
-        self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
+        self._choices = [_Choice(tokenizer, sampling, shown, before) for _ in range(max(1, sampling.choices))]
 
     def __repr__(self) -> str:
         return f"<ShardAnswer {sum(choice.is_done for choice in self._choices)} of {len(self._choices)} choices done>"
@@ -116,11 +131,13 @@ class ShardAnswer:
         )
 
     def _logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
-        top = tuple(TokenLogprob(other, self._token(other), logprob) for other, logprob in logprobs.top)
-        return TokenLogprob(token_id, self._token(token_id), logprobs.logprob, top)
+        top = tuple(self._named(other, logprob) for other, logprob in logprobs.top)
+        return self._named(token_id, logprobs.logprob, top)
 
-    def _token(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else ""
+    def _named(self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        text = "" if self._names is None else self._names.text(token_id)
+        octets = None if self._names is None else self._names.octets(token_id, text)
+        return TokenLogprob(token_id, text, logprob, top, octets)
 
 
 def _finish_reason(choice: _Choice, piece: Piece) -> str | None:

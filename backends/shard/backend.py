@@ -24,11 +24,14 @@ from policies.nouns import Capability, Delta, Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
 from shards.nouns import AdapterUse
 from shards.wire.limits import PIN_PIECE_KEYS
-from shards.wire.translate import pack_keys
+from shards.wire.translate import pack_keys, unpack_ids
 from shards.wire.v1 import shard_pb2 as wire
 
 _ALWAYS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES})
 _MOST_MS = 2**32 - 1
+
+_BEFORE_BYTES = 8 * TOKEN_BYTES
+"""The end of a prompt that the text of its answer may depend on."""
 
 
 class ShardBackend:
@@ -160,6 +163,7 @@ class ShardBackend:
             prompt_tokens=prompt_tokens,
             is_chat=bool(prompt.body and "messages" in prompt.body),
             has_tools=bool(prompt.body and prompt.body.get("tools")),
+            before=unpack_ids(prompt.token_ids[-_BEFORE_BYTES:]),
         )
         try:
             if beginning is not None:

@@ -305,7 +305,13 @@ class Sequence:
         return np.concatenate([prompt, np.array(self.output[: stop - prompt_tokens], dtype="<u4")])
 
     def finished(
-        self, reason: FinishReason, *, stop: str = "", message: str = "", cause: Cause | None = None
+        self,
+        reason: FinishReason,
+        *,
+        stop: str = "",
+        by_token: bool = False,
+        message: str = "",
+        cause: Cause | None = None,
     ) -> Finished:
         """The report of its end. All choices of a request report the same cached tokens."""
         return Finished(
@@ -319,6 +325,7 @@ class Sequence:
             message=message,
             cause=cause,
             blended_tokens=self.request.blended_tokens,
+            by_token=by_token,
         )
 
     def check(self) -> None:

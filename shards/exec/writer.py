@@ -13,10 +13,11 @@ from shards.nouns import FinishReason, Submission
 
 
 class End(NamedTuple):
-    """The reason for the end of an answer; `stop` is the stop string that ended it."""
+    """The reason for the end of an answer. `stop` is the stop string that ended it; `by_token`: a stop token did."""
 
     reason: FinishReason
     stop: str = ""
+    by_token: bool = False
 
 
 class Writer:
@@ -47,8 +48,8 @@ class Writer:
         self.sampler.note(token_id)
         stop = self._stops.push(token_id) if self._stops else None
         if token_id in self.sampler.stop_token_ids:
-            return End(FinishReason.STOP)
-        if stop is not None and self.sampler.drawn >= self._submission.sampling.min_new_tokens:
+            return End(FinishReason.STOP, by_token=True)
+        if stop is not None and self.sampler.drawn > self._submission.sampling.min_new_tokens:
             return End(FinishReason.STOP, stop)
         if self.sampler.guide is not None and self.sampler.guide.is_over:
             return End(FinishReason.STOP)

@@ -253,6 +253,7 @@ def finished(item: Finished) -> wire.Finished:
         message=item.message[: limits.TEXT_CHARACTERS],
         cause=CAUSES[item.cause] if item.cause else wire.Finished.CAUSE_UNSPECIFIED,
         blended_tokens=item.blended_tokens,
+        by_token=item.by_token,
     )
 
 

@@ -231,7 +231,8 @@ def chat_logprob(drawn: TokenLogprob) -> dict[str, Any]:
 
 
 def _token(drawn: TokenLogprob) -> dict[str, Any]:
-    return {"token": drawn.token, "logprob": drawn.logprob, "bytes": list(drawn.token.encode())}
+    octets = drawn.token.encode() if drawn.octets is None else drawn.octets
+    return {"token": drawn.token, "logprob": drawn.logprob, "bytes": list(octets)}
 
 
 def _completion_logprobs(drawn: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:

@@ -356,7 +356,7 @@ class Prediction(_message.Message):
     def __init__(self, request: _Optional[int] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause", "blended_tokens")
+    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause", "blended_tokens", "by_token")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
@@ -397,6 +397,7 @@ class Finished(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     BLENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BY_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request: int
     choice: int
     reason: Finished.Reason
@@ -407,7 +408,8 @@ class Finished(_message.Message):
     message: str
     cause: Finished.Cause
     blended_tokens: int
-    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ..., blended_tokens: _Optional[int] = ...) -> None: ...
+    by_token: bool
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ..., blended_tokens: _Optional[int] = ..., by_token: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable", "drafted_tokens", "accepted_tokens", "disk", "peers", "uncaptured_steps", "model_drafted_tokens", "model_accepted_tokens")
