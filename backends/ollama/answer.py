@@ -14,6 +14,8 @@ from backends.http.errors import details_of, error_of
 from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
+from backends.openai.calls import CallPieces
+from backends.openai.parts import content_of_parts
 from policies.errors import BackendErred, BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
@@ -26,14 +28,21 @@ class OllamaAnswer:
     `prompt_tokens` stand in if Ollama reports none. `counted` is the prompt's length if it was counted: if
     Ollama then reports less than half, as versions do that leave out cached tokens, the rest was cached.
     `one_call`: calls of tools after the first are left out, since Ollama cannot be asked for one at a time.
+    A call without an id gets one that is not in `taken_ids`.
     """
 
     def __init__(
-        self, backend: str, *, prompt_tokens: int = 0, counted: int | None = None, one_call: bool = False
+        self,
+        backend: str,
+        *,
+        prompt_tokens: int = 0,
+        counted: int | None = None,
+        one_call: bool = False,
+        taken_ids: frozenset[str] = frozenset(),
     ) -> None:
         self.is_over, self._one_call = False, one_call
         self._backend, self._prompt_tokens, self._counted = backend, prompt_tokens, counted
-        self._lines, self._calls = FrameDecoder(b"\n"), 0
+        self._lines, self._calls, self._strict = FrameDecoder(b"\n"), 0, CallPieces(taken_ids)
 
     def __repr__(self) -> str:
         return f"<OllamaAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
@@ -75,20 +84,17 @@ class OllamaAnswer:
         if self._one_call:
             calls = calls[: 1 - min(1, self._calls)]
         if calls:
-            beside["tool_calls"] = [self._call(call) for call in calls]
+            self._calls += len(calls)
+            beside["tool_calls"] = self._strict.read(list(map(_whole_call, calls)))
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content, thoughts = content_of_parts(content)
+            beside |= thoughts
         return Delta(
-            text=message.get("content") or "",
+            text=content,
             logprobs=tuple(_logprobs(reply.get("logprobs") or ())),
             message=beside or None,
         )
-
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """A call as OpenAI's clients read it. Ollama's own index starts anew with every line in some versions."""
-        at, function = self._calls, call["function"]
-        self._calls += 1
-        arguments = msgspec.json.encode(function.get("arguments") or {}).decode()
-        called = {"name": function["name"], "arguments": arguments}
-        return {"index": at, "id": call.get("id") or f"call_{at}", "type": "function", "function": called}
 
     def _last(self, reply: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
@@ -102,6 +108,12 @@ class OllamaAnswer:
         usage = Usage(prompt or self._prompt_tokens, counts.completion_tokens, cached, is_guess=not prompt)
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
+
+
+def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call without Ollama's index, which starts anew with every line in some versions: each call is whole."""
+    function = call["function"]
+    return {"id": call.get("id"), "function": {"name": function["name"], "arguments": function.get("arguments") or {}}}
 
 
 def error_of_ollama(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:

@@ -21,6 +21,7 @@ from backends.http.backend import HttpBackend
 from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.ollama.answer import OllamaAnswer, error_of_ollama
 from backends.ollama.body import chat_body, generate_body
+from backends.openai.calls import call_ids_in
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 
@@ -115,7 +116,13 @@ class Ollama(HttpBackend):
             sent["keep_alive"] = _duration(self._options.keep_alive)
         counted = request.prompt_tokens if prompt.token_ids else None
         one_call = body.get("parallel_tool_calls") is False
-        answer = OllamaAnswer(self.name, prompt_tokens=request.prompt_tokens, counted=counted, one_call=one_call)
+        answer = OllamaAnswer(
+            self.name,
+            prompt_tokens=request.prompt_tokens,
+            counted=counted,
+            one_call=one_call,
+            taken_ids=call_ids_in(body),
+        )
         path = "/api/chat" if is_chat else "/api/generate"
         return Exchange(Post(path, encoded(sent)), answer, error_of_ollama)
 

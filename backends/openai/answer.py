@@ -24,7 +24,9 @@ from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, MOST_TOKENS, nonsense, not_asked_for, reported_usage
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
+from backends.openai.calls import CallPieces
 from backends.openai.continued import trailing_space, whole_usage
+from backends.openai.parts import content_of_parts
 from policies.errors import BackendErred, BackendFailed, ExpectedError
 from policies.nouns import Beginning, Delta, Request, TokenLogprob, Usage
 
@@ -191,7 +193,8 @@ class Ear(msgspec.Struct):
             added: str | None = choice.text or ""
             if choice.text is msgspec.UNSET:
                 piece = choice.delta or choice.message or {}
-                added = str(piece.get("content") or "")
+                content = piece.get("content") or ""
+                added = content if isinstance(content, str) else None
                 for name, value in piece.items():
                     if value is not None and name not in ("role", "content"):
                         added = None
@@ -396,7 +399,7 @@ class OpenAIAnswer(EventAnswer):
     Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
     the request has them, one for each Delta with text or a message. `error_of` says what an error in the body means.
     `most_choices` is for answers to several prompts at once; else there are as many as the request asks for.
-    Of an answer with a `beginning` from elsewhere, usage covers that too.
+    Of an answer with a `beginning` from elsewhere, usage covers that too. No call gets an id of `taken_ids`.
     """
 
     last_word = "[DONE]"
@@ -411,9 +414,11 @@ class OpenAIAnswer(EventAnswer):
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
         most_choices: int | None = None,
         beginning: Beginning | None = None,
+        taken_ids: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(backend)
-        self._error_of = error_of
+        self._error_of, self._taken_ids = error_of, taken_ids
+        self._calls: dict[int, CallPieces] = {}
         self._is_streamed, self._limit_bytes = is_streamed, limit_bytes
         self._whole = bytearray()
         self._usage: Usage | None = None
@@ -464,7 +469,14 @@ class OpenAIAnswer(EventAnswer):
             if delta.choice not in self._choices:
                 raise not_asked_for(self._backend, delta.choice, len(self._choices))
             self._pieces += bool(delta.text or delta.message)
-            yield self._unrepeated(delta) if self._repeated else delta
+            whole = self._with_calls(delta) if delta.message and "tool_calls" in delta.message else delta
+            yield self._unrepeated(whole) if self._repeated else whole
+
+    def _with_calls(self, delta: Delta) -> Delta:
+        """`delta` with calls as the dialect has them."""
+        assert delta.message is not None
+        calls = self._calls.setdefault(delta.choice, CallPieces(self._taken_ids))
+        return replace(delta, message={**delta.message, "tool_calls": calls.read(delta.message["tool_calls"])})
 
     def _close(self) -> Iterator[Delta]:
         self.is_over = True
@@ -521,9 +533,13 @@ def _chat(choice: Mapping[str, Any]) -> Delta:
     delta = choice.get("delta") or choice.get("message") or {}
     beside = {name: value for name, value in delta.items() if name not in ("role", "content") and value is not None}
     logprobs = choice.get("logprobs") or {}
+    content = delta.get("content") or ""
+    if not isinstance(content, str):
+        content, thoughts = content_of_parts(content)
+        beside = {**thoughts, **beside}
     return replace(
         _common(choice),
-        text=delta.get("content") or "",
+        text=content,
         message=beside or None,
         logprobs=tuple(map(_chat_logprob, logprobs.get("content") or ())),
     )

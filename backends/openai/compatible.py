@@ -14,6 +14,7 @@ from backends.http.exchange import Answer, Exchange, HttpOptions, WholeBody, dec
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole
+from backends.openai.calls import call_ids_in
 from backends.openai.continued import rest_of
 from backends.openai.endpoints import PATH as OPENAPI_PATH
 from backends.openai.endpoints import Endpoints, endpoints_in
@@ -127,7 +128,8 @@ class OpenAICompatible(HttpBackend):
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
-        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning)
+        taken_ids = call_ids_in(prompt.body)
+        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning, taken_ids=taken_ids)
         quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
         return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
 

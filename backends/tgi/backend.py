@@ -21,6 +21,7 @@ from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.answer import OpenAIAnswer
+from backends.openai.calls import call_ids_in
 from backends.tgi.answer import TGIAnswer, error_in_chat, error_of_tgi
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
@@ -79,7 +80,9 @@ class TGI(HttpBackend):
             raise InvalidRequest("TGI takes text, and the request has token ids only", param="prompt")
         adapter = self._adapter(request)
         if prompt.path == _CHAT_PATH:
-            answer = OpenAIAnswer(self.name, request, is_streamed=True, error_of=error_in_chat)
+            answer = OpenAIAnswer(
+                self.name, request, is_streamed=True, error_of=error_in_chat, taken_ids=call_ids_in(body)
+            )
             content = encoded(chat_body(request, body, adapter))
             return Exchange(Post(_CHAT_PATH, content), answer, error_of_tgi)
         sampling = request.sampling

@@ -15,6 +15,7 @@ from policies.errors import ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
 from router.protocols.anthropic.request import messages_ask
+from router.protocols.calls_in_order import CallsInOrder
 from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
 from router.protocols.status import status_of
 
@@ -75,7 +76,7 @@ class MessageStream:
         self._open: str | int | None = None
         """The open block: "thinking", "text", or the number of a tool call; None if none is open."""
         self._blocks, self._has_calls, self._has_refused = 0, False, False
-        self._signed = 0
+        self._signed, self._turns = 0, CallsInOrder()
         self._finish: str | None = None
         self._stop: str | None = None
 
@@ -97,7 +98,7 @@ class MessageStream:
         """The events for one piece."""
         self._finish = delta.finish_reason or self._finish
         self._stop = delta.stop or self._stop
-        events = b"".join(map(_event, self._events(delta)))
+        events = b"".join(_event(event) for piece in self._turns.feed(delta) for event in self._events(piece))
         return self._start() + events if events else b""
 
     def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
@@ -106,10 +107,11 @@ class MessageStream:
 
     def end(self, usage: Usage) -> bytes:
         """The stop reason, usage, and message_stop."""
+        waited = [event for piece in self._turns.end() for event in self._events(piece)]
         finish = "content_filter" if self._has_refused else self._finish
         ending = _ending(finish, self._stop, has_calls=self._has_calls)
         last = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
-        closing = b"".join(map(_event, self._close()))
+        closing = b"".join(map(_event, (*waited, *self._close())))
         return self._start() + closing + _event(last) + _event({"type": "message_stop"})
 
     def fail(self, error: ExpectedError) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 from policies.errors import ExpectedError
 from policies.nouns import Delta, Usage
 from router.ask import Ask
+from router.protocols.calls_in_order import CallsInOrder
 from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
 from router.protocols.openai.answers import chat_logprob
 from router.protocols.openai.dialect import openai_failure
@@ -97,7 +98,7 @@ class ResponseStream:
             "usage": None,
             **echoed,
         }
-        self._events, self._is_begun = 0, False
+        self._events, self._is_begun, self._turns = 0, False, CallsInOrder()
         self._open: str | int | None = None
         """The open item: "reasoning", "message", "refusal", or the number of a tool call; None if none is open."""
         self._finish: str | None = None
@@ -118,12 +119,7 @@ class ResponseStream:
     def render(self, index: int, delta: Delta) -> bytes:  # noqa: ARG002 - a response has one choice
         """The events for one piece."""
         self._finish = delta.finish_reason or self._finish
-        message = delta.message or {}
-        if not (
-            delta.text or delta.logprobs or message.get("tool_calls") or thought_in(message) or refusal_in(message)
-        ):
-            return b""
-        return b"".join([*self._begin(), *self._piece(delta, message)])
+        return b"".join(event for piece in self._turns.feed(delta) for event in self._events_of(piece))
 
     def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
         """`raw`."""
@@ -133,7 +129,8 @@ class ResponseStream:
         """The events that close the last item and the response."""
         reason = _INCOMPLETE.get(self._finish or "")
         status = "completed" if reason is None else "incomplete"
-        events = [*self._begin(), *self._close(status)]
+        waited = [event for piece in self._turns.end() for event in self._events_of(piece)]
+        events = [*waited, *self._begin(), *self._close(status)]
         details = None if reason is None else {"reason": reason}
         self.response |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
         return b"".join(events) + self._event(f"response.{status}", response=self.response)
@@ -152,6 +149,12 @@ class ResponseStream:
             self._is_begun = True
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
+
+    def _events_of(self, delta: Delta) -> Iterator[bytes]:
+        message = delta.message or {}
+        if delta.text or delta.logprobs or message.get("tool_calls") or thought_in(message) or refusal_in(message):
+            yield from self._begin()
+            yield from self._piece(delta, message)
 
     def _piece(self, delta: Delta, message: Mapping[str, Any]) -> Iterator[bytes]:
         if thought := thought_in(message):

@@ -71,7 +71,7 @@ def test_a_request_for_one_call_at_a_time_gets_only_the_first(apart: bool) -> No
 
 
 def test_thinking_and_calls_come_beside_the_text_as_openais_clients_read_them() -> None:
-    calls = [{"function": {"index": 0, "name": "f", "arguments": {"a": [1]}}}]
+    calls = [{"id": "a", "function": {"index": 0, "name": "f", "arguments": {"a": [1]}}}]
     more = [{"id": "x", "function": {"index": 0, "name": "g", "arguments": {}}}]
     data = (
         a_line(message={"role": "assistant", "content": "", "thinking": "Hm"}, done=False)
@@ -82,9 +82,7 @@ def test_thinking_and_calls_come_beside_the_text_as_openais_clients_read_them() 
     first, second, third, last, _ = read(data)
     assert first.message == {"reasoning": "Hm"}
     assert second.message == {
-        "tool_calls": [
-            {"index": 0, "id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a":[1]}'}}
-        ]
+        "tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a":[1]}'}}]
     }
     assert third.message is not None
     assert [(call["index"], call["id"]) for call in third.message["tool_calls"]] == [(1, "x")]
@@ -158,3 +156,10 @@ def test_an_error_after_the_first_line_breaks_the_answer_off() -> None:
 
 def test_nothing_is_heard_after_the_end() -> None:
     assert read(CHAT + b"{broken\n")[-1] == Delta(usage=Usage(26, 282))
+
+
+def test_calls_without_ids_get_ids_that_no_turn_repeats() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    data = a_line(message={"role": "assistant", "content": "", "tool_calls": [call, call]}, done=False) + the_end()
+    ids = [one["id"] for _ in range(3) for one in (read(data)[0].message or {})["tool_calls"]]
+    assert len(set(ids)) == 6

@@ -78,7 +78,7 @@ async def test_a_request_that_was_degraded_asks_for_the_model_that_it_means_now(
 
 
 async def test_a_chat_is_streamed_with_everything_beside_its_text() -> None:
-    call = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]
+    call = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     top = {"token": "Ho", "logprob": -2.0}
     logprobs = {"content": [{"token": "Hé", "logprob": -0.5, "top_logprobs": [top]}]}
     chunks = [
@@ -129,14 +129,17 @@ async def test_usage_is_estimated_if_the_server_reports_none() -> None:
         assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2, is_guess=True))
 
 
+CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 async def test_what_was_asked_whole_is_asked_whole_of_the_server_however_often() -> None:
-    message = {"role": "assistant", "content": "Hi", "refusal": None, "tool_calls": [{"id": "c"}]}
+    message = {"role": "assistant", "content": "Hi", "refusal": None, "tool_calls": [CALL]}
     usage = {"prompt_tokens": 3, "completion_tokens": 7}
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
     async with an_upstream(whole=json.dumps(answer).encode()) as upstream, a_backend(upstream) as backend:
         for _ in range(3):
             assert await everything(backend, prompt=Prompt(body={"model": "m", "messages": []})) == [
-                Delta(text="Hi", finish_reason="stop", message={"tool_calls": [{"id": "c"}]}, is_whole=True, tokens=7),
+                Delta(text="Hi", finish_reason="stop", message={"tool_calls": [CALL]}, is_whole=True, tokens=7),
                 Delta(usage=Usage(3, 7)),
             ]
         assert [sent for _, sent, _ in upstream.received] == [{"model": "m", "messages": []}] * 3
