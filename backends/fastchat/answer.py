@@ -22,6 +22,9 @@ from policies.errors import (
 )
 from policies.nouns import Delta, Usage
 
+_OF_REQUESTS = (50001, 50002)
+"""An internal error, and too little GPU memory: a request may provoke them."""
+
 _HALF = "\ufffd"
 """A worker's placeholder for a character with only its first bytes generated."""
 
@@ -67,7 +70,7 @@ class FastChatAnswer:
         except MISSHAPEN as error:
             raise nonsense(self._backend, frame) from error
         if finish == "abort":
-            raise BackendFailed(f"{self._backend} broke the answer off")
+            raise BackendErred(f"{self._backend} broke the answer off")
         certain = len(self._whole.rstrip(_HALF))
         if certain > self._sent:
             yield Delta(text=self._new(certain))
@@ -100,4 +103,5 @@ def worker_error(backend: str, reply: Mapping[str, Any]) -> ExpectedError:
         return BackendRefused(f"{backend} refused ({code}): {message}")
     if 42900 <= code < 43000:
         return Overloaded(f"{backend} is busy ({code}): {message}")
-    return BackendFailed(f"{backend} failed ({code}): {message}")
+    kind = BackendErred if code in _OF_REQUESTS else BackendFailed
+    return kind(f"{backend} failed ({code}): {message}")

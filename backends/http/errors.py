@@ -30,8 +30,17 @@ _TOO_LONG = re.compile(
 MOST_WAIT_S = 86_400.0
 """A backend that asks to wait longer is asked again after a day."""
 
-_MAY_BE_REQUESTS = frozenset({500, 502, 504})
-"""Statuses that a request may provoke: its engine erred, or died or hung behind a proxy that is well."""
+_MAY_BE_REQUESTS = frozenset({424, 499, 500, 502, 504, 520, 524})
+"""Statuses that a request may provoke: its engine erred (TGI: 424), or died or hung behind a proxy that is well."""
+
+_OVERLOADED = 529
+"""Anthropic's, which gateways before it pass on."""
+
+BUSY = re.compile(
+    r"overloaded|over capacity|at capacity|server busy|too many (?:concurrent )?requests|queue (?:is )?full",
+    re.IGNORECASE,
+)
+"""How servers that are well name a full queue, with a status of 503 and no time to come back."""
 
 _RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
 _STATUS = re.compile(r"\d{3}", re.ASCII)
@@ -59,7 +68,8 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     details = details_of(body)
     message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
     wait_s = retry_after_s(headers)
-    if status == 429 or (status == 503 and not headers.keys().isdisjoint(_RETRY_AFTER)):
+    is_busy = status == 503 and (not headers.keys().isdisjoint(_RETRY_AFTER) or BUSY.search(message) is not None)
+    if is_busy or status in (429, _OVERLOADED):
         # a server that gives a time to come back is healthy, even if that cannot be read
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if status in _MAY_BE_REQUESTS:

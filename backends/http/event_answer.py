@@ -37,7 +37,11 @@ class EventAnswer(ABC):
     def hear(self, data: bytes) -> list[Delta]:
         """The Deltas of one event with `data`. Raises as `feed` does."""
         try:
-            return list(self._read(data))
+            deltas = list(self._read(data))
+            for delta in deltas:
+                if delta.text.__class__ is not str:
+                    raise TypeError(f"a text is a {type(delta.text).__name__}")
+            return deltas
         except MISSHAPEN as error:
             raise nonsense(self._backend, data) from error
 

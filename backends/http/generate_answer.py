@@ -15,7 +15,7 @@ from backends.http.errors import error_in_stream, error_of
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import read_json
 from backends.http.nonsense import not_asked_for, reported_usage
-from policies.errors import BackendFailed, ExpectedError
+from policies.errors import BackendErred, ExpectedError
 from policies.nouns import Delta, TokenLogprob
 
 _DONE = b"[DONE]"
@@ -108,7 +108,7 @@ def flat_error(backend: str, error: Any) -> ExpectedError:
     details = error if isinstance(error, Mapping) else {"message": error}
     code = details.get("code")
     if details.get("type") == "abort" and not isinstance(code, int):
-        return BackendFailed(f"{backend} broke the answer off: {details.get('message')}")
+        return BackendErred(f"{backend} broke the answer off: {details.get('message')}")
     status = code if isinstance(code, int) else 400
     return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from backends.http.errors import details_of, error_of
+from backends.http.errors import BUSY, details_of, error_of
 from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from backends.openai.calls import CallPieces
 from backends.openai.parts import content_of_parts
-from policies.errors import BackendErred, BackendFailed, ExpectedError, Overloaded
+from policies.errors import BackendErred, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
@@ -122,15 +122,14 @@ def error_of_ollama(backend: str, status: int, body: bytes, headers: Mapping[str
     inner = details_of(str(message).encode()) if str(message).startswith("{") else {}
     # the runner's error comes as JSON within JSON
     text = str(inner.get("message") or message or f"status {status}")
-    error = error_of(backend, status, msgspec.json.encode({"error": {"message": text}}), headers)
-    if status == 503 and "server busy" in text:
-        return Overloaded(f"{backend} is busy: {text}", retry_after_s=error.retry_after_s)
-    return error
+    return error_of(backend, status, msgspec.json.encode({"error": {"message": text}}), headers)
 
 
 def _error_in_stream(backend: str, message: str) -> ExpectedError:
-    """The error in a line after the first; without a status, all of them are failures of the backend."""
-    return BackendFailed(f"{backend} broke the answer off: {message[:2000]}")
+    """The error in a line; without a status. Its runner may have died of the request."""
+    if BUSY.search(message):
+        return Overloaded(f"{backend} is busy: {message[:2000]}")
+    return BackendErred(f"{backend} broke the answer off: {message[:2000]}")
 
 
 def _logprobs(entries: Sequence[Mapping[str, Any]]) -> Iterator[TokenLogprob]:

@@ -27,7 +27,7 @@ from backends.http.sse import block_of, data_in
 from backends.openai.calls import CallPieces
 from backends.openai.continued import trailing_space, whole_usage
 from backends.openai.parts import content_of_parts
-from policies.errors import BackendErred, BackendFailed, ExpectedError
+from policies.errors import BackendErred, ExpectedError
 from policies.nouns import Beginning, Delta, Request, TokenLogprob, Usage
 
 DONE = b"[DONE]"
@@ -59,7 +59,7 @@ class Chunk(msgspec.Struct):
     """The parts of one chunk, or of a whole answer, that are read."""
 
     choices: list[_Choice] | None = None
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     error: Any = None
     object: Any = None
     model: Any = None
@@ -175,7 +175,7 @@ class Ear(msgspec.Struct):
             if chunk.error or chunk.object == "error":
                 raise error_in_stream(self.backend, chunk.error or read_json(data))
             if chunk.usage:
-                self.told = usage_of(chunk.usage)
+                self.told = told_usage(chunk.usage) or self.told
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
         chunk.pieces, chunk.text, chunk.ends = 0, "", []
@@ -187,7 +187,7 @@ class Ear(msgspec.Struct):
                 raise not_asked_for(self.backend, number, self.choices)
             if reason := choice.finish_reason:
                 if reason in BROKEN:
-                    raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
+                    raise BackendErred(f"{self.backend} broke the answer off ({reason})")
                 chunk.ends.append((number, FINISHES.get(reason, reason)))
             # the text that it adds; None for anything beside text
             added: str | None = choice.text or ""
@@ -465,7 +465,7 @@ class OpenAIAnswer(EventAnswer):
                 self._usage = delta.usage
                 continue
             if delta.finish_reason in BROKEN:
-                raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
+                raise BackendErred(f"{self._backend} broke the answer off ({delta.finish_reason})")
             if delta.choice not in self._choices:
                 raise not_asked_for(self._backend, delta.choice, len(self._choices))
             self._pieces += bool(delta.text or delta.message)
@@ -510,8 +510,16 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
         delta = _chat(choice) if "text" not in choice else _text(choice)
         if delta != Delta(choice=delta.choice):
             yield delta
-    if chunk.get("usage"):
-        yield Delta(usage=usage_of(chunk["usage"]))
+    if chunk.get("usage") and (told := told_usage(chunk["usage"])) is not None:
+        yield Delta(usage=told)
+
+
+def told_usage(usage: Any) -> Usage | None:
+    """OpenAI's `usage` object as ours; None where it has another shape: the answer is whole without it, and counted."""
+    try:
+        return usage_of(usage)
+    except MISSHAPEN:
+        return None
 
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:
@@ -541,12 +549,12 @@ def _chat(choice: Mapping[str, Any]) -> Delta:
         _common(choice),
         text=content,
         message=beside or None,
-        logprobs=tuple(map(_chat_logprob, logprobs.get("content") or ())),
+        logprobs=_readable(_chat_logprobs(logprobs)),
     )
 
 
 def _text(choice: Mapping[str, Any]) -> Delta:
-    return replace(_common(choice), text=choice["text"] or "", logprobs=tuple(_text_logprobs(choice)))
+    return replace(_common(choice), text=choice["text"] or "", logprobs=_readable(_text_logprobs(choice)))
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
@@ -554,11 +562,30 @@ def _common(choice: Mapping[str, Any]) -> Delta:
     return Delta(
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
-        token_ids=tuple(choice.get("token_ids") or ()),
+        token_ids=_ids(choice.get("token_ids")),
         finish_reason=FINISHES.get(finish, finish) if finish else None,
         # vLLM's and SGLang's, which may be a token id as well
         stop=stop if isinstance(stop, str) else None,
     )
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """The token ids in `value`; none where it is anything else."""
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**32 for item in value):
+        return ()
+    return tuple(value)
+
+
+def _readable(logprobs: Iterator[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    """All `logprobs`; none where they have another shape: the answer is whole without them."""
+    try:
+        return tuple(logprobs)
+    except MISSHAPEN:
+        return ()
+
+
+def _chat_logprobs(logprobs: Any) -> Iterator[TokenLogprob]:
+    yield from map(_chat_logprob, logprobs.get("content") or ())
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:

@@ -15,7 +15,7 @@ import msgspec
 from backends.http.exchange import Post, WholeBody, encoded
 from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
-from policies.errors import BackendFailed
+from policies.errors import BackendErred
 from policies.nouns import Delta, Usage
 
 EMBEDDINGS_PATH = "/v1/embeddings"
@@ -51,7 +51,7 @@ class PooledAnswer(WholeBody):
             usage = _usage(read_json(reply["usage"])) if "usage" in reply else None
             read_json(reply[POOLED[self.path]], list[msgspec.Raw])
         except MISSHAPEN as error:
-            raise BackendFailed(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
+            raise BackendErred(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
         return [Delta(body=whole, usage=usage or Usage(self.prompt_tokens, is_guess=True))]
 
 

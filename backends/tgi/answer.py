@@ -16,7 +16,7 @@ from backends.http.errors import error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import reported_usage
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import BackendErred, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -96,7 +96,7 @@ def tgi_error(backend: str, error: Mapping[str, Any], wait_s: float | None = Non
     if kind == "overloaded":
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if kind not in _THE_CLIENTS:
-        return BackendFailed(f"{backend} failed: {message}", retry_after_s=wait_s)
+        return BackendErred(f"{backend} failed: {message}", retry_after_s=wait_s)
     field = _FIELD.search(message)
     param = _OPENAIS.get(field[1], field[1]) if field else None
     return ContextExceeded(message, param=param) if _TOO_LONG.search(message) else InvalidRequest(message, param=param)

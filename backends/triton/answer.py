@@ -32,10 +32,8 @@ _HALF = "\ufffd"
 _TOO_LONG = re.compile(
     r"exceeds? (?:the )?max\w* (?:input|sequence|seq)|max_(?:seq|input)_len|prompt length .*exceed", re.IGNORECASE
 )
-_ITS_OWN = re.compile(
-    r"not healthy|not ready|CUDA|out of memory|failed to (?:load|process)|Executor has been|output tensor",
-    re.IGNORECASE,
-)
+_ITS_OWN = re.compile(r"not healthy|not ready|failed to load|Executor has been", re.IGNORECASE)
+_MAY_BE_REQUESTS = re.compile(r"CUDA|out of memory|failed to process|output tensor", re.IGNORECASE)
 _UNKNOWN = re.compile(r"unknown model.*not found", re.IGNORECASE)
 _BUSY = re.compile(r"Exceeds maximum queue size|max_queue_size|timeout.*queue", re.IGNORECASE)
 _NUMBERS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "FP64": "<d", "BOOL": "<?"}
@@ -141,6 +139,8 @@ def triton_error(backend: str, message: str) -> ExpectedError:
         return Overloaded(f"{backend} is busy: {message}")
     if _ITS_OWN.search(message):
         return BackendFailed(f"{backend} failed: {message}")
+    if _MAY_BE_REQUESTS.search(message):
+        return BackendErred(f"{backend} failed: {message}")
     if _UNKNOWN.search(message):
         return BackendRefused(f"{backend} refused: {message}")
     return InvalidRequest(message)

@@ -66,7 +66,11 @@ class SoFar:
         if not ids and tokens:
             self._ids = None
         elif self._ids is not None:
-            self._ids.extend(ids)
+            try:
+                self._ids.extend(ids)
+            except (TypeError, OverflowError):
+                # no ids; its text may be continued
+                self._ids = None
         if text or ids:
             self._texts.append(text)
             if len(self._texts) == _JOINED or len(text) > _LARGE:

@@ -44,6 +44,9 @@ ODD = {
     "half a pair": chunk(rb'{"index":0,"delta":{"content":"odd \ud83d"}}') + chunk(rb'{"delta":{"content":"\ude00"}}'),
     "half elsewhere": chunk(rb'{"index":0,"delta":{"content":"odd"},"token":"\ude00"}'),
     "no UTF-8": chunk(b'{"index":0,"delta":{"content":"odd \xf0\x9f"}}'),
+    "logprobs": chunk(b'{"index":0,"delta":{"content":"odd"},"logprobs":{"content":[{"token":null,"logprob":"?"}]}}'),
+    "token ids": chunk(b'{"index":0,"delta":{"content":"odd"},"token_ids":"none"}'),
+    "usage": chunk(b'{"index":0,"delta":{"content":"odd"}}') + b'data: {"choices":[],"usage":{"prompt_tokens":-1}}\n\n',
     "no index": chunk(b'{"index":null,"delta":{"content":"odd"}}'),
 }
 

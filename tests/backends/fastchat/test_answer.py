@@ -5,7 +5,15 @@ import json
 import pytest
 
 from backends.fastchat.answer import FastChatAnswer
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 from policies.nouns import Delta, Usage
 
 # As a model worker of 0.2.36 sends it: NUL after each frame, all of the text in each, half a character as U+FFFD.
@@ -75,8 +83,8 @@ def test_text_that_a_worker_takes_back_is_not_sent_twice() -> None:
         (40303, ContextExceeded),
         (42901, Overloaded),
         (42903, Overloaded),
-        (50001, BackendFailed),
-        (50002, BackendFailed),
+        (50001, BackendErred),
+        (50002, BackendErred),
         (50005, BackendFailed),
         (50006, BackendFailed),
     ],

@@ -143,3 +143,21 @@ def test_the_time_to_come_back_is_a_date_or_seconds_and_at_most_a_day(
 def test_no_time_to_come_back_breaks_anything(asked: str) -> None:
     wait_s = retry_after_s({"retry-after": asked, "retry-after-ms": asked, "date": asked}, lambda: NOW)
     assert wait_s is None or 0 <= wait_s <= MOST_WAIT_S
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("The request queue is full.", Overloaded),
+        ("Model is overloaded", Overloaded),
+        ("The server is currently at capacity", Overloaded),
+        ("server busy, please try again.  maximum pending requests exceeded", Overloaded),
+        ("Loading model", BackendFailed),
+        ("upstream connect error or disconnect/reset before headers", BackendFailed),
+        ("", BackendFailed),
+    ],
+)
+def test_a_server_that_is_full_is_well_and_one_that_is_away_is_not(message: str, kind: type[ExpectedError]) -> None:
+    error = {"error": {"message": message, "code": 503}}
+    assert type(error_of("b", 503, json.dumps(error).encode(), {})) is kind
+    assert type(error_in_stream("b", error["error"])) is kind

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backends.http.generate_answer import GenerateAnswer, flat_error
-from policies.errors import BackendErred, BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import BackendErred, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 from tests.standins.standin import event
 
@@ -95,7 +95,7 @@ FULL = {"type": "abort", "message": "out of room", "status_code": 429}
         (event({"error": {"message": "top_k must be positive"}}), InvalidRequest),
         (event({"error": "plain"}), InvalidRequest),
         (event({"error": {"message": "boom", "code": 500}}), BackendErred),
-        (event(ABORT), BackendFailed),
+        (event(ABORT), BackendErred),
         (event({"text": "", "meta_info": {"finish_reason": FULL}}), Overloaded),
         (event({"text": "a"}), BackendErred),
         (b"data: {\n\n", BackendErred),

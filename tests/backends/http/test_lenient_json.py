@@ -83,3 +83,7 @@ def test_a_value_of_the_wrong_type_is_wrong_after_mending_too() -> None:
 @pytest.mark.parametrize(("written", "read"), [(None, LEAST_LOGPROB), (-1e300, LEAST_LOGPROB), (-0.5, -0.5)])
 def test_a_token_of_no_probability_has_the_least_that_openai_writes(written: float | None, read: float) -> None:
     assert logprob_of(written) == read
+
+
+def test_a_byte_order_mark_is_no_part_of_what_is_read() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": NaN}') == {"a": None}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.http.exchange import Exchange
-from backends.openai.answer import OpenAIAnswer
+from backends.openai.answer import Ear, OpenAIAnswer, PassedStream
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (
     BackendErred,
@@ -208,6 +208,8 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (429, {"error": {"message": "slow down"}}, Overloaded, "slow down"),
         (503, {"error": {"message": "full"}}, Overloaded, "full"),
         (408, None, BackendFailed, "408"),
+        (529, {"message": "Overloaded"}, Overloaded, "Overloaded"),
+        (424, {"message": "Request failed during generation"}, BackendErred, "during generation"),
         (500, {"error": {"message": "oops"}}, BackendErred, "oops"),
         (307, {}, BackendFailed, "307"),
     ],
@@ -240,13 +242,13 @@ async def test_an_error_body_that_is_not_json_is_passed_on_unchanged() -> None:
         ([a_chunk("a")], BackendErred, "without [DONE]"),
         ([b"data: {broken\n\n"], BackendErred, "nonsense"),
         ([b"data: [1]\n\n"], BackendErred, "nonsense"),
-        ([event({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [5]}}]})], BackendErred, "nonsense"),
+        ([event({"choices": [{"delta": [5]}]})], BackendErred, "nonsense"),
         ([event({"error": {"message": "out of memory"}})], BackendErred, "out of memory"),
         ([event({"error": "plain"})], BackendErred, "plain"),
         ([event({"error": {"message": "bad", "code": 400}})], InvalidRequest, "bad"),
         ([event({"error": {"message": "bad", "code": "422"}})], InvalidRequest, "bad"),
         ([event({"object": "error", "message": "flat", "code": 400})], InvalidRequest, "flat"),
-        ([a_chunk("a"), a_chunk(None, "abort")], BackendFailed, "broke the answer off (abort)"),
+        ([a_chunk("a"), a_chunk(None, "abort")], BackendErred, "broke the answer off (abort)"),
         ([b"data: " + b"x" * (5 << 20)], BackendErred, "longer than"),
     ],
 )
@@ -264,14 +266,36 @@ async def test_a_stream_that_goes_wrong_has_its_error(
     [
         {"choices": [{"index": 1, "delta": {"content": "a"}}]},
         {"choices": [{"index": -1, "delta": {"content": "a"}}]},
-        {"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": 1}},
-        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1e308}},
+        {"choices": [{"index": 0, "delta": {"content": 5}}]},
     ],
 )
-def test_counts_and_places_that_cannot_be_are_nonsense(wrong: dict[str, Any]) -> None:
+def test_places_that_cannot_be_are_nonsense(wrong: dict[str, Any]) -> None:
     answer = OpenAIAnswer("up", a_request(), is_streamed=True)
     with pytest.raises(BackendFailed):
         list(answer.feed(b"data: " + json.dumps(wrong).encode() + b"\n\n"))
+
+
+NO_USAGE: list[Any] = [
+    *({"prompt_tokens": -5, "completion_tokens": 1}, {"prompt_tokens": 5, "completion_tokens": 1e308}),
+    *({"prompt_tokens": "many"}, {"prompt_tokens": 5, "prompt_tokens_details": "none"}, [1], "none", 5, True),
+]
+
+
+@pytest.mark.parametrize("usage", NO_USAGE)
+def test_a_usage_that_cannot_be_read_is_as_none(usage: Any) -> None:
+    end = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
+    said = a_chunk("a") + a_chunk(None, "stop") + end
+    passed = PassedStream(Ear("up", 7), shows_usage=True)
+    for answer in (OpenAIAnswer("up", a_request(prompt_tokens=7), is_streamed=True), passed):
+        assert list(answer.feed(said))[-1].usage == Usage(7, 1, is_guess=True)
+
+
+@pytest.mark.parametrize("logprobs", [[5], "none", {"content": [5]}, {"content": [{"token": None, "logprob": 0}]}])
+@pytest.mark.parametrize("ids", ["none", [-1], [2**40], {"a": 1}])
+def test_logprobs_and_ids_that_cannot_be_read_are_as_none(logprobs: Any, ids: Any) -> None:
+    choice = {"index": 0, "delta": {"content": "a"}, "logprobs": logprobs, "token_ids": ids}
+    answer = OpenAIAnswer("up", a_request(), is_streamed=True)
+    assert list(answer.feed(event({"choices": [choice]}))) == [Delta("a")]
 
 
 async def test_a_whole_answer_that_is_too_large_is_refused() -> None:

@@ -246,7 +246,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
     [
         (event({"error": {"message": "no memory"}}), BackendErred, "no memory"),
         (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
-        (a_chunk(None, "abort"), BackendFailed, "broke the answer off"),
+        (a_chunk(None, "abort"), BackendErred, "broke the answer off"),
         (b"data: {broken\n\n", BackendErred, "nonsense"),
         (b"data: [1]\n\n", BackendErred, "nonsense"),
         (b'data: {"choices": 5}\n\n', BackendErred, "nonsense"),

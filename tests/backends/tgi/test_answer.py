@@ -83,9 +83,9 @@ TOO_LONG = f"{WRONG}: `inputs` tokens + `max_new_tokens` must be <= 10. Given: 9
         ("Input validation error: `top_n_tokens` must be >= 0", "validation", InvalidRequest, "top_logprobs"),
         ("Template error: undefined", "template_error", InvalidRequest, None),
         ("Tool error: no such tool", "tool_error", InvalidRequest, None),
-        ("Request failed during generation: CUDA out of memory", "generation", BackendFailed, None),
-        ("Incomplete generation", "incomplete_generation", BackendFailed, None),
-        ("unhealthy", "healthcheck", BackendFailed, None),
+        ("Request failed during generation: CUDA out of memory", "generation", BackendErred, None),
+        ("Incomplete generation", "incomplete_generation", BackendErred, None),
+        ("unhealthy", "healthcheck", BackendErred, None),
     ],
 )
 def test_each_error_type_has_its_error(
@@ -98,7 +98,7 @@ def test_each_error_type_has_its_error(
     in_chat = error_in_chat("b", {"message": error, "http_status_code": 422})
     assert {type(streamed.value), type(plain), type(in_chat)} == {kind}
     assert streamed.value.param == plain.param == in_chat.param == param
-    assert plain.retry_after_s == (2.0 if kind in (Overloaded, BackendFailed) else None)
+    assert plain.retry_after_s == (2.0 if kind in (Overloaded, BackendErred) else None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ import pytest
 
 from backends.kserve import inference_pb2 as kserve
 from backends.triton.answer import TritonAnswer, TritonText, error_of_triton, heard_of, is_final
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
 from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
 from tests.standins.standin import event
@@ -121,8 +129,8 @@ def test_tensors_that_cannot_be_read_are_a_failure(field: str) -> None:
         ("Stub process 'ensemble_0_1' is not healthy.", BackendFailed),
         ("Request for unknown model: 'm' is not ready", BackendFailed),
         ("Request for unknown model: 'm' is not found", BackendRefused),
-        ("output tensor shape does not match size of output for 'text_output'", BackendFailed),
-        ("CUDA error: an illegal memory access was encountered", BackendFailed),
+        ("output tensor shape does not match size of output for 'text_output'", BackendErred),
+        ("CUDA error: an illegal memory access was encountered", BackendErred),
         ("expected 2 inputs but got 1 inputs for model 'ensemble'", InvalidRequest),
     ],
 )
