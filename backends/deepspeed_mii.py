@@ -16,7 +16,7 @@ from typing import Any
 from backends.http.exchange import Exchange
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import OpenAICompatible
-from policies.errors import ContextExceeded, InvalidRequest
+from policies.errors import ContextExceeded, InvalidRequest, Overflow
 from policies.nouns import Capability, Prompt, Request
 
 _KNOWS = ("temperature", "top_p", "top_k", "min_new_tokens", "stop", "choices")
@@ -44,8 +44,8 @@ class DeepSpeedMII(OpenAICompatible):
         """The client's body in MII's spelling. Raises InvalidRequest for fields that MII would ignore."""
         most = self._options.context_tokens
         if most is not None and request.surely_tokens >= most:
-            message = f"{request.surely_tokens} tokens of prompt or more do not fit the {most} tokens of {self.name}"
-            raise ContextExceeded(message, hint="shorten the prompt")
+            overflow = Overflow(request.surely_tokens, None, most, at_least=True)
+            raise ContextExceeded.of(overflow, where=f" of '{request.model}'", hint="shorten the prompt")
         return self._openai_exchange(request, prompt, own_fields(request, prompt.body or {}))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class ExpectedError(Exception):
     """A failure with a code for programs, and a sentence and a hint for people.
@@ -45,11 +47,40 @@ class InvalidRequest(ExpectedError):
     usual_hint = "change the request; docs/errors.md lists the codes"
 
 
+class Overflow(NamedTuple):
+    """Tokens of a request that does not fit: of its prompt (or `at_least` so many), of its answer where a length was
+    asked for, and of the model's context.
+    """
+
+    prompt_tokens: int
+    answer_tokens: int | None
+    context_tokens: int
+    at_least: bool = False
+
+
 class ContextExceeded(InvalidRequest):
-    """Prompt and answer together do not fit the model."""
+    """Prompt and answer together do not fit the model. `overflow` has the numbers, where they are known."""
 
     code = "context_length_exceeded"
     usual_hint = "shorten the prompt, or lower max_tokens"
+    overflow: Overflow | None = None
+
+    @classmethod
+    def of(cls, overflow: Overflow, *, where: str = "", hint: str = "", param: str | None = None) -> ContextExceeded:
+        """The error for `overflow`, in the words of vLLM, which clients recognise; `where` names the model."""
+        prompt, answer, context, at_least = overflow
+        vaguely = "at least " if at_least else ""
+        if answer is None:
+            what = f"your request has {vaguely}{prompt} input tokens"
+        else:
+            what = (
+                f"you requested {answer} output tokens and your prompt contains {vaguely}{prompt} input tokens, for a"
+                f" total of {vaguely}{prompt + answer} tokens"
+            )
+        message = f"This model's maximum context length is {context} tokens. However, {what}{where}"
+        error = cls(message, hint=hint, param=param)
+        error.overflow = overflow
+        return error
 
 
 class UnknownPrefix(ExpectedError):

@@ -26,7 +26,7 @@ from backends.fastchat.template import Conversation, conversation_of, rendered
 from backends.http.backend import HttpBackend
 from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
-from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
+from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Overflow
 from policies.nouns import Delta, Prompt, Request
 
 _DETAILS, _COUNT = "/model_details", "/count_token"
@@ -118,11 +118,12 @@ class FastChat(HttpBackend):
         body = prompt.body or {}
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         if room < (asked or 1):
-            answer = f" and {asked} for the answer" if asked else ""
-            raise ContextExceeded(
-                f"{tokens} tokens of prompt{answer} do not fit the {context} tokens of '{request.model}'",
+            limit = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
+            raise ContextExceeded.of(
+                Overflow(tokens, asked, context),
+                where=f" of '{request.model}'",
                 hint=f"ask for at most {room} tokens" if room > 0 else "shorten the prompt",
-                param="max_tokens" if room > 0 else None,
+                param=limit if room > 0 else None,
             )
         return room
 

@@ -24,7 +24,8 @@ from policies.errors import (
 
 _TOO_LONG = re.compile(
     r"context.{0,20}length|maximum context|max_model_len|max_seq_len|max_num_tokens|too many tokens"
-    r"|longer than the model|available context",
+    r"|longer than the model|available context|context window|maximum (?:allowed|model) length|prompt is too long"
+    r"|input is too long for|input token count|exceed context limit|reduce the length of",
     re.IGNORECASE,
 )
 MOST_WAIT_S = 86_400.0

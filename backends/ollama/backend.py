@@ -22,7 +22,7 @@ from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.ollama.answer import OllamaAnswer, error_of_ollama
 from backends.ollama.body import chat_body, generate_body
 from backends.openai.calls import call_ids_in
-from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
+from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Overflow
 from policies.nouns import Capability, Prompt, Request
 
 USUAL_NUM_CTX = 4096
@@ -103,9 +103,9 @@ class Ollama(HttpBackend):
         total = request.prompt_tokens + request.max_new_tokens
         # a length that was not counted is only a guess; there Ollama itself refuses
         if prompt.token_ids and total > num_ctx:
-            raise ContextExceeded(
-                f"{request.prompt_tokens} tokens of prompt and {request.max_new_tokens} for the answer do not fit the"
-                f" {num_ctx} tokens of context that '{model}' runs with",
+            raise ContextExceeded.of(
+                Overflow(request.prompt_tokens, request.max_new_tokens, num_ctx),
+                where=f" of '{model}'",
                 hint="shorten the prompt, or raise the pool's num_ctx",
             )
         is_chat = prompt.path == _CHAT_PATH

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from backends.base import TextReader, as_text_reader
-from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
+from policies.errors import ContextExceeded, InvalidRequest, NoBackend, Overflow, UnknownModel
 from policies.media_urls import why_refused
 from policies.nouns import BackendView, Capability, Sampling, Tenant
 from policies.rules import Facts
@@ -132,7 +132,7 @@ async def tokenize(
         try:
             return await gateway.tokenizers.tokens(ask, text, how, tenant.name)
         except TooManyTokensError as error:
-            raise _beyond_context(f"{error}", ask, model) from None
+            raise _beyond_context(error.least, ask, model, at_least=not error.is_exact) from None
         except UncuttableError:
             # the engine may read it nevertheless
             if model.speaks_tokens:
@@ -346,17 +346,21 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
         longest = tokens.count if tokens.likely is None else tokens.likely[1]
         left = max(model.context_tokens - longest, (model.context_tokens - tokens.least) // 8)
     elif left < (ask.max_new_tokens or 1):
-        raise _beyond_context(f"{tokens.count} tokens", ask, model, left)
+        raise _beyond_context(tokens.count, ask, model, left)
     return ask.max_new_tokens or max(1, min(left, wanted or left))
 
 
-def _beyond_context(prompt: str, ask: Ask, model: ServedModel, left: int = 0) -> ContextExceeded:
-    """The error for a `prompt` of so many tokens, which leaves the answer `left` tokens."""
-    asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
-    return ContextExceeded(
-        f"{prompt} of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
+def _beyond_context(
+    tokens: int, ask: Ask, model: ServedModel, left: int = 0, *, at_least: bool = False
+) -> ContextExceeded:
+    """The error for a prompt of so many tokens, which leaves the answer `left` tokens."""
+    assert model.context_tokens is not None
+    limit = "max_completion_tokens" if ask.bodies[0].get("max_completion_tokens") else "max_tokens"
+    return ContextExceeded.of(
+        Overflow(tokens, ask.max_new_tokens, model.context_tokens, at_least),
+        where=f" of '{model.name}'",
         hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
-        param="max_tokens" if left > 0 else ask.subject,
+        param=limit if left > 0 else ask.subject,
     )
 
 

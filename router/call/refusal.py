@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
+from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overflow, Overloaded
 from policies.health import Trouble
 from policies.legs import is_divisible
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
@@ -88,10 +88,11 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
     if any(backend.pool not in reached for backend in asked) or any(may_fit(request, backend) for backend in able):
         return None
     longest = max(backend.context_tokens or 0 for backend in able)
-    at_least = "" if request.least_prompt_tokens is None else "at least "
-    return ContextExceeded(
-        f"{at_least}{request.surely_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit"
-        " together",
+    return ContextExceeded.of(
+        Overflow(
+            request.surely_tokens, request.max_new_tokens, longest, at_least=request.least_prompt_tokens is not None
+        ),
+        where=f" of '{request.model}'",
         hint=f"the backends that may take it have a context of {longest:,} tokens at most",
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from policies import errors
+from router.protocols.overflow import openai_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def status_of(error: errors.ExpectedError) -> Status:
 def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
     """`error` in the shape of OpenAI's API. The message includes the hint, because clients show nothing else."""
     body = {
-        "message": error.public_message,
+        "message": openai_words(error) if isinstance(error, errors.ContextExceeded) else error.public_message,
         "type": status_of(error).type,
         "param": error.param,
         "code": error.code,

@@ -57,7 +57,7 @@ def without_billing(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     """`parts` of a system message without billing lines."""
     kept: list[Mapping[str, Any]] = []
     for part in parts:
-        if not part["text"].startswith(_BILLING):
+        if not part.get("text", "").startswith(_BILLING):
             kept.append(part)
         elif rest := part["text"].partition("\n")[2]:
             kept.append({**part, "text": rest})

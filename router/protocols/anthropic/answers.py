@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from backends.nesting import decode_json
-from policies.errors import ExpectedError, Overloaded
+from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
 from router.protocols.anthropic.request import messages_ask
 from router.protocols.calls_in_order import CallsInOrder
 from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
+from router.protocols.overflow import anthropic_words
 from router.protocols.status import status_of
 
 _encode = msgspec.json.encode
@@ -231,4 +232,5 @@ def _error(error: ExpectedError, status: int | None = None) -> dict[str, Any]:
     usual = "api_error" if status is None else "invalid_request_error"
     kind = _ERROR_TYPES.get(status or status_of(error).http, usual)
     kind = "overloaded_error" if isinstance(error, Overloaded) else kind
-    return {"type": "error", "error": {"type": kind, "message": error.public_message}}
+    message = anthropic_words(error) if isinstance(error, ContextExceeded) else error.public_message
+    return {"type": "error", "error": {"type": kind, "message": message}}

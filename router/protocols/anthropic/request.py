@@ -29,6 +29,7 @@ from router.protocols.anthropic.fields import (
 from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
+from router.text.conversation import without_billing
 from router.text.documents import MARK
 
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -160,8 +161,10 @@ def _output(fields: CountBody) -> dict[str, Any]:
 
 
 def _system(system: str | Sequence[Block] | None) -> Iterator[dict[str, Any]]:
-    if system:
-        yield {"role": "system", "content": _content(system, "system")}
+    blocks = [Block("text", text=system)] if isinstance(system, str) else system or ()
+    # engines join blocks, and only here is it known where a block ends
+    if parts := without_billing([_part(block, f"system[{at}]") for at, block in enumerate(blocks)]):
+        yield {"role": "system", "content": _joined(parts)}
 
 
 def _turn(turn: Turn, at: int) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in,
 from router.protocols.openai.answers import chat_logprob
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.responses.request import responses_ask
+from router.protocols.status import openai_error
 
 _encode = msgspec.json.encode
 
@@ -39,6 +40,17 @@ _ECHOED: Mapping[str, Any] = {
 _MESSAGE: Mapping[str, Any] = {"type": "message", "role": "assistant"}
 _IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 """Prefixes of the ids of items, by their type."""
+
+_PARAMS: Mapping[str, str] = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "top_logprobs",
+}
+"""Field of chats -> the field of this API that became it."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -72,7 +84,8 @@ class ResponsesDialect:
 
     def failure(self, error: ExpectedError) -> Failure:
         """{"error": ...}."""
-        return openai_failure(error)
+        reply = openai_failure(error)
+        return reply if error.param not in _PARAMS else reply._replace(body=_encode({"error": _error(error)}))
 
 
 class ResponseStream:
@@ -137,11 +150,12 @@ class ResponseStream:
 
     def fail(self, error: ExpectedError) -> bytes:
         """An error event, and the response so far."""
+        failure = _error(error)
         events = [
             *self._begin(),
-            self._event("error", code=error.code, message=error.public_message, param=error.param),
+            self._event("error", **{name: failure[name] for name in ("code", "message", "param")}),
         ]
-        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.public_message}}
+        self.response |= {"status": "failed", "error": {name: failure[name] for name in ("code", "message")}}
         return b"".join(events) + self._event("response.failed", response=self.response)
 
     def _begin(self) -> Iterator[bytes]:
@@ -239,6 +253,12 @@ class ResponseStream:
         data = _encode({"type": kind, "sequence_number": self._events, **fields})
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _error(error: ExpectedError) -> dict[str, Any]:
+    """OpenAI's error, with the field by its name in this API."""
+    failure: dict[str, Any] = openai_error(error)["error"]
+    return failure | {"param": _PARAMS.get(error.param or "", error.param)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

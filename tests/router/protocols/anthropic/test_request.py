@@ -510,3 +510,42 @@ async def test_a_client_that_hangs_up_cancels_the_backend() -> None:
         calling.cancel()
         await asyncio.wait_for(backend.cancelled.wait(), 5)
         await asyncio.gather(calling, return_exceptions=True)
+
+
+BILLED = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+
+
+@pytest.mark.parametrize("mark", [{}, {"cache_control": {"type": "ephemeral"}}])
+@pytest.mark.parametrize(
+    ("system", "kept"),
+    [
+        ([BILLED, "You are Claude Code.", " Be brief."], "You are Claude Code. Be brief."),
+        ([BILLED, "first line\nsecond line"], "first line\nsecond line"),
+        (["You are.", BILLED, "Be brief."], "You are.Be brief."),
+        ([BILLED + "\nin the same block"], "in the same block"),
+        ([BILLED], None),
+        (["It says " + BILLED], "It says " + BILLED),
+    ],
+)
+def test_of_system_blocks_only_the_one_that_bills_is_dropped_for_backends_of_another_dialect(
+    system: list[str], kept: str | None, mark: dict[str, Any]
+) -> None:
+    blocks = [{"type": "text", "text": text, **mark} for text in system]
+    body = {"model": "m", "max_tokens": 5, "system": blocks, "messages": [{"role": "user", "content": "Hi"}]}
+    ask = messages_ask(body, {})
+    sent = [message["content"] for message in ask.bodies[0]["messages"] if message["role"] == "system"]
+    texts = ["".join(part["text"] for part in each) if isinstance(each, list) else each for each in sent]
+    assert texts == ([] if kept is None else [kept])
+    read = [message["content"] for message in ask.inputs[0].messages if message["role"] == "system"]  # type: ignore[union-attr]
+    assert read == ([] if kept is None else [kept if not mark else "\n".join(part["text"] for part in sent[0])])
+    assert ask.natives[0].body is body
+
+
+def test_a_system_text_loses_the_line_that_bills() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 5,
+        "system": BILLED + "\nBe brief.",
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    assert messages_ask(body, {}).bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
