@@ -18,22 +18,22 @@ TOO_MUCH = re.compile(r"input length and `max_tokens` exceed context limit: (\d+
 ENGINES = {
     "vLLM": (
         (
-            "This model's maximum context length is 4096 tokens. However, your request has 5000 input tokens. Please reduce"
-            " the length of the input messages."
+            "This model's maximum context length is 4096 tokens. However, your request has 5000 input tokens."
+            " Please reduce the length of the input messages."
         ),
         (5000, None, 4096),
     ),
     "vLLM, with an answer": (
         (
-            "This model's maximum context length is 4096 tokens. However, you requested 100 output tokens and your prompt"
-            " contains at least 5000 input tokens, for a total of at least 5100 tokens."
+            "This model's maximum context length is 4096 tokens. However, you requested 100 output tokens and"
+            " your prompt contains at least 5000 input tokens, for a total of at least 5100 tokens."
         ),
         (5000, 100, 4096),
     ),
     "vLLM, an answer that is too long": (
         (
-            "'max_tokens' or 'max_completion_tokens' is too large: 4000. This model's maximum context length is 4096 tokens"
-            " and your request has 500 input tokens (4000 > 4096 - 500)."
+            "'max_tokens' or 'max_completion_tokens' is too large: 4000. This model's maximum context length is"
+            " 4096 tokens and your request has 500 input tokens (4000 > 4096 - 500)."
         ),
         (500, 4000, 4096),
     ),
@@ -43,8 +43,8 @@ ENGINES = {
     ),
     "OpenAI": (
         (
-            "This model's maximum context length is 4097 tokens. However, you requested 5100 tokens (5000 in the messages,"
-            " 100 in the completion). Please reduce the length of the messages or completion."
+            "This model's maximum context length is 4097 tokens. However, you requested 5100 tokens (5000 in"
+            " the messages, 100 in the completion). Please reduce the length of the messages or completion."
         ),
         (5000, 100, 4097),
     ),
@@ -59,8 +59,8 @@ ENGINES = {
     ),
     "SGLang, with an answer": (
         (
-            "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 5100"
-            " tokens: 5000 tokens from the input messages and 100 tokens for the completion."
+            "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total"
+            " of 5100 tokens: 5000 tokens from the input messages and 100 tokens for the completion."
         ),
         (5000, 100, 4096),
     ),
