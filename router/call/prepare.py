@@ -20,6 +20,7 @@ from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.call.disclosure import public_trouble, shown_name
+from router.call.undone_fields import refuse_undone
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.cluster.served_model import ServedModel
@@ -223,6 +224,8 @@ def _may_be_asked_for(ask: Ask) -> bool:
 
 def _may_be_read(ask: Ask, model: ServedModel) -> bool:
     """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
+    if model.speaks_tokens and ask.needs.isdisjoint({Capability.EMBEDDINGS, Capability.RERANK}):
+        refuse_undone(ask.bodies[0])
     for given in ask.inputs:
         if isinstance(given, Chat) and given.template is not None:
             if model.speaks_tokens:

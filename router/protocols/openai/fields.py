@@ -54,8 +54,8 @@ else:
 
 
 class Common(_Dials, kw_only=True):
-    """The fields of both endpoints, beside DIALS. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` and others are
-    vLLM's extensions.
+    """The fields of both endpoints, beside DIALS. `regex` and `ebnf` are SGLang's extensions; `top_k`, `min_p`, `repetition_penalty`,
+    `min_tokens` and others are vLLM's.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -77,6 +77,8 @@ class Common(_Dials, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None

@@ -15,7 +15,7 @@ from router.protocols.openai.fields import Common, ResponseFormat, StructuredOut
 ANY_OBJECT = '{"type":"object"}'
 
 _OLDER_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-FORMAT_FIELDS = frozenset({"response_format", "structured_outputs", *_OLDER_FIELDS})
+FORMAT_FIELDS = frozenset({"response_format", "structured_outputs", "regex", "ebnf", *_OLDER_FIELDS})
 """The fields that can ask for a format."""
 
 
@@ -32,6 +32,10 @@ def grammar_in(fields: Common) -> Grammar | None:
     older = (fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
     if older != (None, None, None, None):
         grammars += _of_vllm(StructuredOutputs(*older), "guided_")
+    if fields.regex is not None:
+        grammars.append(Grammar("regex", fields.regex, "regex"))
+    if fields.ebnf is not None:
+        grammars.append(Grammar("rules", fields.ebnf, "ebnf"))
     if len(grammars) > 1:
         message = f"`{grammars[0].field}` and `{grammars[1].field}` both fix the answer's format"
         raise InvalidRequest(message, hint="set one of them", param=grammars[1].field)
