@@ -54,8 +54,8 @@ else:
 
 
 class Common(_Dials, kw_only=True):
-    """The fields of both endpoints, beside DIALS. `regex` and `ebnf` are SGLang's extensions; `top_k`, `min_p`, `repetition_penalty`,
-    `min_tokens` and others are vLLM's.
+    """The fields of both endpoints, beside DIALS. `regex` and `ebnf` are SGLang's extensions; `top_k`, `min_p`,
+    `repetition_penalty`, `min_tokens` and others are vLLM's.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
