@@ -44,7 +44,7 @@ T = TypeVar("T")
 GROUP = "pointsman.backends"
 """Entry points of other distributions: a kind's name, and a Kind or a class of HttpBackend."""
 
-_IN_CODE_ONLY = ("tls", "error")
+_IN_CODE_ONLY = ("tls", "error", "of_file")
 """Options that are objects and cannot stand in a file."""
 
 
@@ -66,7 +66,7 @@ class Surroundings:
     `on_leaving` that of a Leaver that is about to stop.
 
     `listener` hears large snapshots of caches in pieces, in `turns`. `tls` has certificates for backends, by the
-    name of their pool.
+    name of their pool. `secrets` are those of the SLA file in force.
     """
 
     router: str = "router"
@@ -77,6 +77,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
     tls: Mapping[str, Certificates] = field(default_factory=dict)
+    secrets: Callable[[], frozenset[str]] = frozenset
 
 
 Maker = Callable[[Place, Surroundings], Backend]
@@ -174,7 +175,8 @@ def over_http(backend: type[HttpBackend]) -> Kind:
 
     def make_one(place: Place, surroundings: Surroundings) -> Backend:
         certificates = surroundings.tls.get(place.pool)
-        read = read_options(place, backend.options_type, key=place.key, models=place.models, tls=certificates)
+        shared = {"tls": certificates, "of_file": surroundings.secrets}
+        read = read_options(place, backend.options_type, key=place.key, models=place.models, **shared)
         return backend(place.name, place.address, pool=place.pool, options=read, clock=surroundings.clock)
 
     return Kind(make_one, _known(backend.options_type, {"key", "models"}))

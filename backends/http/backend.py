@@ -365,7 +365,7 @@ class HttpClient:
         self.making = asyncio.Semaphore(1)
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
-        self.own_keys = OwnKeys({**options.headers, **self._key_headers}, options.key)
+        self.own_keys = OwnKeys({**options.headers, **self._key_headers}, options.key, options.of_file)
         self._post_headers = {"content-type": "application/json", **options.headers}
         self._post_lines: bytes | None = None
         self._http: Http1Client | None = None

@@ -22,6 +22,7 @@ class HttpOptions:
     `models` maps clients' names of models to the server's; `served` are the names that it serves, if it should not be
     asked. `max_requests` and `context_tokens` stand in for what the server does not report. `idle_s` is the
     longest silence in an answer. `tls` has certificates for an https:// address; None: the system's authorities.
+    `of_file` gives the secrets of the SLA file in force, which no error of a server may show.
     """
 
     key: str | None = field(default=None, repr=False)
@@ -34,6 +35,7 @@ class HttpOptions:
     idle_s: float = 600.0
     probe_s: float = 5.0
     tls: Certificates | None = None
+    of_file: Callable[[], frozenset[str]] = field(default=frozenset, repr=False)
 
 
 class Post(NamedTuple):

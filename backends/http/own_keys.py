@@ -1,11 +1,11 @@
-"""Keys that the router sends to a server, which the server may repeat in its errors. Pure."""
+"""Secrets of the router that a server may repeat in its errors: those that it is sent, and others of the SLA file."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -19,24 +19,38 @@ _LEAST = 4
 
 
 class OwnKeys:
-    """Finds the keys in `headers` and `key` in texts of others, as they were sent or as JSON and URLs spell them."""
+    """Finds the keys in `headers` and `key` in texts of others, as they were sent or as JSON and URLs spell them.
 
-    def __init__(self, headers: Mapping[str, str], key: str | None) -> None:
-        found = {spelt for value in _values(headers, key) if len(value) >= _LEAST for spelt in _spellings(value)}
-        # the longest first: one may be a part of another
-        ordered = sorted(found, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+    So also the secrets `of_file`, those of the SLA file in force: one set as long as that does not change.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str], key: str | None, of_file: Callable[[], frozenset[str]] = frozenset
+    ) -> None:
+        self._own = frozenset(_values(headers, key))
+        self._of_file = of_file
+        self._looked_for, self._pattern = frozenset[str](), _pattern(self._own)
 
     def __repr__(self) -> str:
         return f"<OwnKeys {'none' if self._any is None else 'some'}>"
 
+    @property
+    def _any(self) -> re.Pattern[str] | None:
+        """Each of them; None where there is none."""
+        of_file = self._of_file()
+        if of_file is not self._looked_for:
+            self._looked_for, self._pattern = of_file, _pattern(self._own | of_file)
+        return self._pattern
+
     def hidden(self, text: str) -> str:
         """`text` with a mark in place of each key."""
-        return text if self._any is None else self._any.sub(HIDDEN, text)
+        found = self._any
+        return text if found is None else found.sub(HIDDEN, text)
 
     def hide_in(self, error: ExpectedError) -> None:
         """Put a mark in place of each key in the texts of `error`."""
-        if self._any is None or self._any.search(f"{error}\n{error.public_message}\n{error.param}") is None:
+        found = self._any
+        if found is None or found.search(f"{error}\n{error.public_message}\n{error.param}") is None:
             return
         error.args = tuple(self.hidden(str(part)) for part in error.args)
         error.message, error.hint = self.hidden(error.message), self.hidden(error.hint)
@@ -45,10 +59,18 @@ class OwnKeys:
 
     def hidden_bytes(self, body: bytes) -> bytes:
         """The same for a `body`."""
-        if self._any is None:
+        found = self._any
+        if found is None:
             return body
         text = body.decode(errors="surrogateescape")
-        return self._any.sub(HIDDEN, text).encode(errors="surrogateescape")
+        return found.sub(HIDDEN, text).encode(errors="surrogateescape")
+
+
+def _pattern(values: Iterable[str]) -> re.Pattern[str] | None:
+    found = {spelt for value in values if len(value) >= _LEAST for spelt in _spellings(value)}
+    # the longest first: one may be a part of another
+    ordered = sorted(found, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def _values(headers: Mapping[str, str], key: str | None) -> Iterable[str]:

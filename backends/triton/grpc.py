@@ -42,7 +42,7 @@ class TritonStreams:
         self.name, self.address = name, address
         self.open_requests = 0
         self._options: HttpOptions = options
-        self._own_keys = OwnKeys(options.headers, options.key)
+        self._own_keys = OwnKeys(options.headers, options.key, options.of_file)
         self._is_cumulative, self._is_secure = bool(options.cumulative), is_secure
         self._channel: grpc.aio.Channel | None = None
         self._opening = asyncio.Lock()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from policies.aliases import Alias
 from policies.compose import Policy
@@ -19,6 +20,9 @@ from policies.sla.pools import PoolSpec
 from policies.sla.server import ServerSettings
 from policies.sla.store import StoreSettings
 from policies.sla.usage import UsageSettings
+
+_LEAST_SECRET = 8
+"""Characters of a secret. Shorter values, such as a password `redis`, are words that errors need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,40 @@ class Config:
     batches: BatchSettings | None = None
     has_wake: bool = field(init=False, compare=False, repr=False, default=False)
     """Whether any pool is started when a request comes."""
+    secrets: frozenset[str] = field(init=False, compare=False, repr=False, default=frozenset())
+    """Keys and passwords for other programs, which nobody may be shown."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "has_wake", any(pool.wake is not None for pool in self.pools.values()))
+        object.__setattr__(self, "secrets", frozenset(each for each in self._secrets() if len(each) >= _LEAST_SECRET))
+
+    def _secrets(self) -> Iterator[str]:
+        for pool in self.pools.values():
+            yield pool.key or ""
+            if pool.wake is not None:
+                yield pool.wake.secret or ""
+                yield pool.wake.url or ""
+        urls = [self.store.redis, *self.store.quotas, self.usage and self.usage.store]
+        for url in urls:
+            yield from _passwords_in(url or "")
+        if self.alerts is not None:
+            # whoever has it may post there
+            yield self.alerts.webhook
+            yield self.alerts.secret or ""
+        if self.audit is not None:
+            yield self.audit.secret or ""
+        if self.batches is not None and (s3 := self.batches.s3) is not None:
+            yield s3.access_key or ""
+            yield s3.secret_key or ""
+
+
+def _passwords_in(url: str) -> Iterator[str]:
+    """Those in the `url` of a store, as they are spelt there and as they are."""
+    try:
+        parts = urlsplit(url)
+        found = [parts.password, *parse_qs(parts.query).get("password", ())]
+    except ValueError:
+        return
+    for password in filter(None, found):
+        yield password
+        yield unquote(password)

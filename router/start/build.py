@@ -110,6 +110,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         clock=base.clock,
         rng=base.rng,
         tls=pool_certificates(config),
+        secrets=lambda: in_force().secrets,
     )
 
     def in_force() -> Config:

@@ -154,6 +154,32 @@ async def test_the_pools_key_is_never_shown(path: str, status: int, caplog: pyte
     assert "SECRET" not in caplog.text
 
 
+SECRETS = {
+    "OTHER_KEY": "sk-other-pool-0123",
+    "HOOK": "https://hooks.example.com/services/T0/hook-0123",
+    "SIGN": "signing-secret-0123",
+}
+SHOWN = list(SECRETS.values())
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 500])
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_secret_of_the_file_is_shown(path: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = json.dumps({"error": {"message": f"no: {SHOWN}", "type": "invalid_request_error"}}).encode()
+    reply = whole(body, status) if status != 200 else begun() + b"data: " + body + b"\n\n"
+    engine, another = RawEngine(saying(reply, closes=status == 200)), RawEngine(saying(whole(OK)))
+    more = 'alerts: {webhook: "${env:HOOK}", secret: "${env:SIGN}"}'
+    async with served(engine, another):
+        other = f', models: {{m: m}}}}, other: {{kind: openai_compatible, model: n, at: ["{another.url}"]'
+        other += ', key: "${env:OTHER_KEY}"'
+        async with routed(engine, pool=other, more=more, environment=SECRETS) as (_, ask):
+            shown = await ask(path=path, stream=status == 200)
+    for secret in SHOWN:
+        assert secret.encode() not in shown[1]
+        assert secret not in caplog.text
+
+
 def text_chunk(text: str) -> bytes:
     return chunk(b'{"index":0,"delta":{"content":%b}}' % json.dumps(text).encode())
 

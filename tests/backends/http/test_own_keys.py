@@ -73,3 +73,11 @@ def test_errors_without_the_key_are_left_alone() -> None:
     assert (str(error), error.param) == ("no (x)", None)
     assert "some" in repr(OwnKeys({}, KEY))
     assert "none" in repr(OwnKeys({}, None))
+
+
+def test_secrets_of_the_file_in_force_are_hidden_beside_the_servers_own() -> None:
+    of_file = frozenset({"other-pools-key"})
+    keys = OwnKeys({}, KEY, lambda: of_file)
+    assert keys.hidden(f"{KEY} other-pools-key next-key") == f"{HIDDEN} {HIDDEN} next-key"
+    of_file = frozenset({"next-key"})
+    assert keys.hidden(f"{KEY} other-pools-key next-key") == f"{HIDDEN} other-pools-key {HIDDEN}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import ConfigError
-from policies.sla.parse import Parsed, examine
+from policies.sla.parse import Parsed, examine, parse
 from policies.sla.secrets import Outside
 
 FILE = """
@@ -70,3 +70,31 @@ def test_a_reference_that_is_none_stays_a_mistake() -> None:
         read('tenants: {a: {keys: ["x${env:KEY}"]}}')
     with pytest.raises(ConfigError, match="a secret must not stand in the file"):
         read("pools: {p: {kind: vllm, at: ['http://a'], key: plain}}")
+
+
+def test_secrets_for_other_programs_are_known_and_words_are_none() -> None:
+    outside = {
+        "KEY": "sk-of-the-pool",
+        "WORD": "redis",
+        "REDIS": "redis://:pass%2Fword-1@127.0.0.1:6379/0",
+        "QUOTAS": "redis://127.0.0.1:6380/0?password=pass-word-2",
+        "USAGE": "postgresql://me:pass-word-3@db/usage",
+        "HOOK": "https://hooks.example.com/services/T0/secret",
+        "SIGN": "signing-secret",
+    }
+    config = parse(
+        """
+pools:
+  own: {kind: openai_compatible, model: m, at: "http://127.0.0.1:1", key: "${env:KEY}"}
+  other: {kind: openai_compatible, model: n, at: "http://127.0.0.1:2", key: "${env:WORD}"}
+store: {redis: "${env:REDIS}", quotas: ["${env:QUOTAS}"]}
+usage: {store: "${env:USAGE}", journal: usage.journal}
+alerts: {webhook: "${env:HOOK}", secret: "${env:SIGN}"}
+""",
+        environment=outside,
+    )
+    assert config.secrets == {
+        *("sk-of-the-pool", "pass%2Fword-1", "pass/word-1", "pass-word-2", "pass-word-3"),
+        *(outside["HOOK"], "signing-secret"),
+    }
+    assert "pass-word" not in repr(config)
