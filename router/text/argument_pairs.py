@@ -37,13 +37,14 @@ class PairReader:
         self._held, self._properties, self._pairs = "", dict[str, Any](), 0
         self._key = ""
         self._step: Callable[[ParsedText], bool] = self._seek
-        self._is_last, self._unread = False, Unread()
+        self._is_last, self._is_cut, self._unread = False, False, Unread()
 
     def __repr__(self) -> str:
         return f"<PairReader {self.calls} calls, {len(self._held)} characters held>"
 
-    def push(self, text: str, *, is_last: bool = False) -> ParsedText:
-        """The text and calls that are final once `text` is added; `is_last`: no more text comes."""
+    def push(self, text: str, *, is_last: bool = False, is_cut: bool = False) -> ParsedText:
+        """See `CallReader.push`."""
+        self._is_cut = is_cut
         return in_slices(self._push, text, is_last=is_last)
 
     def _push(self, text: str, is_last: bool) -> ParsedText:
@@ -65,10 +66,13 @@ class PairReader:
             before = len(held[:at].rstrip())
             parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._go(self._begin)
-        if self._is_last:
+        begun = overlap(held, _OPENS)
+        if self._is_last and self._is_cut and begun:
+            certain = len(held[:-begun].rstrip())
+        elif self._is_last:
             certain = 0 if self.calls and not held.strip() else len(held)
         else:
-            certain = len(held) - overlap(held, _OPENS)
+            certain = len(held) - begun
             certain = certain if self._is_too_long() else len(held[:certain].rstrip())
         parsed.text, self._held = parsed.text + held[:certain], "" if self._is_last else held[certain:]
         return False
@@ -89,6 +93,9 @@ class PairReader:
             return self._go(self._pair)
         may_begin = any(mark.startswith(rest) for mark in (_KEY, _CLOSES)) if rest else _MAY_BECOME_NAME.fullmatch(body)
         if may_begin and not self._is_last and not self._is_too_long():
+            return False
+        if may_begin and self._is_cut and self._is_last:
+            self._held = ""
             return False
         # not a call: its opening mark is text, and what follows may be
         parsed.text, self._held = parsed.text + self._held[:start], body

@@ -25,6 +25,12 @@ _HEAD = re.compile(
 )
 
 
+_CUT_HEAD = re.compile(
+    r'\s*\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*:?\s*|"name"\s*:\s*"(?P<name>[^"\\]{0,256}(?:"[^{]*)?))?', re.DOTALL
+)
+"""The beginning of a call that stands without a mark, as far as its arguments."""
+
+
 def reading_calls(to: Taker, backend: Backend, request: Request, syntax: ToolSyntax) -> Taker:
     """A Taker that parses tool calls out of the text of `backend` for `to`, unless the backend parses them itself."""
     described = backend.describe()
@@ -68,7 +74,8 @@ class AnswerReader:
         reader = self._choices.get(delta.choice)
         if reader is None:
             reader = self._choices[delta.choice] = reader_of(self._syntax, namer(self._request_id, delta.choice))
-        read = reader.push(delta.text, is_last=delta.finish_reason is not None).changes(delta)
+        ended = delta.finish_reason
+        read = reader.push(delta.text, is_last=ended is not None, is_cut=ended == "length").changes(delta)
         return ended_by_calls(read) if reader.calls else read
 
 
@@ -90,13 +97,16 @@ class CallReader:
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
         self._step: Callable[[ParsedText], bool] = self._begin if syntax.format.is_bare else self._seek
-        self._is_last, self._unread = False, Unread()
+        self._is_last, self._is_cut, self._unread = False, False, Unread()
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
 
-    def push(self, text: str, *, is_last: bool = False) -> ParsedText:
-        """The text and calls that are final once `text` is added; `is_last`: no more text comes."""
+    def push(self, text: str, *, is_last: bool = False, is_cut: bool = False) -> ParsedText:
+        """The text and calls that are final once `text` is added; `is_last`: no more text comes. `is_cut`: the answer
+        ran out of tokens, so that the beginning of a call at its end is dropped and no text.
+        """
+        self._is_cut = is_cut
         return in_slices(self._push, text, is_last=is_last)
 
     def _push(self, text: str, is_last: bool) -> ParsedText:
@@ -125,7 +135,9 @@ class CallReader:
             parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._look_for_call(at - before + len(mark))
         certain = len(held) - max(overlap(held, mark) for mark in opens)
-        if self._is_last:
+        if self._is_last and self._is_cut and certain < len(held):
+            certain = len(held[:certain].rstrip())
+        elif self._is_last:
             certain = 0 if self.calls and not held.strip() else len(held)
         elif not self._is_too_long():
             certain = len(held[:certain].rstrip())
@@ -185,8 +197,12 @@ class CallReader:
         rest = _BEHIND.sub("", self._held, count=1) if is_listed else self._held.lstrip()
         if not rest:
             return False
-        if not self._is_last and any(mark.startswith(rest) and mark != rest for mark in (*closes, *opens)):
-            return False
+        if any(mark.startswith(rest) and mark != rest for mark in (*closes, *opens)):
+            if not self._is_last:
+                return False
+            if self._is_cut:
+                self._held = ""
+                return False
         closing = next((mark for mark in closes if rest.startswith(mark)), None)
         if closing is not None:
             self._held = rest[len(closing) :]
@@ -209,12 +225,23 @@ class CallReader:
         return name in self._names or self._body > 0
 
     def _wait(self, parsed: ParsedText) -> bool:
+        if self._is_last and self._is_cut and (self._body > 0 or self._may_name_a_tool()):
+            self._held = ""
+            return False
         return (self._is_last or self._is_too_long()) and self._pass_on(parsed)
 
     def _pass_on(self, parsed: ParsedText) -> bool:
         """Not a call: its opening mark is text, and what follows may be."""
         parsed.text, self._held = parsed.text + self._held[: self._body], self._held[self._body :]
         return self._go(self._seek)
+
+    def _may_name_a_tool(self) -> bool:
+        """Whether a cut object without an opening mark begins as a call of a given tool does."""
+        begun = _CUT_HEAD.fullmatch(self._held)
+        if begun is None or begun["name"] is None:
+            return begun is not None
+        name, closed, _ = begun["name"].partition('"')
+        return name in self._names if closed else any(known.startswith(name) for known in self._names)
 
     def _begin_call(self, parsed: ParsedText, name: str) -> None:
         parsed.call(self.calls, self._id_of(self.calls), name)

@@ -43,11 +43,11 @@ SCHEMAS = {
 Call = tuple[str, Any]
 
 
-def read(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(tool_format: ToolFormat, pieces: list[str], *, is_cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls (name, arguments) of an answer that comes in `pieces`, as clients read deltas."""
     reader = reader_of(ToolSyntax(tool_format, TOOLS, SCHEMAS), lambda number: f"id{number}")
     answer = Answer()
-    for parsed in [*map(reader.push, pieces), reader.push("", is_last=True)]:
+    for parsed in [*map(reader.push, pieces), reader.push("", is_last=True, is_cut=is_cut)]:
         answer.add(Delta(text=parsed.text, message={"tool_calls": parsed.calls} if parsed.calls else None))
     calls = answer.message.get("tool_calls") or []
     assert [call["id"] for call in calls] == [f"id{at}" for at in range(len(calls))]
@@ -231,6 +231,29 @@ def test_calls_are_read_out_of_text(tool_format: str, text: str, expected: str, 
 def test_text_that_is_no_call_passes_unharmed(tool_format: str, text: str) -> None:
     for pieces in ([text], list(text)):
         assert read(FORMATS[tool_format], pieces) == (text, [])
+
+
+@pytest.mark.parametrize(("tool_format", "text", "expected", "calls"), [each for each in CALLS if each[3]])
+def test_a_call_that_the_length_limit_cuts_is_never_shown_as_text(
+    tool_format: str, text: str, expected: str, calls: list[Call]
+) -> None:
+    for length in range(len(text)):
+        got, called = read(FORMATS[tool_format], [text[:length]], is_cut=True)
+        assert expected.startswith(got.rstrip()), text[:length]
+        assert [name for name, _ in called] == [name for name, _ in calls[: len(called)]]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("llama", '{"name": "Ada Lovelace", "born": 18'),
+        ("llama", '{"title": "x'),
+        ("hermes", "1 <2 and 2 > 1"),
+        ("glm 4.5", "Write <tool_call> before a name, and <arg_"),
+    ],
+)
+def test_a_text_that_the_length_limit_cuts_stays_whole(tool_format: str, text: str) -> None:
+    assert read(FORMATS[tool_format], [text], is_cut=True) == (text, [])
 
 
 MARKS = (
