@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from backends.http.halves import Halves
 from backends.http.nonsense import MISSHAPEN, nonsense
 from backends.http.sse import SseDecoder
 from policies.errors import BackendErred
@@ -22,7 +23,7 @@ class EventAnswer(ABC):
 
     def __init__(self, backend: str) -> None:
         self.is_over = False
-        self._backend, self._events = backend, SseDecoder()
+        self._backend, self._events, self._halves = backend, SseDecoder(), Halves()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._backend}: {'over' if self.is_over else 'open'}>"
@@ -32,7 +33,7 @@ class EventAnswer(ABC):
         for event in self._events.feed(data):
             if self.is_over:
                 return
-            yield from self.hear(event.data)
+            yield from self.hear(self._halves.joined(event.data))
 
     def hear(self, data: bytes) -> list[Delta]:
         """The Deltas of one event with `data`. Raises as `feed` does."""

@@ -12,6 +12,7 @@ import msgspec
 
 from backends.http.errors import BUSY, details_of, error_of
 from backends.http.frames import FrameDecoder
+from backends.http.halves import Halves
 from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from backends.openai.calls import CallPieces
@@ -43,6 +44,7 @@ class OllamaAnswer:
         self.is_over, self._one_call = False, one_call
         self._backend, self._prompt_tokens, self._counted = backend, prompt_tokens, counted
         self._lines, self._calls, self._strict = FrameDecoder(b"\n"), 0, CallPieces(taken_ids)
+        self._halves = Halves()
 
     def __repr__(self) -> str:
         return f"<OllamaAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
@@ -51,7 +53,7 @@ class OllamaAnswer:
         """The Deltas in `data`. Raises BackendFailed for invalid lines, and the error in a line."""
         for line in self._lines.feed(data):
             if not self.is_over:
-                yield from self._hear(line)
+                yield from self._hear(self._halves.joined(line))
 
     def end(self) -> Iterator[Delta]:
         """The Deltas of an unfinished last line. Raises BackendFailed if the answer ended too early."""

@@ -66,6 +66,17 @@ async def test_what_strict_json_lacks_is_no_fault_where_it_is_not_needed(path: s
         router.check()
 
 
+@pytest.mark.parametrize("path", PATHS[1:])
+async def test_halves_of_a_character_in_two_pieces_are_joined_where_an_answer_is_translated(path: str) -> None:
+    engine = RawEngine(saying(begun() + ODD["half a pair"] + END, closes=True))
+    async with served(engine), routed(engine) as (router, ask):
+        _, body, _ = await ask(path=path, stream=True)
+        texts = [line[6:] for line in body.decode().splitlines() if line.startswith("data: {")]
+        assert any("\U0001f600" in json.dumps(json.loads(text), ensure_ascii=False) for text in texts)
+        assert "\ufffd" not in body.decode()
+        router.check()
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("odd", [b"-Infinity", b"NaN", rb'"\ud83d"', b'"\xff"', b"null"])
 async def test_the_same_of_an_answer_in_one_piece(path: str, odd: bytes) -> None:
