@@ -5,7 +5,8 @@ Source: OpenAI API reference, "Responses", "Streaming events".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,27 +19,42 @@ from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in,
 from router.protocols.openai.answers import chat_logprob
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.responses.request import responses_ask
+from router.protocols.responses.tools import action_of, input_of, item_of, origins_of
 from router.protocols.status import openai_error
 
 _encode = msgspec.json.encode
 
 _ECHOED: Mapping[str, Any] = {
+    "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
+    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "prompt_cache_key": None,
     "reasoning": None,
+    "safety_identifier": None,
+    "service_tier": "default",
     "temperature": 1.0,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "top_p": 1.0,
     "user": None,
 }
 """Fields that a response repeats from its request, with their defaults."""
 
 _MESSAGE: Mapping[str, Any] = {"type": "message", "role": "assistant"}
-_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_IDS = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "local_shell_call": "lsh",
+}
 """Prefixes of the ids of items, by their type."""
 
 _PARAMS: Mapping[str, str] = {
@@ -94,12 +110,13 @@ class ResponseStream:
     `response` is the response object so far; the last event carries it.
     """
 
-    def __init__(self, head: Head, body: Mapping[str, Any]) -> None:
+    def __init__(self, head: Head, body: Mapping[str, Any], unix_time: Callable[[], float] = time.time) -> None:
         echoed = {name: usual if body.get(name) is None else body[name] for name, usual in _ECHOED.items()}
         self.response: dict[str, Any] = {
             "id": head.id,
             "object": "response",
             "created_at": head.created,
+            "completed_at": None,
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
@@ -110,11 +127,14 @@ class ResponseStream:
             "truncation": "disabled",
             "usage": None,
             **echoed,
+            "tools": [_with_strictness(tool) for tool in echoed["tools"]],
         }
         self._events, self._is_begun, self._turns = 0, False, CallsInOrder()
         self._open: str | int | None = None
         """The open item: "reasoning", "message", "refusal", or the number of a tool call; None if none is open."""
         self._finish: str | None = None
+        self._arguments, self._unix_time = list[str](), unix_time
+        self._origins = origins_of(body.get("tools") or ())
 
     def __repr__(self) -> str:
         return f"<ResponseStream {self.response['id']}: {len(self.response['output'])} items, {self._open!r} open>"
@@ -145,6 +165,8 @@ class ResponseStream:
         waited = [event for piece in self._turns.end() for event in self._events_of(piece)]
         events = [*waited, *self._begin(), *self._close(status)]
         details = None if reason is None else {"reason": reason}
+        if status == "completed":
+            self.response["completed_at"] = max(int(self._unix_time()), self.response["created_at"])
         self.response |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
         return b"".join(events) + self._event(f"response.{status}", response=self.response)
 
@@ -192,11 +214,14 @@ class ResponseStream:
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
         function = call.get("function") or {}
-        item = {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": ""}
-        yield from self._switch(int(call.get("index") or 0), item, None)
+        number = int(call.get("index") or 0)
+        if self._open != number:
+            yield from self._switch(number, item_of(call.get("id"), function.get("name"), self._origins), None)
+            self._arguments = []
         if arguments := function.get("arguments"):
-            self._item["arguments"] += arguments
-            yield self._in_item("response.function_call_arguments.delta", delta=arguments)
+            self._arguments.append(arguments)
+            if self._item["type"] == "function_call":
+                yield self._in_item("response.function_call_arguments.delta", delta=arguments)
 
     def _switch(self, kind: str | int, item: dict[str, Any], part: dict[str, Any] | None) -> Iterator[bytes]:
         """Close the open item, unless it is of `kind`, and begin `item` with its one content `part`."""
@@ -217,10 +242,18 @@ class ResponseStream:
         if self._open is None:
             return
         item, self._open = self._item, None
+        arguments = "".join(self._arguments)
         if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"] or "{}"}
-            item["arguments"] = done["arguments"]
+            item["arguments"] = arguments or "{}"
+            done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._in_item("response.function_call_arguments.done", **done)
+        elif item["type"] == "custom_tool_call":
+            # its text is whole only now: it came as JSON
+            item["input"] = input_of(arguments)
+            yield self._in_item("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._in_item("response.custom_tool_call_input.done", input=item["input"])
+        elif item["type"] == "local_shell_call":
+            item["action"] = action_of(arguments)
         else:
             part = self._part
             fields = {name: value for name, value in part.items() if name not in ("type", "annotations")}
@@ -253,6 +286,13 @@ class ResponseStream:
         data = _encode({"type": kind, "sequence_number": self._events, **fields})
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _with_strictness(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`tool` as a response repeats it: with all members of a function."""
+    if tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _error(error: ExpectedError) -> dict[str, Any]:

@@ -26,26 +26,30 @@ class ResponsePart(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """One entry of `input`. Without a `type` it is a message."""
+    """One entry of `input` that a chat can have. Without a `type` it is a message."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[ResponsePart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
     output: str | list[ResponsePart] | None = None
     summary: list[ResponsePart] | None = None
 
 
 class ResponseTool(msgspec.Struct):
-    """One entry of `tools`."""
+    """One entry of `tools` that a model calls and a client runs."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
 
 
 class Format(msgspec.Struct):
@@ -75,13 +79,13 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     """`POST /v1/responses`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
-    input: str | Annotated[list[Item], Meta(min_length=1)]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
-    tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from backends.openai.responses import RESPONSES_PATH
@@ -17,7 +18,8 @@ from router.ask import Ask
 from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
-from router.protocols.responses.fields import Format, Item, ResponsePart, ResponsesBody, ResponseTool
+from router.protocols.responses.fields import Format, Item, ResponsePart, ResponsesBody
+from router.protocols.responses.tools import SHELL, functions_of, in_namespace
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -48,6 +50,11 @@ _INSTEAD = {
     "continue_final_message": "end with a message of the user",
     "add_generation_prompt": "end with a message of the user",
 }
+_ITEMS = frozenset(
+    {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    | {"local_shell_call", "local_shell_call_output"}
+)
+"""Items that a chat can have. Others tell of tools that ran at the provider, or only the provider can read them."""
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -71,9 +78,17 @@ def _chat(fields: ResponsesBody) -> dict[str, Any]:
     if fields.max_output_tokens is not None:
         chat["max_tokens"] = fields.max_output_tokens
     if fields.tools:
-        chat["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
-    if fields.tool_choice is not None:
-        chat["tool_choice"] = _tool_choice(fields.tool_choice)
+        functions = functions_of(fields.tools)
+        if fields.tool_choice is not None:
+            functions, choice = _chosen(functions, fields.tool_choice)
+            chat["tool_choice"] = choice
+        if functions:
+            chat["tools"] = functions
+        else:
+            chat.pop("tool_choice", None)
+            chat.pop("parallel_tool_calls", None)
+    elif fields.tool_choice is not None:
+        chat["tool_choice"] = _chosen([], fields.tool_choice)[1]
     if fields.top_logprobs is not None or _LOGPROBS in (fields.include or ()):
         chat |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
     if fields.reasoning is not None and fields.reasoning.effort is not None:
@@ -91,9 +106,22 @@ def _messages(fields: ResponsesBody) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": fields.instructions})
     if isinstance(fields.input, str):
         return [*messages, {"role": "user", "content": fields.input}]
-    for at, item in enumerate(fields.input):
-        _add(messages, item, f"input[{at}]")
+    for at, raw in enumerate(fields.input):
+        if raw.get("type", "message") in _ITEMS:
+            _add(messages, _item(raw, f"input[{at}]"), f"input[{at}]")
+    if not messages:
+        hint = "send a message"
+        raise InvalidRequest("input: no item says anything to a model without OpenAI's tools", hint=hint, param="input")
     return messages
+
+
+def _item(raw: Mapping[str, Any], where: str) -> Item:
+    try:
+        return msgspec.convert(raw, Item)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        param = where + path.rstrip("`")
+        raise InvalidRequest(f"{param}: {what}", hint=_HINTS["input"], param=param) from None
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
@@ -110,16 +138,25 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         thought = _text(item.content or item.summary, where)
         if thought:
             _turn(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
-    elif item.type == "function_call":
-        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
-        call = {"id": _named(item, where), "type": "function", "function": function}
-        _turn(messages).setdefault("tool_calls", []).append(call)
-    elif item.type == "function_call_output":
+    elif item.type.endswith("_output"):
         content = _content(item.output, f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": content})
     else:
-        hint = "message, reasoning, function_call and function_call_output are"
-        raise InvalidRequest(f"{where}: items of type '{item.type[:40]}' are not supported", hint=hint, param=where)
+        function = _called(item)
+        call = {"id": _named(item, where), "type": "function", "function": function}
+        _turn(messages).setdefault("tool_calls", []).append(call)
+
+
+def _called(item: Item) -> dict[str, Any]:
+    """The function of a chat that a call of a tool is."""
+    if item.type == "custom_tool_call":
+        arguments = msgspec.json.encode({"input": item.input or ""}).decode()
+    elif item.type == "local_shell_call":
+        action = {name: value for name, value in (item.action or {}).items() if name not in ("type", "env") and value}
+        return {"name": SHELL, "arguments": msgspec.json.encode(action).decode()}
+    else:
+        arguments = item.arguments or "{}"
+    return {"name": in_namespace(item.name or "", item.namespace), "arguments": arguments}
 
 
 def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
@@ -172,23 +209,32 @@ def _text_in(part: ResponsePart) -> str | None:
     return part.text if part.type in _TEXT_PARTS else None
 
 
-def _tool(tool: ResponseTool, at: int) -> dict[str, Any]:
-    if tool.type != "function" or not tool.name:
-        hint = "only functions that the client runs itself: {'type': 'function', 'name': ..., 'parameters': {...}}"
-        what = f"tools[{at}]: tools of type '{tool.type[:40]}' are not supported"
-        raise InvalidRequest(what, hint=hint, param=f"tools[{at}].type")
-    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": {"name": tool.name, **given}}
-
-
-def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
+def _chosen(
+    functions: list[dict[str, Any]], choice: str | Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
+    """The functions that may be called, and the choice as a chat has it. Raises InvalidRequest."""
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        each = (tool for tool in (tools if isinstance(tools, list) else ()) if isinstance(tool, Mapping))
+        names = {SHELL if tool.get("type") == SHELL else _name_in(tool) for tool in each}
+        functions = [function for function in functions if function["function"]["name"] in names]
+        choice = str(choice.get("mode") or "auto")
+    if choice == "required" and not functions:
+        what = "tool_choice: a tool is required, and no tool of the request can be used with this model"
+        raise InvalidRequest(what, hint="give a function, or leave it to the model", param="tool_choice")
     if isinstance(choice, str):
-        return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        hint = "'auto', 'none', 'required', or {'type': 'function', 'name': ...}"
-        raise InvalidRequest("tool_choice cannot be read", hint=hint, param="tool_choice")
-    return {"type": "function", "function": {"name": choice["name"]}}
+        return functions, choice
+    kind = choice.get("type")
+    if kind == SHELL:
+        return functions, {"type": "function", "function": {"name": SHELL}}
+    if kind in ("function", "custom") and isinstance(choice.get("name"), str):
+        return functions, {"type": "function", "function": {"name": _name_in(choice)}}
+    hint = "'auto', 'none', 'required', or {'type': 'function', 'name': ...}"
+    raise InvalidRequest("tool_choice names no tool that the client runs", hint=hint, param="tool_choice")
+
+
+def _name_in(tool: Mapping[str, Any]) -> str:
+    return in_namespace(str(tool.get("name")), tool.get("namespace"))
 
 
 def _response_format(shape: Format) -> dict[str, Any]:
