@@ -35,7 +35,7 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
     is_error: bool | None = None
     thinking: str | None = None
     source: MediaSource | str | None = None
@@ -51,9 +51,9 @@ class Turn(msgspec.Struct):
 
 
 class ToolDefinition(msgspec.Struct):
-    """One entry of `tools`. A `type` other than "custom" is a tool that Anthropic's servers run."""
+    """One entry of `tools`. A `type` other than "custom" is a tool that Anthropic defines."""
 
-    name: Annotated[str, Meta(min_length=1)]
+    name: Annotated[str, Meta(min_length=1)] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -23,9 +23,9 @@ from router.protocols.anthropic.fields import (
     MediaSource,
     MessagesBody,
     ToolChoice,
-    ToolDefinition,
     Turn,
 )
+from router.protocols.anthropic.tools import functions_of
 from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
@@ -66,6 +66,12 @@ _INSTEAD = {
     "add_generation_prompt": "end with a message of the assistant",
 }
 _DOCUMENTS = frozenset({"document", "search_result"})
+_THE_PROVIDERS = frozenset(
+    {"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result"}
+    | {"web_fetch_tool_result", "code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"}
+    | {"text_editor_code_execution_tool_result", "tool_search_tool_result", "compaction"}
+)
+"""Blocks of the assistant that are encrypted, or tell of tools that Anthropic's servers ran."""
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k", "stream")
 
 
@@ -142,9 +148,11 @@ def _chat(fields: CountBody) -> dict[str, Any]:
         # Anthropic's prefill: the answer continues the last message
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if fields.tools:
-        body["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
-    if fields.tool_choice is not None:
-        body |= _tool_choice(fields.tool_choice)
+        body["tools"] = functions_of(fields.tools)
+    if fields.tool_choice is not None and (body.get("tools") or fields.tool_choice.type in ("any", "tool")):
+        body |= _tool_choice(fields.tool_choice, body.get("tools") or ())
+    if not body.get("tools"):
+        body.pop("tools", None)
     if fields.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": fields.thinking.type != "disabled"}
     return body | _output(fields)
@@ -198,7 +206,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
             calls.append(_tool_call(block, f"{where}[{at}]"))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
-        elif block.type != "redacted_thinking":  # encrypted: only Anthropic's servers can read it
+        elif block.type not in _THE_PROVIDERS:
             parts.append(_part(block, f"{where}[{at}]"))
     message["content"] = _joined(parts) if parts else None if calls else ""
     if thoughts:
@@ -219,7 +227,7 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
     if not block.tool_use_id:
         hint = "name the tool_use block that it answers"
         raise InvalidRequest(f"{where}: a tool_result block needs `tool_use_id`", hint=hint, param=where)
-    content = _content(block.content or "", f"{where}.content")
+    content = _content(block.content if isinstance(block.content, str | list) else "", f"{where}.content")
     if not isinstance(content, str) and all(part["type"] == "text" for part in content):
         content = "".join(part["text"] for part in content)
     if block.is_error:
@@ -282,24 +290,12 @@ def _inner(block: Block) -> str | None:
     return inner
 
 
-def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        hint = "only tools that the client runs itself: {'name': ..., 'input_schema': {...}}"
-        what = f"tools[{at}]: tools of type '{tool.type}' are not supported"
-        raise InvalidRequest(what, hint=hint, param=f"tools[{at}].type")
-    schema = tool.input_schema or {"type": "object", "properties": {}}
-    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    mark = {"cache_control": tool.cache_control} if tool.cache_control else {}
-    return {"type": "function", "function": function, **mark}
-
-
-def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+def _tool_choice(choice: ToolChoice, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if choice.type == "tool" and not choice.name:
         raise InvalidRequest("tool_choice names no tool", hint="give its `name`", param="tool_choice.name")
+    if not functions and choice.type in ("any", "tool"):
+        what = "tool_choice: a tool is required, and no tool of the request can be used with this model"
+        raise InvalidRequest(what, hint="give a tool that the client runs", param="tool_choice")
     named = {"type": "function", "function": {"name": choice.name}}
     chosen: dict[str, Any] = {"tool_choice": _CHOICES.get(choice.type, named)}
     if choice.disable_parallel_tool_use:

@@ -89,6 +89,7 @@ def _one(raw: Any, where: str, namespace: str | None = None) -> Iterator[tuple[d
     if not tool.name:
         raise InvalidRequest(f"{where}: a {kind} needs a name", hint=_HINTS["tools"], param=f"{where}.name")
     name = in_namespace(tool.name, namespace)
+    given: dict[str, Any]
     if kind == "custom":
         grammar = tool.format.get("definition") if tool.format else None
         texts = (tool.description, f"The input follows this grammar:\n{grammar}" if grammar else None)
