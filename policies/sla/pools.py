@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from urllib.parse import urlsplit
 
 from policies.health import HealthRules
 from policies.quantities import quoted, read_bounds, read_count, read_seconds, read_share, read_whole, read_yes
@@ -169,9 +170,18 @@ def read_url(text: str) -> str:
     """An http or https address without query. Raises ValueError with a sentence."""
     if "@" in text:
         raise ValueError("must not contain a user or a password (they belong in key)")
-    if not _URL.fullmatch(text):
+    if not (_URL.fullmatch(text) and _names_a_host(text)):
         raise ValueError(f"must be an address like http://host:8000, not {quoted(text)}")
     return text.rstrip("/")
+
+
+def _names_a_host(url: str) -> bool:
+    """Whether its host and its port are such that a client can ask for them."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _read_pool(field: Field, name: str, kinds: Collection[str] | None, outside: Outside) -> PoolSpec:

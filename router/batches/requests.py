@@ -72,8 +72,9 @@ class _Text:
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if self._is_whole or isinstance(error, RecursionError):
+            except (ValueError, RecursionError) as error:
+                # other errors are those of a number with too many digits, and of too many brackets
+                if self._is_whole or not isinstance(error, json.JSONDecodeError):
                     raise self._malformed(str(error).partition(":")[0]) from None
                 self._more()
                 continue

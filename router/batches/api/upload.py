@@ -12,7 +12,7 @@ from typing import NamedTuple
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from http1.errors import BadRequest, BodyTimeout, ClientGone
+from http1.errors import BodyTimeout, ClientGone, HttpError
 from http1.request import Request
 from policies.errors import InvalidRequest, RequestTooLarge
 from router.batches.pace import Pace
@@ -40,12 +40,8 @@ async def receive_form(http: Request, write: Write, pace: Pace, *, most_bytes: i
 
     Raises InvalidRequest, RequestTooLarge, CallerGone, and what `write` raises.
     """
-    kind, options = parse_options_header(http.headers.get("content-type", ""))
-    boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
-        raise InvalidRequest("the body is no form", hint=_FORM_HINT)
+    form = _form_of(http.headers.get("content-type", ""), most_bytes)
     _require_length(http, most_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES)
-    form = FormReader(boundary, most_bytes)
     async for piece in _pieces(http):
         for at in range(0, len(piece), _FED_BYTES):
             if at:
@@ -56,6 +52,18 @@ async def receive_form(http: Request, write: Write, pace: Pace, *, most_bytes: i
             await pace.run(write, form.taken())
     await pace.run(write, form.taken())
     return form.result()
+
+
+def _form_of(content_type: str, most_bytes: int) -> FormReader:
+    """A reader of the form that this header announces. Raises InvalidRequest."""
+    try:
+        kind, options = parse_options_header(content_type)
+        if kind == b"multipart/form-data" and (boundary := options.get(b"boundary")):
+            return FormReader(boundary, most_bytes)
+    except ValueError as error:
+        # a boundary that is too long, or has characters that no header can have
+        raise InvalidRequest("the form's content-type cannot be read", hint=_FORM_HINT) from error
+    raise InvalidRequest("the body is no form", hint=_FORM_HINT)
 
 
 async def receive(http: Request, write: Write, pace: Pace, *, most_bytes: int) -> None:
@@ -165,7 +173,7 @@ async def _pieces(http: Request) -> AsyncIterator[bytes]:
     except BodyTimeout as error:
         hint = "send as many bytes as Content-Length or Transfer-Encoding announces"
         raise InvalidRequest(f"the body did not arrive: {error.reason}", hint=hint) from error
-    except BadRequest as error:
+    except HttpError as error:
         raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
     except ClientGone as error:
         raise CallerGone from error

@@ -119,7 +119,7 @@ def _name(body: Mapping[str, Any]) -> str | None:
 
 def _team(body: Mapping[str, Any], tenant: Tenant) -> str | None:
     team = body.get("team")
-    if team is None or team in tenant.teams:
+    if team is None or (isinstance(team, str) and team in tenant.teams):
         return team
     hint = did_you_mean(str(team), tenant.teams) or f"known: {', '.join(list(tenant.teams)[:12]) or 'none'}"
     raise InvalidRequest(f"'{tenant.name}' has no team '{str(team)[:80]}'", hint=hint, param="team")

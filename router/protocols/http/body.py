@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from http1.coding import CODINGS, BadCoding, decoded
-from http1.errors import BadRequest, BodyTimeout, BodyTooLarge, ClientGone
+from http1.errors import BodyTimeout, BodyTooLarge, ClientGone, HttpError
 from http1.request import Request
 from policies.errors import InvalidRequest, RequestTooLarge
 from router.call.bodies import INLINE_BYTES, SMALL_BYTES, Held
@@ -56,7 +56,7 @@ async def read_body(http: Request, most_bytes: int, held: Held | None = None, *,
     except BodyTimeout as error:
         hint = "send as many bytes as Content-Length or Transfer-Encoding announces"
         raise InvalidRequest(f"the body did not arrive: {error.reason}", hint=hint) from error
-    except (BadRequest, BadCoding) as error:
+    except (HttpError, BadCoding) as error:
         raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
     except ClientGone as error:
         raise CallerGone from error

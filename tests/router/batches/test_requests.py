@@ -62,3 +62,10 @@ def test_one_request_may_not_be_too_large() -> None:
     body = b'{"requests": ["' + b"x" * 10_000_000
     with pytest.raises(RequestTooLarge, match="larger than 1,000,000 bytes"):
         found(body, 1_000_000)
+
+
+@pytest.mark.parametrize("digits", [4301, 5000, 1 << 18, 600_000])
+@pytest.mark.parametrize("form", ['{"requests":[%s]}', '{"other":%s,"requests":[]}', '{"requests":[{"a":-%s', "{%s"])
+def test_a_number_with_more_digits_than_python_reads_is_refused(form: str, digits: int) -> None:
+    with pytest.raises((InvalidRequest, RequestTooLarge)):
+        found((form % ("9" * digits)).encode())

@@ -426,3 +426,75 @@ async def test_a_header_that_is_no_utf8_is_quoted_and_kept_as_text(tmp_path: Pat
             answer = await reader.read()
             writer.close()
             assert answer.split()[1] == (b"400" if name.endswith(b"version") else b"200"), answer
+
+
+async def answers_to(address: str, head: bytes, body: bytes = b"") -> int:
+    """The status of the answer to these bytes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head + b"\r\nConnection: close\r\n\r\n" + body)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split()[1])
+
+
+def posted(path: str, *lines: bytes) -> bytes:
+    """The head of a call of a tenant."""
+    return b"\r\n".join(
+        [b"POST %b HTTP/1.1" % path.encode(), b"Host: a", b"Authorization: Bearer " + KEY.encode(), *lines]
+    )
+
+
+BROKEN_CHUNKS = {
+    "more trailers than a head has fields": b"1\r\n{\r\n0\r\n" + b"A: b\r\n" * 300 + b"\r\n",
+    "a trailer that never ends": b"1\r\n{\r\n0\r\nA: " + b"b" * 200_000,
+    "a size of zeros": b"0" * 200_000,
+    "an extension that never ends": b"1;a=" + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("path", [*BODIES, "POST /v1/files"])
+async def test_a_body_in_chunks_with_too_much_beside_it_is_refused_by_each_call(path: str, tmp_path: Path) -> None:
+    method, path = path.split(" ")
+    form = b"Content-Type: multipart/form-data; boundary=BB"
+    async with a_whole_router(tmp_path) as (router, _):
+        head = posted(path, form, b"Transfer-Encoding: chunked").replace(b"POST", method.encode(), 1)
+        found = {
+            name: await answers_to(router.http_url.removeprefix("http://"), head, body)
+            for name, body in BROKEN_CHUNKS.items()
+        }
+        assert set(found.values()) <= {400, 431}, found
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data; boundary=é\U0001f600",
+        "\U0001f600/form-data; boundary=x",
+        "multipart/form-data; boundary=" + "x" * 300,
+        "multipart/form-data; boundary*" + "9" * 5000 + "=x",
+        'multipart/form-data; boundary="',
+        "multipart/form-data; boundary=",
+    ],
+)
+async def test_a_form_that_is_announced_in_an_odd_way_is_refused(content_type: str, tmp_path: Path) -> None:
+    async with a_whole_router(tmp_path) as (router, _):
+        head = posted("/v1/files", b"Content-Type: " + content_type.encode(), b"Content-Length: 2")
+        assert await answers_to(router.http_url.removeprefix("http://"), head, b"{}") == 400
+
+
+@pytest.mark.parametrize("token", [b"\xff\xfe", "é".encode(), b"!!!!", b"A", b"/////w=="])
+async def test_a_password_that_is_no_text_is_no_key(token: bytes, tmp_path: Path) -> None:
+    head = b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic " + token
+    async with a_whole_router(tmp_path) as (router, _):
+        assert await answers_to(router.http_url.removeprefix("http://"), head % b"/v1/models") == 401
+        assert await answers_to(str(router.admin), head % b"/admin/usage") in {200, 401}
+
+
+@pytest.mark.parametrize("team", [[], {}, 1, True, "\ud800"])
+async def test_a_team_that_is_no_name_is_refused(team: object, tmp_path: Path) -> None:
+    async with a_whole_router(tmp_path) as (router, http):
+        found = await statuses_of(
+            http, f"http://{router.admin}", "POST /admin/tenants/acme/keys", [json.dumps({"team": team})]
+        )
+        assert list(found.values()) == [400]
