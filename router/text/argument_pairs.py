@@ -1,27 +1,32 @@
-"""Parses calls with arguments in pairs of marked texts, as GLM-4.5 writes them, while they stream. Pure but for its own
-memory.
+"""Parses calls with arguments in pairs of marked texts, as GLM-4.5 and Qwen3-Coder write them, while they stream. Pure
+but for its own memory.
 
-`<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` for each argument, `</tool_call>`,
-with or without newlines between them. A value is a text as it is, or JSON: the tool's schema tells which, and without
-it a value that is JSON counts as that.
+GLM: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` for each argument,
+`</tool_call>`, with or without newlines between them. Qwen: `<tool_call><function=name>`, then
+`<parameter=key>value</parameter>`, `</function></tool_call>`, each mark in a line of its own. A value is a text as it
+is, or JSON: the tool's schema tells which, and without it a value that is JSON counts as that.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import NoneType
 
 from backends.nesting import decode_json
 from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, Unread, in_slices, overlap
-from router.text.tool_formats import ToolSyntax
+from router.text.schema_kinds import ALL_KINDS, TEXT_ALONE, kinds_of_properties
+from router.text.tool_formats import PairMarks, ToolSyntax
 
-_OPENS, _CLOSES = "<tool_call>", "</tool_call>"
-_KEY, _END_KEY, _VALUE, _END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_NAME = re.compile(r"\s*([^\s<>{}\"]+)\s*")
-_MAY_BECOME_NAME = re.compile(r"\s*(?:[^\s<>{}\"]{1,256}\s*)?")
-_PAIR = re.compile(rf"\s*{_KEY}([^<]*){_END_KEY}\s*{_VALUE}")
+_KINDS: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    list: "array",
+    dict: "object",
+    NoneType: "null",
+}
 
 
 class PairReader:
@@ -31,10 +36,11 @@ class PairReader:
     the ids of calls by their number.
     """
 
-    def __init__(self, syntax: ToolSyntax, id_of: Callable[[int], str]) -> None:
+    def __init__(self, syntax: ToolSyntax, marks: PairMarks, id_of: Callable[[int], str]) -> None:
         self.calls = 0
+        self._opens, self._marks = syntax.format.opens, marks
         self._schemas, self._id_of = syntax.schemas, id_of
-        self._held, self._properties, self._pairs = "", dict[str, Any](), 0
+        self._held, self._kinds, self._pairs = "", dict[str, frozenset[str]](), 0
         self._key = ""
         self._step: Callable[[ParsedText], bool] = self._seek
         self._is_last, self._is_cut, self._unread = False, False, Unread()
@@ -61,12 +67,12 @@ class PairReader:
     def _seek(self, parsed: ParsedText) -> bool:
         """Text, until an opening mark."""
         held = self._held
-        at = held.find(_OPENS)
+        at = min((place for mark in self._opens if (place := held.find(mark)) >= 0), default=-1)
         if at >= 0:
             before = len(held[:at].rstrip())
             parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._go(self._begin)
-        begun = overlap(held, _OPENS)
+        begun = max(overlap(held, mark) for mark in self._opens)
         if self._is_last and self._is_cut and begun:
             certain = len(held[:-begun].rstrip())
         elif self._is_last:
@@ -79,19 +85,18 @@ class PairReader:
 
     def _begin(self, parsed: ParsedText) -> bool:
         """A possible call, behind white space and its opening mark: its name, and what follows it."""
-        start = self._held.find(_OPENS) + len(_OPENS)
+        space = len(self._held) - len(self._held.lstrip())
+        mark = next(mark for mark in self._opens if self._held.startswith(mark, space))
+        start, marks = space + len(mark), self._marks
         body = self._held[start:]
-        name = _NAME.match(body)
-        rest = body[name.end() :] if name is not None else ""
-        if name is not None and rest.startswith((_KEY, _CLOSES)):
+        name = marks.name.match(body)
+        if name is not None:
             parsed.call(self.calls, self._id_of(self.calls), name[1])
             self.calls += 1
-            schema = self._schemas.get(name[1])
-            properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            self._properties = dict(properties) if isinstance(properties, Mapping) else {}
-            self._held, self._pairs = rest, 0
+            self._kinds = kinds_of_properties(self._schemas.get(name[1]))
+            self._held, self._pairs = body[name.end() :], 0
             return self._go(self._pair)
-        may_begin = any(mark.startswith(rest) for mark in (_KEY, _CLOSES)) if rest else _MAY_BECOME_NAME.fullmatch(body)
+        may_begin = marks.may_become_name.fullmatch(body) is not None
         if may_begin and not self._is_last and not self._is_too_long():
             return False
         if may_begin and self._is_cut and self._is_last:
@@ -104,15 +109,16 @@ class PairReader:
     def _pair(self, parsed: ParsedText) -> bool:
         """The next argument, or the end of the call."""
         held = self._held.lstrip()
-        if held.startswith(_CLOSES):
+        marks = self._marks
+        if held.startswith(marks.closes):
             parsed.argue(self.calls - 1, "}" if self._pairs else "{}")
-            self._held = held[len(_CLOSES) :]
-            return self._go(self._seek)
-        pair = _PAIR.match(held)
+            self._held = held[len(marks.closes) :]
+            return self._go(self._end if marks.ends else self._seek)
+        pair = marks.pair.match(held)
         if pair is None:
             # text that is no argument is dropped: a call has begun
             dropped = held.find("<", 1)
-            if (held and not held.startswith("<")) or (held and not _may_be_pair(held)):
+            if (held and not held.startswith("<")) or (held and not self._may_be_pair(held)):
                 self._held = held[dropped:] if dropped >= 0 else ""
                 return bool(self._held)
             return False
@@ -120,7 +126,7 @@ class PairReader:
         parsed.argue(self.calls - 1, f"{', ' if self._pairs else '{'}{_text(self._key)}: ")
         self._pairs += 1
         self._held = held[pair.end() :]
-        if is_text(self._properties.get(self._key)):
+        if self._kinds.get(self._key) == TEXT_ALONE:
             parsed.argue(self.calls - 1, '"')
             return self._go(self._stream)
         return self._go(self._value)
@@ -128,29 +134,49 @@ class PairReader:
     def _stream(self, parsed: ParsedText) -> bool:
         """A value that is a text, passed on in pieces."""
         held = self._held
-        at = held.find(_END_VALUE)
-        certain = at if at >= 0 else len(held) - (0 if self._is_last else overlap(held, _END_VALUE))
-        if certain:
+        mark, has_lines = self._marks.end_value, self._marks.has_lines
+        at = held.find(mark)
+        certain = at if at >= 0 else len(held) - (0 if self._is_last else overlap(held, mark))
+        # a line break before the mark belongs to it
+        line = int(has_lines and held.endswith("\n", 0, certain) and (at >= 0 or not self._is_last))
+        if certain := certain - line:
             parsed.argue(self.calls - 1, _text(held[:certain])[1:-1])
         self._held = held[certain:]
         if at < 0:
             return False
         parsed.argue(self.calls - 1, '"')
-        self._held = self._held[len(_END_VALUE) :]
+        self._held = self._held[line + len(mark) :]
         return self._go(self._pair)
 
     def _value(self, parsed: ParsedText) -> bool:
         """A value that may be JSON, once it is whole."""
-        value, found, rest = self._held.partition(_END_VALUE)
+        value, found, rest = self._held.partition(self._marks.end_value)
         if not found:
             if not self._is_too_long():
                 return False
             # no JSON is so long in an argument: it goes on as a text
             parsed.argue(self.calls - 1, '"')
             return self._go(self._stream)
-        parsed.argue(self.calls - 1, value.strip() if _is_json(value) else _text(value))
+        value = value.removesuffix("\n") if self._marks.has_lines else value
+        kinds = self._kinds.get(self._key, ALL_KINDS)
+        parsed.argue(self.calls - 1, value.strip() if _is_of(value, kinds) else _text(value))
         self._held = rest
         return self._go(self._pair)
+
+    def _end(self, parsed: ParsedText) -> bool:  # noqa: ARG002 - steps are alike
+        """Behind a call: the mark that may stand there, or text."""
+        rest, mark = self._held.lstrip(), self._marks.ends
+        if mark.startswith(rest) and rest != mark:
+            self._held = "" if self._is_last and self._is_cut else self._held
+            return bool(self._is_last and self._held) and self._go(self._seek)
+        self._held = rest[len(mark) :] if rest.startswith(mark) else self._held
+        return self._go(self._seek)
+
+    def _may_be_pair(self, held: str) -> bool:
+        """Whether `held`, which begins with `<`, can become an argument or the end of a call."""
+        if any(mark.startswith(held) for mark in (self._marks.key, self._marks.closes)):
+            return True
+        return len(held) <= MOST_HELD_CHARACTERS and self._marks.may_become_pair.fullmatch(held) is not None
 
     def _go(self, step: Callable[[ParsedText], bool]) -> bool:
         self._step = step
@@ -160,33 +186,13 @@ class PairReader:
         return len(self._held) > MOST_HELD_CHARACTERS
 
 
-def _may_be_pair(held: str) -> bool:
-    """Whether `held`, which begins with `<`, can become an argument or the end of a call."""
-    if any(mark.startswith(held) for mark in (_KEY, _CLOSES)):
-        return True
-    if not held.startswith(_KEY) or len(held) > MOST_HELD_CHARACTERS:
-        return False
-    _, found, behind = held.partition(_END_KEY)
-    return not found or _VALUE.startswith(behind.lstrip())
-
-
-def is_text(schema: Any) -> bool:
-    """Whether each value that fits `schema` is a text."""
-    if not isinstance(schema, Mapping):
-        return False
-    allowed = schema.get("enum")
-    if isinstance(allowed, list) and allowed:
-        return all(isinstance(value, str) for value in allowed)
-    return schema.get("type") == "string" or isinstance(schema.get("const"), str)
-
-
-def _is_json(value: str) -> bool:
+def _is_of(value: str, kinds: frozenset[str]) -> bool:
+    """Whether `value` is JSON of one of `kinds`."""
     try:
-        decode_json(value, object)
+        return _KINDS[type(decode_json(value, object))] in kinds
     except ValueError:
         # msgspec's errors are ValueErrors
         return False
-    return True
 
 
 def _text(value: str) -> str:

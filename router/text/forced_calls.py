@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from policies.nouns import Grammar
 from router.ask import Chat
-from router.text.argument_pairs import is_text
+from router.text.schema_kinds import TEXT_ALONE, kinds_of, referred
 from router.text.tool_formats import (
     DEEPSEEK_3,
     DEEPSEEK_31,
@@ -21,6 +21,7 @@ from router.text.tool_formats import (
     MISTRAL,
     MISTRAL_11,
     PHI_4,
+    QWEN_3_CODER,
     ToolFormat,
 )
 
@@ -104,7 +105,18 @@ _LAYOUTS = {
         between=None,
     ),
     GLM_45.name: CallLayout((), ("<tool_call>", _NAME, "\n", _PAIRS, "</tool_call>"), between=("\n",)),
+    QWEN_3_CODER.name: CallLayout(
+        (),
+        ("<tool_call>", "\n", "<function=", _NAME, ">\n", _PAIRS, "</function>", "\n", "</tool_call>"),
+        between=("\n",),
+    ),
 }
+
+_PAIR_LAYOUTS = {
+    GLM_45.name: (("<arg_key>", _NAME, "</arg_key>", "\n", "<arg_value>"), ("</arg_value>", "\n")),
+    QWEN_3_CODER.name: (("<parameter=", _NAME, ">\n"), ("\n</parameter>\n",)),
+}
+"""What stands before and behind the value of an argument."""
 
 
 def _rules(
@@ -123,7 +135,7 @@ def _rules(
     yield "any_call: " + " | ".join(f"call_{at}" for at in range(len(tools)))
     for at, tool in enumerate(tools):
         schema = tool.get("parameters") or _OF_NOTHING
-        pairs, rules = _pairs(schema, at, id_of) if _PAIRS in layout.call else ("", [])
+        pairs, rules = _pairs(schema, at, tool_format, id_of) if _PAIRS in layout.call else ("", [])
         parts = {
             _QUOTED: _literal(json.dumps(tool["name"])),
             _NAME: _literal(tool["name"]),
@@ -136,7 +148,9 @@ def _rules(
         yield from rules
 
 
-def _pairs(schema: Mapping[str, Any], tool: int, id_of: Callable[[str], int | None]) -> tuple[str, list[str]]:
+def _pairs(
+    schema: Mapping[str, Any], tool: int, tool_format: ToolFormat, id_of: Callable[[str], int | None]
+) -> tuple[str, list[str]]:
     """Arguments as pairs of key and value, in the schema's order, and their rules. Optional ones may be left out."""
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
@@ -144,18 +158,22 @@ def _pairs(schema: Mapping[str, Any], tool: int, id_of: Callable[[str], int | No
     rules: list[str] = []
     for at, (key, value) in enumerate(properties.items()):
         name = f"pair_{tool}_{at}"
-        marks = [_mark(mark, id_of) for mark in ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")]
-        rules.append(
-            f'{name}: {marks[0]} {_literal(key)} {marks[1]} "\\n" {marks[2]} {_bare_value(value)} {marks[3]} "\\n"'
+        before, behind = (
+            " ".join(_literal(key) if text == _NAME else _mark(text, id_of) for text in texts)
+            for texts in _PAIR_LAYOUTS[tool_format.name]
         )
+        rules.append(f"{name}: {before} {_bare_value(value, schema)} {behind}")
         names.append(name if key in required else f"{name}?")
     return " ".join(names), rules
 
 
-def _bare_value(schema: Any) -> str:
-    """A value in Lark: a text without quotation marks, or JSON."""
-    if not is_text(schema):
-        return _json(schema)
+def _bare_value(schema: Any, root: Mapping[str, Any]) -> str:
+    """A value in Lark: a text without quotation marks, or JSON. `root` has the parts that it refers to."""
+    if kinds_of(schema, root) != TEXT_ALONE:
+        parts = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        return _json({**parts, **schema} if isinstance(schema, Mapping) else schema)
+    if isinstance(schema.get("$ref"), str):
+        schema = {**(referred(schema["$ref"], root) or {}), **schema}
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices:
         return "(" + " | ".join(map(_literal, choices)) + ")"

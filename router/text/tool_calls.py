@@ -81,7 +81,7 @@ class AnswerReader:
 
 def reader_of(syntax: ToolSyntax, id_of: Callable[[int], str]) -> CallReader | PairReader:
     """The reader of one choice. `id_of` gives the ids of calls by their number."""
-    return (PairReader if syntax.format.has_pairs else CallReader)(syntax, id_of)
+    return PairReader(syntax, syntax.format.pairs, id_of) if syntax.format.pairs else CallReader(syntax, id_of)
 
 
 class CallReader:

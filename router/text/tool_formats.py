@@ -4,8 +4,9 @@ Hermes and Qwen (`<tool_call>{json}</tool_call>`), Llama 3 (`{"name": ..., "para
 `<|python_tag|>`), Mistral (`[TOOL_CALLS][{json}, ...]`, and `[TOOL_CALLS]name[ARGS]{json}` since its tokenizer v11),
 DeepSeek V3, R1 and V3.1 (their tokens around name and arguments), Phi-4-mini and Granite 3
 (`<|tool_call|>[{json}, ...]`; `functools[...]`, as Phi-4-mini also writes), GLM-4.5 to 4.7 (`<tool_call>name`, then
-pairs of `<arg_key>` and `<arg_value>`), gpt-oss (messages to `functions.name`, see `router/text/channels.py`). Sources:
-the models' published chat templates, and for `functools` vLLM's parser phi4_mini_json.
+pairs of `<arg_key>` and `<arg_value>`), Qwen3-Coder (`<tool_call><function=name>`, then `<parameter=key>`), gpt-oss
+(messages to `functions.name`, see `router/text/channels.py`). Sources: the models' published chat templates, and for
+`functools` vLLM's parser phi4_mini_json.
 """
 
 from __future__ import annotations
@@ -29,13 +30,33 @@ _SEPARATOR = "<｜tool▁sep｜>"
 
 
 @dataclass(frozen=True, slots=True)
+class PairMarks:
+    """The marks of a format whose arguments are pairs of key and value.
+
+    `name` matches the name of a tool behind the mark that opens its call, and `may_become_name` text that can still
+    become that. `closes` ends a call; `ends` may stand behind it. `key` begins a pair, and `pair` matches up to its
+    value. A value ends with `end_value`; where `has_lines`, a line break at each of its ends is none of it.
+    """
+
+    name: re.Pattern[str]
+    may_become_name: re.Pattern[str]
+    closes: str
+    ends: str
+    key: str
+    pair: re.Pattern[str]
+    may_become_pair: re.Pattern[str]
+    end_value: str
+    has_lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A model's format of calls.
 
     One of `opens` begins them, one of `closes` ends each one; of marks with the same beginning the longest comes first.
     `is_bare`: an answer may begin with a call without an opening mark. `is_listed`: further calls may follow the first
     one without a mark. `head` matches a name that stands before the arguments instead of among them, up to their brace,
-    and `may_become` text that can still become that. `has_pairs`: arguments are pairs of marked texts, not JSON.
+    and `may_become` text that can still become that. `pairs`: arguments are pairs of marked texts, not JSON.
     """
 
     name: str
@@ -45,7 +66,7 @@ class ToolFormat:
     is_listed: bool = False
     head: re.Pattern[str] | None = None
     may_become: re.Pattern[str] = re.compile(_BETWEEN)
-    has_pairs: bool = False
+    pairs: PairMarks | None = None
 
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), ("</tool_call>",))
@@ -78,7 +99,42 @@ HARMONY = ToolFormat(
 )
 """Of answers that are held to a call; in all others `router/text/channels.py` reads the messages."""
 
-GLM_45 = ToolFormat("glm 4.5", ("<tool_call>",), ("</tool_call>",), has_pairs=True)
+GLM_45 = ToolFormat(
+    "glm 4.5",
+    ("<tool_call>",),
+    ("</tool_call>",),
+    pairs=PairMarks(
+        name=re.compile(r"\s*([^\s<>{}\"]+)\s*(?=<arg_key>|</tool_call>)"),
+        may_become_name=re.compile(
+            r"\s*(?:[^\s<>{}\"]{1,256}\s*(?:<(?:a(?:r(?:g(?:_(?:k(?:ey?)?)?)?)?)?)?"
+            r"|</(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:ll?)?)?)?)?)?)?)?)?)?)?"
+        ),
+        closes="</tool_call>",
+        ends="",
+        key="<arg_key>",
+        pair=re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+        may_become_pair=re.compile(r"<arg_key>[^<]*(?:</?(?:arg_key>?|arg_ke?|arg_?|arg?|a?)\s*(?:<[arg_vlue]*)?)?"),
+        end_value="</arg_value>",
+    ),
+)
+QWEN_3_CODER = ToolFormat(
+    "qwen 3 coder",
+    ("<tool_call>", "<function="),
+    ("</tool_call>",),
+    pairs=PairMarks(
+        name=re.compile(r"\s*(?:<function=)?([^\s<>{}\"=]+)>\s*"),
+        may_become_name=re.compile(
+            r"\s*(?:<(?:f(?:u(?:n(?:c(?:t(?:i(?:on?)?)?)?)?)?)?)?|(?:<function=)?[^\s<>{}\"=]{0,256})?"
+        ),
+        closes="</function>",
+        ends="</tool_call>",
+        key="<parameter=",
+        pair=re.compile(r"\s*<parameter=([^<>\n]+)>(?:\n|(?=[^\n]))"),
+        may_become_pair=re.compile(r"<parameter=[^<>\n]*>?"),
+        end_value="</parameter>",
+        has_lines=True,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +155,8 @@ def format_of(template: str) -> ToolFormat | None:
     if _CALL in template:
         return DEEPSEEK_3 if "```json" in template else DEEPSEEK_31
     if HERMES.opens[0] in template:
+        if "<function=" in template and "<parameter=" in template:
+            return QWEN_3_CODER
         return GLM_45 if "<arg_key>" in template else HERMES
     if MISTRAL.opens[0] in template:
         return MISTRAL_11 if "[ARGS]" in template else MISTRAL

@@ -29,6 +29,7 @@ from router.text.tool_formats import (
     MISTRAL,
     MISTRAL_11,
     PHI_4,
+    QWEN_3_CODER,
     ToolFormat,
     syntax_of,
 )
@@ -54,9 +55,10 @@ TOOLS: list[dict[str, Any]] = [
 ]
 NOTHING = {"type": "object", "maxProperties": 0}
 FORMATS = {
-    each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, HARMONY)
+    each.name: each
+    for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, QWEN_3_CODER, HARMONY)
 }
-PLAIN = {"harmony", "mistral 11", "glm 4.5", "deepseek 3", "deepseek 3.1"}
+PLAIN = {"harmony", "qwen 3 coder", "mistral 11", "glm 4.5", "deepseek 3", "deepseek 3.1"}
 """Formats with names as they are, not in JSON."""
 
 
@@ -147,6 +149,29 @@ def test_an_answer_may_end_behind_its_last_call_with_or_without_white_space(name
     text = TokenText(tokenizer, marks_of(tokenizer, has_tools=True))
     shown, calls = calls_in(text.push(tokens) + text.flush(), chat, FORMATS[name])
     assert (shown, set(calls)) == ("", {("nothing", "{}")})
+
+
+@pytest.mark.parametrize("name", ["glm 4.5", "qwen 3 coder", "hermes"])
+def test_arguments_that_refer_to_parts_of_their_schema_are_forced_by_it(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "unit": {"$ref": "#/$defs/unit"},
+            "size": {"$ref": "#/$defs/size"},
+            "maybe": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+        },
+        "required": ["unit", "size", "maybe"],
+        "additionalProperties": False,
+        "$defs": {"unit": {"enum": ["12", "13"]}, "size": {"type": "object", "maxProperties": 0}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    chat = Chat([], [tool], forced=frozenset({"f"}), one_call=True)
+    for seed in range(4):
+        answer = drawn(chat, FORMATS[name], a_tokenizer("special"), seed)
+        assert answer is not None
+        text, ((_, arguments),) = calls_in(answer, chat, FORMATS[name])
+        assert not text
+        jsonschema.validate(json.loads(arguments), schema)
 
 
 @pytest.mark.parametrize("name", FORMATS)

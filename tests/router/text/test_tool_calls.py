@@ -24,6 +24,7 @@ from router.text.tool_formats import (
     MISTRAL,
     MISTRAL_11,
     PHI_4,
+    QWEN_3_CODER,
     ToolFormat,
     ToolSyntax,
     format_of,
@@ -31,12 +32,15 @@ from router.text.tool_formats import (
 
 TOOLS = frozenset({"weather", "time_of.day"})
 FORMATS = {
-    each.name: each for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, HARMONY)
+    each.name: each
+    for each in (HERMES, LLAMA, MISTRAL, MISTRAL_11, DEEPSEEK_3, DEEPSEEK_31, PHI_4, GLM_45, QWEN_3_CODER, HARMONY)
 }
 SCHEMAS = {
     "weather": {
         "type": "object",
-        "properties": {"at": {"type": "string"}, "days": {"type": "integer"}, "in": {"enum": ["C", "F"]}, "any": {}},
+        "properties": {"at": {"type": "string"}, "days": {"type": "integer"}, "in": {"enum": ["C", "F"]}, "any": {}}
+        | {"maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "unit": {"$ref": "#/$defs/unit"}},
+        "$defs": {"unit": {"type": "string"}},
     }
 }
 
@@ -183,6 +187,35 @@ CALLS: list[tuple[str, str, str, list[Call]]] = [
     ),
     (
         "glm 4.5",
+        (
+            "<tool_call>weather<arg_key>maybe</arg_key><arg_value>12345</arg_value>"
+            "<arg_key>unit</arg_key><arg_value>12345</arg_value></tool_call>"
+            "<tool_call>weather<arg_key>maybe</arg_key><arg_value>null</arg_value></tool_call>"
+        ),
+        "",
+        [("weather", {"maybe": "12345", "unit": "12345"}), ("weather", {"maybe": None})],
+    ),
+    (
+        "qwen 3 coder",
+        (
+            'I look.\n<tool_call>\n<function=weather>\n<parameter=at>\n a <b>\n"c"\n\n</parameter>\n'
+            "<parameter=days>\n3\n</parameter>\n<parameter=maybe>\n5\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=time_of.day>\n</function>\n</tool_call>"
+        ),
+        "I look.",
+        [("weather", {"at": ' a <b>\n"c"\n', "days": 3, "maybe": "5"}), ("time_of.day", {})],
+    ),
+    (
+        "qwen 3 coder",
+        (
+            '<function=weather><parameter=any>{"x": [1]}</parameter><parameter=other>not JSON</parameter></function>'
+            "</tool_call> done"
+        ),
+        " done",
+        [("weather", {"any": {"x": [1]}, "other": "not JSON"})],
+    ),
+    (
+        "glm 4.5",
         "<tool_call>weather\nwell <b> <arg_key>days</arg_key> <arg_value>3</arg_value> and</tool_call>",
         "<tool_call>weather\nwell <b> <arg_key>days</arg_key> <arg_value>3</arg_value> and</tool_call>",
         [],
@@ -225,6 +258,9 @@ def test_calls_are_read_out_of_text(tool_format: str, text: str, expected: str, 
         ("glm 4.5", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
         ("glm 4.5", "Write <tool_call> before a name, and <arg_key>. \n"),
         ("glm 4.5", "<tool_call>weather"),
+        ("qwen 3 coder", "Write <tool_call> and <function= before a name. \n"),
+        ("qwen 3 coder", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
+        ("qwen 3 coder", "<tool_call>\n<function=weather"),
         ("glm 4.5", "  \n"),
     ],
 )
@@ -267,6 +303,15 @@ MARKS = (
     *("function", "```json\n", "\n```", "<|tool_call|>", "<|/tool_call|>", "functools["),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>at</arg_key>\n<arg_value>", "weather\n"),
     *("<|channel|>commentary to=functions.", "weather <|constrain|>json<|message|>", "<|call|>"),
+    *(
+        "<function=",
+        "<function=weather>",
+        "</function>",
+        "<parameter=at>",
+        "<parameter=",
+        "</parameter>",
+        "\n</parameter>",
+    ),
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<tool", "_call>", "[TOOL", "weather", "weather{"),
 )
