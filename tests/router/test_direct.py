@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
 from backends.openai.compatible import OpenAICompatible
 from backends.shard.backend import ShardBackend
+from backends.triton.backend import TritonOptions
 from backends.triton.grpc import TritonStreams
 from policies.errors import BackendFailed
 from policies.identity import Issuer
@@ -83,8 +83,7 @@ async def probe_a_shard(port: int) -> None:
 
 
 async def open_a_triton(port: int, *, is_secure: bool) -> None:
-    options = SimpleNamespace(cumulative=False, tls=None, key=None, headers={})
-    streams = TritonStreams("t-0", f"127.0.0.1:{port}", options, is_secure=is_secure)
+    streams = TritonStreams("t-0", f"127.0.0.1:{port}", TritonOptions(), is_secure=is_secure)
     channel = await streams._connected()
     try:
         await channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=2)

@@ -29,11 +29,14 @@ class Slots:
 
     def __init__(self, free: int) -> None:
         self.free = free
+        self.served: list[str] = []
+        """The names to which a slot was lent, in that order; the callers hear of it later."""
         self.waiters = Waiters[str, str, str](take_back=self.take_back, left=self.serve)
 
     async def take(self, owner: str, name: str, kind: Hashable = None, timeout_s: float | None = None) -> str:
         if not self.waiters and self.free:
             self.free -= 1
+            self.served.append(name)
             return name
         return await self.waiters.wait(owner, name, kind=kind, timeout_s=timeout_s)
 
@@ -48,6 +51,7 @@ class Slots:
         if not self.free:
             return None
         self.free -= 1
+        self.served.append(waiter.wish)
         return waiter.wish
 
     def take_back(self, _: Wish, __: str) -> None:
@@ -280,14 +284,12 @@ class Waiting(RuleBasedStateMachine):
         self.slots = Slots(2)
         self.calls: list[Call] = []
         self.lent = Counter[str]()
-        self.served: list[str] = []
         self.number = 0
 
     async def _call(self, owner: str, name: str, kind: str, timeout_s: float | None) -> str:
         await self.slots.take(owner, name, kind, timeout_s)
         # nothing that is awaited between: what is lent is held from here on
         self.lent[name] += 1
-        self.served.append(name)
         return name
 
     def _turn(self, seconds: float = 0.0) -> None:
@@ -325,8 +327,9 @@ class Waiting(RuleBasedStateMachine):
 
     @invariant()
     def callers_of_one_owner_and_kind_are_served_in_their_order(self) -> None:
-        for begin in {name[:2] for name in self.served}:
-            numbers = [int(name[2:]) for name in self.served if name[:2] == begin]
+        served = self.slots.served
+        for begin in {name[:2] for name in served}:
+            numbers = [int(name[2:]) for name in served if name[:2] == begin]
             assert numbers == sorted(numbers)
 
     def teardown(self) -> None:

@@ -66,6 +66,7 @@ def test_a_longer_text_of_the_same_kind_is_not_estimated_shorter(seed: int, text
     assert often.least >= once.least
 
 
+@pytest.mark.timeout(300)  # training a Unigram tokenizer takes 20 s of CPU
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_after_fifty_answers_of_mixed_text_the_median_error_is_below_five_percent(name: str) -> None:
     count, template = made(name), TOKENIZERS[name][1]

@@ -236,7 +236,8 @@ class Users:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        options = GuardOptions(strict=True, deadline_s=1.0, first_backoff_s=0.02, most_backoff_s=0.2)
+        # a busy machine makes no Redis slow
+        options = GuardOptions(strict=True, deadline_s=5.0, first_backoff_s=0.02, most_backoff_s=0.2)
         self.quotas = GuardedStore(
             RedisStore(self.url), clock=time.time, options=options, on_event=lambda event: self.events.update([event])
         )
