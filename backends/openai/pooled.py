@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from backends.http.errors import error_in_stream
 from backends.http.exchange import Post, WholeBody, encoded
 from backends.http.lenient_json import read_json
 from backends.http.nonsense import MISSHAPEN, reported_usage
@@ -44,17 +45,23 @@ class PooledAnswer(WholeBody):
     prompt_tokens: int
 
     def read(self, whole: bytes) -> list[Delta]:
-        """The reply and its usage."""
+        """The reply and its usage. Raises BackendErred at nonsense, and the error in the body."""
         try:
             # numbers stay text: a reply may have millions, and only their reader needs them
             reply = read_json(whole, dict[str, msgspec.Raw])
-            usage = _usage(read_json(reply["usage"])) if "usage" in reply else None
+            told = {name: read_json(reply[name]) for name in ("error", "object", "usage") if name in reply}
+            if told.get("error") or told.get("object") == "error":
+                raise error_in_stream(self.backend, told.get("error") or read_json(whole))
+            usage = _usage(told.get("usage"))
             read_json(reply[POOLED[self.path]], list[msgspec.Raw])
         except MISSHAPEN as error:
             raise BackendErred(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
         return [Delta(body=whole, usage=usage or Usage(self.prompt_tokens, is_guess=True))]
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Servers may report only the total for such calls."""
-    return reported_usage(usage.get("prompt_tokens", usage.get("total_tokens")), 0)
+def _usage(usage: Any) -> Usage | None:
+    """None where that cannot be read. Servers may report only the total for such calls."""
+    try:
+        return reported_usage(usage.get("prompt_tokens", usage.get("total_tokens")), 0)
+    except MISSHAPEN:
+        return None

@@ -8,7 +8,7 @@ import pytest
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH, PooledAnswer
 from backends.vllm import VLLM, VLLMOptions
-from policies.errors import BackendFailed, InvalidRequest, Overloaded
+from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Prompt, Usage
 from tests.backends.parts import a_request, everything
 from tests.standins.openai_compatible import OpenAIServer
@@ -31,7 +31,25 @@ def test_without_reported_usage_the_prompts_length_counts() -> None:
     assert read(b'{"data":[]}')[0].usage == Usage(5, is_guess=True)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"data":1}', b'{"data":[],"usage":[]}', b"\xff"])
+@pytest.mark.parametrize("usage", [b"null", b"[]", b'"none"', b'{"prompt_tokens":-1}', b'{"total_tokens":"many"}'])
+def test_a_usage_that_cannot_be_read_is_as_none(usage: bytes) -> None:
+    assert read(b'{"data":[],"usage":%b}' % usage)[0].usage == Usage(5, is_guess=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b'{"error":{"message":"no","code":400}}', InvalidRequest),
+        (b'{"object":"error","message":"slow down","code":429}', Overloaded),
+        (b'{"object":"error","message":"oops","code":500}', BackendErred),
+    ],
+)
+def test_an_error_behind_a_status_of_200_has_its_meaning(data: bytes, kind: type[ExpectedError]) -> None:
+    with pytest.raises(kind):
+        read(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"data":1}', b'{"data":null}', b"\xff"])
 def test_nonsense_is_a_failure_of_the_backend(data: bytes) -> None:
     with pytest.raises(BackendFailed, match="nonsense"):
         read(data)
