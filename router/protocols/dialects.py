@@ -15,7 +15,10 @@ from router.protocols.pooled.embeddings import EMBEDDINGS
 from router.protocols.pooled.rerank import RERANK, SCORE
 from router.protocols.responses.answers import ResponsesDialect
 
-DIALECTS: Mapping[str, Dialect] = {
+OTHER_PATHS: Mapping[str, str] = {"/v2/rerank": RERANK_PATH, "/rerank": RERANK_PATH, "/score": SCORE_PATH}
+"""Other names of paths, of Cohere's and Jina's clients and of vLLM -> the path."""
+
+_USUAL: Mapping[str, Dialect] = {
     CHAT_PATH: CHATS,
     COMPLETION_PATH: COMPLETIONS,
     RESPONSES_PATH: ResponsesDialect(),
@@ -24,4 +27,5 @@ DIALECTS: Mapping[str, Dialect] = {
     SCORE_PATH: SCORE,
     MESSAGES_PATH: MessagesDialect(),
 }
+DIALECTS: Mapping[str, Dialect] = {**_USUAL, **{path: _USUAL[usual] for path, usual in OTHER_PATHS.items()}}
 """Path -> its dialect."""

@@ -21,12 +21,12 @@ from router.batches.batches import Batches
 from router.batches.ids import is_id, new_id
 from router.batches.job import PREFIXES, Api, Job, Problem
 from router.call.identify import Granted
-from router.protocols.dialects import DIALECTS
+from router.protocols.dialects import DIALECTS, OTHER_PATHS
 from router.protocols.http.routes import Routes
 
 BATCHES_PATH = "/v1/batches"
 
-ENDPOINTS = tuple(path for path in DIALECTS if not path.startswith("/v1/messages"))
+ENDPOINTS = tuple(path for path in DIALECTS if path not in ("/v1/messages", *OTHER_PATHS))
 
 _MOST_LISTED = 100
 _MOST_ENTRIES, _MOST_NAME, _MOST_VALUE = 16, 64, 512

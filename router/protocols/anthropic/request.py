@@ -243,10 +243,10 @@ def _content(content: str | Sequence[Block], where: str) -> str | list[dict[str,
     return _joined([_part(block, f"{where}[{at}]") for at, block in enumerate(content)])
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _joined(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     """One text, unless a part is not text or has marks: servers that read marks need them in place."""
     is_text = all(part["type"] == "text" and len(part) == 2 for part in parts)
-    return "".join(part["text"] for part in parts) if is_text else list(parts)
+    return "".join(part["text"] for part in parts) if is_text else [dict(part) for part in parts]
 
 
 def _part(block: Block, where: str) -> dict[str, Any]:

@@ -47,7 +47,9 @@ from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_ent
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
+from router.protocols.http.worker import WELL, add_worker
 from router.protocols.openai.dialect import openai_failure
+from router.protocols.openai.fields import MOST_ID_CHARACTERS
 from router.protocols.status import challenge, retry_after
 from router.protocols.strangers import REST_S, Strangers, address_of
 
@@ -68,7 +70,7 @@ _ROUTES_HINT = (
     f"{PREFIXES_PATH}, PUT {SETS_PATH}/NAME, and GET /v1/models, /healthz and /readyz"
 )
 
-_HEALTH = frozenset({"/healthz", "/readyz"})
+_HEALTH = frozenset({"/healthz", "/readyz", *WELL})
 """Paths that load balancers ask all the time, from few addresses."""
 
 _log = logging.getLogger("pointsman.http")
@@ -94,6 +96,7 @@ class HttpEndpoints:
         routes.add("GET", "/healthz", self._healthz)
         routes.add("GET", "/readyz", self._readyz)
         routes.add("GET", "/metrics", self._show_metrics)
+        add_worker(routes, gateway, self._tenant)
 
     def __repr__(self) -> str:
         return f"<HttpEndpoints {self.routes!r}>"
@@ -275,6 +278,8 @@ class HttpCaller:
         self._created_s = int(gateway.unix_time())
         # of every answer, errors too; Anthropic's clients read the second
         self._headers = {"X-Request-Id": self.id, "Request-Id": self.id}
+        if (given := headers.get("x-request-id")) is not None and _is_an_id(given):
+            self._headers |= {"X-Request-Id": given, "X-Pointsman-Request": self.id}
         self._answers: list[Answer] = []
         self._usages: dict[int, Usage] = {}
         self._seen: set[int] = set()
@@ -448,6 +453,11 @@ def _placement_lines(backend: str, service_class: str, tenant: str) -> bytes:
     """The header lines that name where an answer comes from; the same for many requests."""
     names = {"Backend": shown_name(backend), "Class": service_class, "Tenant": tenant}
     return header_lines([(f"X-Pointsman-{what}", name) for what, name in names.items()])
+
+
+def _is_an_id(given: str) -> bool:
+    """Whether a client's own id of its request may stand in a header."""
+    return 0 < len(given) <= MOST_ID_CHARACTERS and given.isascii() and given.isprintable()
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:

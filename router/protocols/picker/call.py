@@ -25,7 +25,7 @@ from router.call.identify import identified, key_in
 from router.call.tracing import w3c_headers
 from router.protocols.aliases import aliased, changed
 from router.protocols.dialect import Dialect, decode_whole, rate_limit_headers
-from router.protocols.dialects import DIALECTS
+from router.protocols.dialects import DIALECTS, OTHER_PATHS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
 from router.protocols.http.models import model_entry
 from router.protocols.openai.dialect import openai_failure
@@ -55,7 +55,8 @@ class PickedCall:
         self._headers, self._phases, self._gateway, self._deadline_s = headers, phases, gateway, deadline_s
         path = headers.get(":path", "").partition("?")[0]
         # a gateway may have its routes below a path of its own
-        self._path = next((known for known in DIALECTS if path.endswith(known)), path)
+        known = next((known for known in DIALECTS if path.endswith(known)), path)
+        self._path = OTHER_PATHS.get(known, known)
         self._dialect: Dialect | None = DIALECTS.get(self._path)
         self._reach = Reach(self._path, head.subset, gateway.cluster.backend)
         self._body: Mapping[str, Any] = {}
