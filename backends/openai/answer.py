@@ -123,7 +123,7 @@ class _Cached(msgspec.Struct, forbid_unknown_fields=True):
 class _Counts(msgspec.Struct, forbid_unknown_fields=True):
     """The usage of most answers."""
 
-    prompt_tokens: _Count
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, lt=MOST_TOKENS)]
     completion_tokens: _Count
     total_tokens: Any = None
     prompt_tokens_details: _Cached | None = None
@@ -515,11 +515,14 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 
 
 def told_usage(usage: Any) -> Usage | None:
-    """OpenAI's `usage` object as ours; None where it has another shape: the answer is whole without it, and counted."""
+    """OpenAI's `usage` object as ours; None where it has another shape, or says that nothing was used: the answer is
+    whole without it, and counted.
+    """
     try:
-        return usage_of(usage)
+        told = usage_of(usage)
     except MISSHAPEN:
         return None
+    return told if told.prompt_tokens or told.completion_tokens else None
 
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:

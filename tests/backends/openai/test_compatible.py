@@ -278,6 +278,7 @@ def test_places_that_cannot_be_are_nonsense(wrong: dict[str, Any]) -> None:
 NO_USAGE: list[Any] = [
     *({"prompt_tokens": -5, "completion_tokens": 1}, {"prompt_tokens": 5, "completion_tokens": 1e308}),
     *({"prompt_tokens": "many"}, {"prompt_tokens": 5, "prompt_tokens_details": "none"}, [1], "none", 5, True),
+    *({"prompt_tokens": 0, "completion_tokens": 0}, {"total_tokens": 6}),
 ]
 
 
