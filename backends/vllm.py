@@ -222,10 +222,15 @@ def load_of(page: bytes, asked_at: float) -> Load:
 
 
 def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
-    """The load of each data-parallel engine in vLLM's metrics, in order; empty if they name no engine."""
+    """The load of each data-parallel engine in vLLM's metrics, in order; empty if they have none.
+
+    Metrics without the label are those of one engine: older versions, and servers in its manner, have no such label.
+    """
     metrics = Metrics(page, _METRICS)
-    labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
+    labels = (*metrics.labels(_RUNNING), *metrics.labels(_WAITING), *metrics.labels(_CACHE))
     engines = sorted({int(label_set["engine"]) for label_set in labels if _is_number(label_set.get("engine", ""))})
+    if labels and not engines:
+        return (load_of(page, asked_at),)
     capacity = _capacity_tokens(metrics)
     each = None if capacity is None else capacity // max(1, len(engines))
     loads = tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])

@@ -361,3 +361,14 @@ def test_nonsense_is_no_prefill(body: bytes) -> None:
         answer.read(body)
     with pytest.raises(BackendFailed, match="answered nothing"):
         _ = answer.prefilled
+
+
+@pytest.mark.parametrize("labels", ['{model_name="m"}', "", '{model_name="m",engine="0"}', '{engine="x"}'])
+@pytest.mark.parametrize("name", ["vllm:num_requests_waiting", "vllm:num_requests_running"])
+def test_metrics_that_name_no_engine_are_the_load_of_one(name: str, labels: str) -> None:
+    (load,) = loads_of(f"{name}{labels} 1000\n".encode(), 0.0)
+    assert {load.running, load.waiting} == {1000, None}
+
+
+def test_a_page_without_a_load_is_of_no_engine() -> None:
+    assert loads_of(b"python_gc_objects 1\n", 0.0) == ()

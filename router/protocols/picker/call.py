@@ -31,7 +31,7 @@ from router.protocols.http.models import model_entry
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.picker.answers import reader_of
 from router.protocols.picker.endpoints import Reach
-from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
+from router.protocols.picker.messages import OBJECTIVES, Destination, immediate, picked
 from router.protocols.picker.phases import Head, Phases, ResponseHead, Say
 from router.protocols.status import challenge, retry_after
 from router.protocols.strangers import address_in
@@ -190,7 +190,7 @@ class PickedCall:
 
     def _objective(self) -> str | None:
         """The objective that the request names, if it is a class of ours; a cluster may have others of that name."""
-        named = self._headers.get(OBJECTIVE)
+        named = next((self._headers[name] for name in OBJECTIVES if name in self._headers), None)
         return named if named in self._gateway.config.classes else None
 
     async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:

@@ -22,7 +22,8 @@ DESTINATION = "x-gateway-destination-endpoint"
 
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
-OBJECTIVE = "x-gateway-inference-objective"
+OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""Headers that name the objective of a request, the newer name first."""
 
 LB = "envoy.lb"
 SUBSET_HINT = "envoy.lb.subset_hint"

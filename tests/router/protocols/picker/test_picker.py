@@ -27,6 +27,7 @@ from router.operate.dashboard.board import Totals
 from router.protocols.picker import server
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
+from router.protocols.picker.messages import OBJECTIVES
 from router.start.app import Router
 from tests.router.parts import KEY, MODEL, a_tenant, board_of
 from tests.router.protocols.picker.parts import (
@@ -474,9 +475,10 @@ async def test_a_completion_with_several_prompts_goes_to_one_endpoint_below_any_
 
 async def test_an_objective_that_is_a_class_of_ours_is_what_the_caller_asks_for() -> None:
     async with a_gateway(config=with_batch(a_picker_config())) as (envoy, _):
-        for objective, given in (("batch", "batch"), ("somebody-elses", "chat")):
-            reply = await chat(envoy, headers={**AUTH, "x-gateway-inference-objective": objective})
-            assert reply.headers["x-pointsman-class"] == given
+        for name in OBJECTIVES:
+            for objective, given in (("batch", "batch"), ("somebody-elses", "chat")):
+                reply = await chat(envoy, headers={**AUTH, name: objective})
+                assert reply.headers["x-pointsman-class"] == given
 
 
 async def test_the_choice_is_explained_on_request() -> None:
