@@ -14,7 +14,7 @@ _SECOND_AT_BEGIN = re.compile(rb'(?<!\\)"(?=\\u[dD][c-fC-F][0-9a-fA-F]{2})')
 class Halves:
     """Moves the first halves at the ends of texts in one JSON value to the second ones in the next value of a stream.
 
-    A first half whose second one does not follow at once is left out.
+    A first half without its second one in the next value is left out.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class Config:
     has_wake: bool = field(init=False, compare=False, repr=False, default=False)
     """Whether any pool is started when a request comes."""
     secrets: frozenset[str] = field(init=False, compare=False, repr=False, default=frozenset())
-    """Keys and passwords for other programs, which nobody may be shown."""
+    """Keys and passwords for other programs; no client and no log may see them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "has_wake", any(pool.wake is not None for pool in self.pools.values()))
@@ -75,7 +75,7 @@ class Config:
         for url in urls:
             yield from _passwords_in(url or "")
         if self.alerts is not None:
-            # whoever has it may post there
+            # a reader of the address may post there
             yield self.alerts.webhook
             yield self.alerts.secret or ""
         if self.audit is not None:

@@ -157,7 +157,7 @@ class Admission:
         look_s: float = LOOK_S,
     ) -> None:
         self.store, self._on_near, self._look_s = store, on_near, look_s
-        # budget -> what open permits reserve of it; tenants whose budgets are to be looked at soon
+        # budget -> the reservations of open permits; tenants with budgets to look at soon
         self._reserved: Counter[tuple[str, str]] = Counter()
         self._looks: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -10,10 +10,64 @@ from typing import Any
 
 from policies.errors import InvalidRequest
 from policies.suggest import nearest
-from router.protocols.openai.fields import ChatBody, CompletionBody
 
-_READ = frozenset({*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__})
-"""Fields that are read, whatever they ask for."""
+READ = frozenset(
+    [
+        "add_generation_prompt",
+        "add_special_tokens",
+        "best_of",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "document_order",
+        "document_set",
+        "documents",
+        "ebnf",
+        "echo",
+        "frequency_penalty",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ignore_eos",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "metadata",
+        "min_p",
+        "min_tokens",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "prompt",
+        "reasoning_effort",
+        "regex",
+        "repetition_penalty",
+        "response_format",
+        "reuse",
+        "reuse_budget",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "stream",
+        "stream_options",
+        "structured_outputs",
+        "suffix",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "user",
+    ]
+)
+"""Fields of a chat and of a text that `router/protocols/openai/fields.py` reads, whatever they ask for."""
 
 _LIKENESS = 0.85
 """From here on an unknown field counts as a misspelled one: `max_token`, `temperatur`, `top_log_probs`."""
@@ -106,12 +160,12 @@ def refuse_undone(body: Mapping[str, Any]) -> None:
     options = body.get("stream_options")
     if isinstance(options, Mapping) and options.get("continuous_usage_stats"):
         raise _undone("stream_options.continuous_usage_stats", "`include_usage` gives the usage at the end")
-    for name in body.keys() - _READ - _HARMLESS:
+    for name in body.keys() - READ - _HARMLESS:
         if name in _OFF:
             # False equals 0, and True equals 1: compared with their types
             if not any(type(body[name]) is type(off) and body[name] == off for off in (*_OFF[name], *_floats(name))):
                 raise _undone(name, _INSTEAD.get(name, f"leave `{name}` out, or ask for a model of another engine"))
-        elif (meant := nearest(name, _READ, cutoff=_LIKENESS)) is not None:
+        elif (meant := nearest(name, READ, cutoff=_LIKENESS)) is not None:
             hint = f"did you mean '{meant}'?"
             raise InvalidRequest(f"the field '{name[:80]}' is not known", hint=hint, param=name)
 

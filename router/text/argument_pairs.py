@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 
 from backends.nesting import decode_json
-from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, Unread, in_slices, overlap
+from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, UnreadText, in_slices, overlap
 from router.text.schema_kinds import ALL_KINDS, TEXT_ALONE, kinds_of_properties
 from router.text.tool_formats import PairMarks, ToolSyntax
 
@@ -43,7 +43,7 @@ class PairReader:
         self._held, self._kinds, self._pairs = "", dict[str, frozenset[str]](), 0
         self._key = ""
         self._step: Callable[[ParsedText], bool] = self._seek
-        self._is_last, self._is_cut, self._unread = False, False, Unread()
+        self._is_last, self._is_cut, self._unread = False, False, UnreadText()
 
     def __repr__(self) -> str:
         return f"<PairReader {self.calls} calls, {len(self._held)} characters held>"

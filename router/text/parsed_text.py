@@ -52,7 +52,7 @@ class ParsedText:
         self.calls[-1]["function"]["arguments"] += arguments
 
 
-class Unread:
+class UnreadText:
     """Text that came and that its reader has not looked at: a reader that holds much waits for some more, since it
     looks at all of it each time.
     """
@@ -62,7 +62,7 @@ class Unread:
         self._size = 0
 
     def __repr__(self) -> str:
-        return f"<Unread {self._size} characters>"
+        return f"<UnreadText {self._size} characters>"
 
     def with_held(self, held: str, text: str, *, is_last: bool) -> str | None:
         """`held` and all that came since, `text` at the end; None: wait for more."""

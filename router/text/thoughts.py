@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backends.base import Backend, Taker
 from policies.nouns import Delta, Request
 from router.text.channels import CHANNEL, ChannelReader
-from router.text.parsed_text import ParsedText, Unread, ended_by_calls, namer
+from router.text.parsed_text import ParsedText, UnreadText, ended_by_calls, namer
 
 OPENS, CLOSES = "<think>", "</think>"
 
@@ -92,7 +92,7 @@ class ThoughtReader:
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_thinking, self._is_over = is_open, False
-        self._held, self._unread = "", Unread()
+        self._held, self._unread = "", UnreadText()
         self._has_begun = False
 
     def __repr__(self) -> str:

@@ -14,7 +14,15 @@ from backends.base import Backend, Taker
 from backends.nesting import decode_json
 from policies.nouns import Delta, Request
 from router.text.argument_pairs import PairReader
-from router.text.parsed_text import MOST_HELD_CHARACTERS, ParsedText, Unread, ended_by_calls, in_slices, namer, overlap
+from router.text.parsed_text import (
+    MOST_HELD_CHARACTERS,
+    ParsedText,
+    UnreadText,
+    ended_by_calls,
+    in_slices,
+    namer,
+    overlap,
+)
 from router.text.tool_formats import ToolSyntax
 
 _BETWEEN = r"[\s\[\],;]{0,1024}+"
@@ -97,7 +105,7 @@ class CallReader:
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
         self._step: Callable[[ParsedText], bool] = self._begin if syntax.format.is_bare else self._seek
-        self._is_last, self._is_cut, self._unread = False, False, Unread()
+        self._is_last, self._is_cut, self._unread = False, False, UnreadText()
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"

@@ -31,7 +31,7 @@ _SEPARATOR = "<｜tool▁sep｜>"
 
 @dataclass(frozen=True, slots=True)
 class PairMarks:
-    """The marks of a format whose arguments are pairs of key and value.
+    """The marks of a format with arguments as pairs of key and value.
 
     `name` matches the name of a tool behind the mark that opens its call, and `may_become_name` text that can still
     become that. `closes` ends a call; `ends` may stand behind it. `key` begins a pair, and `pair` matches up to its

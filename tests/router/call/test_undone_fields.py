@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from policies.errors import InvalidRequest
-from router.call.undone_fields import refuse_undone
+from router.call.undone_fields import READ, refuse_undone
+from router.protocols.openai.fields import ChatBody, CompletionBody
 from tests.router.parts import CHAT, COMPLETIONS, MODEL, ScriptedBackend, a_chat, a_client, a_router
 
 ASKED: dict[str, Any] = {
@@ -75,3 +76,7 @@ async def test_only_models_of_shards_refuse_them(path: str, is_shard: bool) -> N
     body = {**a_chat(), "bad_words": ["x"]} if path == CHAT else {"model": MODEL, "prompt": "a", "bad_words": ["x"]}
     async with a_router(ScriptedBackend(speaks_tokens=is_shard)) as router, a_client(router) as client:
         assert (await client.answer(path, body))[0] == (400 if is_shard else 200)
+
+
+def test_a_field_that_is_read_is_not_refused_whatever_it_asks_for() -> None:
+    assert {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__} == READ
