@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from router.text.characters import most_characters_of_a_token
 from router.text.chat_template import SPECIAL_TOKENS, text_of_token
 from router.text.cuts import PLACES, SUSPECT, Piece, cut
+from router.text.inert import SEAM, Inert
 from router.text.token_ids import count, pack, unpack
 from router.text.turns import at_once
 from shards.kv.keys import TOKEN_BYTES
@@ -117,6 +118,9 @@ class TextTokenizer:
         self.most_characters = most_characters_of_a_token(self._tokenizer, vocabulary)
         self.places = self._safe_places(vocabulary)
         self._around = self._surroundings()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.inert = Inert(token.content for token in added)
+        """Makes contents of which nothing becomes a token of the chat template."""
 
     def __repr__(self) -> str:
         return f"<TextTokenizer of {self.vocabulary} ids, {'whole texts only' if self.places is None else 'in pieces'}>"
@@ -216,6 +220,8 @@ class TextTokenizer:
         return min(end, len(ids))
 
     def _encoded(self, texts: Sequence[str], *, specials: bool = False) -> list[bytes]:
+        if any(SEAM in text for text in texts):
+            return [b"".join(self._encoded(text.split(SEAM), specials=specials)) for text in texts]
         return [pack(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=specials)]
 
     def _surroundings(self) -> tuple[bytes, bytes]:

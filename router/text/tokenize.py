@@ -130,7 +130,7 @@ class ModelText:
         prompt, found, _ = "".join(self.template.parts(self._seen(given, how))).partition(mark)
         if not found or how.reading.adds_special:
             return None
-        start, *others = texts
+        start, *others = map(self.tokenizer.inert.text, texts) if how.is_sent else texts
         return (yield from self.tokenizer.apart_in_turns([prompt + start, *others], given.starts, how.root))
 
     def _needs_format(self, given: Chat, how: How) -> bool:
@@ -143,7 +143,7 @@ class ModelText:
             given = replace(given, tools=None)
         if self._needs_format(given, how) and not self.template.shows_tools:
             given = with_tools_listed(given)
-        return given
+        return self.tokenizer.inert.chat(given) if how.is_sent else given
 
     def _ids(self, given: Input, how: How) -> Generator[int, None, bytes]:
         reading, most = how.reading, how.most_tokens
