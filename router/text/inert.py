@@ -18,7 +18,7 @@ _MARK = re.compile(r"<[^<>\[\]\s]{1,64}>|\[[^<>\[\]\s]{1,64}\]")
 
 
 class Inert:
-    """Contents without the control tokens whose texts are `marks`. Marks of another form stay."""
+    """Contents without the control tokens of the texts `marks`. Marks of another form stay."""
 
     def __init__(self, marks: Iterable[str]) -> None:
         self._marks = frozenset(mark for mark in marks if _MARK.fullmatch(mark))
