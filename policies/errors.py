@@ -248,6 +248,13 @@ class BackendRefused(ExpectedError):
     usual_hint = "change the request; another backend of this kind would refuse it too"
 
 
+class Unsupported(BackendRefused):
+    """No backend of the model has the endpoint that was asked for, or can do what it does."""
+
+    code = "unsupported"
+    usual_hint = "use another endpoint or another model; the backends of this one cannot do it"
+
+
 class DeadlineExceeded(ExpectedError):
     """The client's deadline passed first."""
 

@@ -20,6 +20,7 @@ from policies.errors import (
     ExpectedError,
     InvalidRequest,
     Overloaded,
+    Unsupported,
 )
 
 _TOO_LONG = re.compile(
@@ -44,6 +45,11 @@ BUSY = re.compile(
 """How servers that are well name a full queue, with a status of 503 and no time to come back."""
 
 _RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
+_NO_ENDPOINT = re.compile(
+    r"status \d+|(?:404 )?(?:page )?not found|(?:405 )?method not allowed|(?:501 )?not implemented|file not found",
+    re.IGNORECASE,
+)
+"""What servers answer at a path that they do not have; of a model or an adapter they say more."""
 _STATUS = re.compile(r"\d{3}", re.ASCII)
 _SECONDS = re.compile(r"\d+(?:\.\d*)?", re.ASCII)
 _MOST_DATE = 64
@@ -88,6 +94,8 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
         return ContextExceeded(message, param=param)
     if status in (400, 422):
         return InvalidRequest(message, param=param)
+    if status in (404, 405, 501) and _NO_ENDPOINT.fullmatch(message.strip()):
+        return Unsupported(f"{backend} does not have this endpoint: {message}", param=param)
     return BackendRefused(f"{backend} refused: {message}", param=param)
 
 

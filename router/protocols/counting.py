@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.errors import InvalidRequest
+from policies.errors import Unsupported
 from policies.nouns import Tenant
 from router.ask import Ask
 from router.call.gateway import Gateway
@@ -11,11 +11,11 @@ from router.text.documents import written
 
 
 async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
-    """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest without its tokenizer."""
+    """The tokens of the one prompt of `ask`. Raises UnknownModel, and Unsupported without its tokenizer."""
     model = find_model(ask.model, tenant, gateway)
     (tokens,) = await tokenize(written(ask), model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
         hint = "operators can give its pool a `tokenizer`"
         message = f"the router has no tokenizer of '{model.name}', and no backend counts for it"
-        raise InvalidRequest(message, hint=hint, param="model")
+        raise Unsupported(message, hint=hint, param="model")
     return tokens.count

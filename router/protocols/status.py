@@ -27,6 +27,7 @@ STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.InvalidRequest: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     errors.ConfigError: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     errors.BackendRefused: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
+    errors.Unsupported: Status(501, "api_error", grpc.StatusCode.UNIMPLEMENTED),
     errors.Unauthenticated: Status(401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED),
     errors.PermissionDenied: Status(403, "permission_error", grpc.StatusCode.PERMISSION_DENIED),
     errors.UnknownModel: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),

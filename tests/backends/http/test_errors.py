@@ -17,6 +17,7 @@ from policies.errors import (
     ExpectedError,
     InvalidRequest,
     Overloaded,
+    Unsupported,
 )
 
 NGINX = (
@@ -161,3 +162,20 @@ def test_a_server_that_is_full_is_well_and_one_that_is_away_is_not(message: str,
     error = {"error": {"message": message, "code": 503}}
     assert type(error_of("b", 503, json.dumps(error).encode(), {})) is kind
     assert type(error_in_stream("b", error["error"])) is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_unsupported"),
+    [
+        (404, b'{"detail":"Not Found"}', True),
+        (404, b"404 page not found", True),
+        (404, b"", True),
+        (405, b'{"detail":"Method Not Allowed"}', True),
+        (501, b'{"error":{"message":"Not Implemented"}}', False),
+        (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}', False),
+    ],
+)
+def test_an_endpoint_that_a_server_lacks_is_not_the_clients_mistake(
+    status: int, body: bytes, is_unsupported: bool
+) -> None:
+    assert isinstance(error_of("b", status, body, {}), Unsupported) is is_unsupported
