@@ -59,11 +59,16 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
     if model is not None and allowed:
         return model
     known = gateway.models_for(tenant)
-    if allowed and (not known or _is_configured(served, gateway.config)) and gateway.awaits_backends():
+    if allowed and (may_come(served, gateway) or (not known and gateway.awaits_backends())):
         hint = f"{_unreached(gateway.cluster)}try again when /readyz says 200"
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"
     raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+
+
+def may_come(name: str, gateway: Gateway) -> bool:
+    """Whether backends that were not reached yet may serve `name`: a pool is to have it, or none serves any model."""
+    return (_is_configured(name, gateway.config) or not gateway.cluster.models()) and gateway.awaits_backends()
 
 
 async def started_model(ask: Ask, tenant: Tenant, gateway: Gateway) -> ServedModel:

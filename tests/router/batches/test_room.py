@@ -6,6 +6,9 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from policies.nouns import Decision
 from policies.rules import Rule
@@ -103,6 +106,20 @@ async def test_beside_other_requests_a_line_waits_until_the_prompt_of_the_one_be
             await waiting
         room.leave("line")
         room.leave("another")
+
+
+@pytest.mark.parametrize("fields", [{"model": "none-has-it"}, {"model": None}, {"model": ["m"]}, {"model": ""}])
+async def test_a_line_of_no_model_is_answered_though_backends_of_other_models_are_still_to_come(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    config = a_batch_config(tmp_path)
+    later = replace(config.pools["own"], name="later", model="later", models={}, register=True)
+    config = replace(config, pools={**config.pools, "later": later})
+    async with a_router(ScriptedBackend("b0"), config=config) as router, openai_client(router) as client:
+        assert router.gateway.awaits_backends()
+        done = await ended(client, await begun(client, [a_line(0, **fields), a_line(1)]))
+        assert done.request_counts is not None
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
 
 
 async def test_few_lines_begin_in_one_turn_of_the_event_loop(tmp_path: Path) -> None:
