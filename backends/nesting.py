@@ -1,4 +1,6 @@
-"""How deeply the data of other programs may be nested: JSON from clients, MessagePack from engines and Redis. Pure.
+"""How deeply the data of other programs may be nested, and how many values they may have, to be decoded at once. Pure.
+
+JSON comes from clients and backends, MessagePack from engines and Redis.
 
 msgspec has a limit of its own, which depends on the Python below it: about 1,000 levels on 3.11, 10,000 on 3.13. Code
 that reads decoded values calls itself once per level and ends far earlier. So this limit is the same on every Python.
@@ -12,6 +14,15 @@ import msgspec
 
 MOST_LEVELS = 128
 """Arrays and objects within one another. JSON Schemas, the deepest data that clients send, have about 20."""
+
+MOST_AT_ONCE = 1 << 17
+"""Values that are decoded at once, at most: no other thread runs meanwhile, 15 ms here."""
+
+FEW_BYTES = 256 << 10
+"""Data that are never too much for one turn."""
+
+_COUNTED_BYTES = 64 << 10
+"""How much is counted before it is known whether it is enough."""
 
 T = TypeVar("T")
 
@@ -49,6 +60,18 @@ def decode_json(text: bytes | str, kind: Any = Any) -> Any:
         return value if kind is Any else msgspec.json.decode(text, type=kind)
     except RecursionError:
         raise TooDeep from None
+
+
+def has_many_values(data: bytes | bytearray, most: int = MOST_AT_ONCE) -> bool:
+    """Whether JSON `data` may have more than `most` values: counted are commas and opening brackets, in texts too."""
+    if len(data) <= FEW_BYTES:
+        return False
+    counted = 0
+    for at in range(0, len(data), _COUNTED_BYTES):
+        counted += sum(data.count(mark, at, at + _COUNTED_BYTES) for mark in (b",", b"[", b"{"))
+        if counted > most:
+            return True
+    return False
 
 
 def is_deep(value: object) -> bool:

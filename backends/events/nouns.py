@@ -104,7 +104,8 @@ class Gathered:
     def skip(self, *, may_have_removed: bool) -> None:
         """Record an event that cannot be read. If it reported a removal, the present blocks are unknown."""
         self.malformed += 1
-        if may_have_removed:
+        # what is cleared twice in a row is cleared once
+        if may_have_removed and not (self.events and isinstance(self.events[-1], Cleared)):
             self.events.append(Cleared())
 
     def batch(self, sent_at: float | None = None, rank: int | None = None) -> Batch:

@@ -20,6 +20,7 @@ from backends.http.errors import error_of
 from backends.http.exchange import Answer, ErrorOf, Exchange, HttpOptions, Page, Post, WholeBody, decoded, encoded
 from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
 from backends.http.own_keys import OwnKeys
+from backends.nesting import FEW_BYTES, has_many_values
 from http1.client import Answer as Reply
 from http1.client import HttpClient as Http1Client
 from http1.errors import AnswerError, Disconnected, IdleDisconnected, Unconnected
@@ -431,7 +432,7 @@ class HttpClient:
                 await self._look_at(call, reply)
             yield ACCEPTED
             if isinstance(answer, WholeBody):
-                for delta in answer.read(await self._whole(reply, answer.limit_bytes)):
+                for delta in await _read(answer, await self._whole(reply, answer.limit_bytes)):
                     yield delta
                 return
             while data := await reply.read():
@@ -472,7 +473,9 @@ class HttpClient:
             if not isinstance(answer, WholeBody):
                 await _pour(reply, answer, to)
                 return
-            for delta in answer.read(await self._whole(reply, answer.limit_bytes) if whole is None else whole):
+            if whole is None:
+                whole = await self._whole(reply, answer.limit_bytes)
+            for delta in answer.read(whole) if len(whole) <= FEW_BYTES else await _read(answer, whole):
                 if not to.take(delta):
                     await to.ready()
         except (TimeoutError, AnswerError) as error:
@@ -620,6 +623,11 @@ def ids_in(answer: Any, name: str) -> Sequence[int]:
     if not isinstance(answer, list) or not all(type(item) is int and 0 <= item < 2**32 for item in answer):
         raise BackendFailed(f"{name} answered nonsense when asked for the tokens of a prompt")
     return answer
+
+
+async def _read(answer: WholeBody, whole: bytes) -> list[Delta]:
+    """What `answer` reads, on a thread where that would take too long here."""
+    return await asyncio.to_thread(answer.read, whole) if has_many_values(whole) else answer.read(whole)
 
 
 async def _read_at_most(reply: Reply, limit_bytes: int) -> bytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from backends.nesting import MOST_AT_ONCE, has_many_values
 from policies.errors import BackendErred
 
 
 class FrameDecoder:
     """Takes bytes, returns whole messages. The last need not end with `separator`: `rest` has it.""
 
-    Empty messages are skipped. A message is at most `limit_bytes` long.
+    Empty messages are skipped. A message is at most `limit_bytes` long, and has few enough values to be
+    decoded at once.
     """
 
     def __init__(self, separator: bytes = b"\n", limit_bytes: int = 4 << 20) -> None:
@@ -33,6 +35,8 @@ class FrameDecoder:
         """The bytes after the last separator, which are then dropped."""
         frame = b"".join(self._parts)
         self._parts, self._bytes = [], 0
+        if has_many_values(frame):
+            raise BackendErred(f"a message of the stream has more than {MOST_AT_ONCE} values")
         return frame
 
     def _hold(self, piece: bytes) -> None:

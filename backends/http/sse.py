@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from typing import NamedTuple
 
+from backends.nesting import MOST_AT_ONCE, has_many_values
 from policies.errors import BackendErred
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -13,6 +14,9 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BLOCK_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _MOST_END = 3
 """Bytes of a block's end that may begin a line end of two, and a second one."""
+
+_LONG = 64 << 10
+"""Reads and events up to this size need no look at their limits."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -27,12 +31,12 @@ class Event(NamedTuple):
 class SseBlocks:
     """Takes bytes, returns blocks between blank lines, each with its blank line: joined, they are the input.
 
-    A block is at most `limit_bytes` long. So many bytes of the next one have `begun`: those are looked at no more, but
-    for the last ones.
+    A block is at most `limit_bytes` long, and has few enough values to be decoded at once. So many bytes of the next
+    one have `begun`: those are looked at no more, but for the last ones.
     """
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
-        self._limit_bytes = limit_bytes
+        self._limit_bytes, self._long = limit_bytes, min(limit_bytes, _LONG)
         self.begun = 0
         self._parts: list[bytes] = []
         self._end = b""
@@ -46,7 +50,7 @@ class SseBlocks:
         None for anything else: then `feed` it.
         """
         is_line = data.find(b"\n") == len(data) - 2 and data.startswith(b"data: ") and data.endswith(b"\n\n")
-        if self.begun or not is_line or b"\r" in data or len(data) > self._limit_bytes:
+        if self.begun or not is_line or b"\r" in data or len(data) > self._long:
             return None
         return data[6:-2]
 
@@ -54,8 +58,8 @@ class SseBlocks:
         """The blocks that `data` completes. Raises BackendErred if one is too long."""
         if not self.begun and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
             # what nearly every read brings
-            if len(data) > self._limit_bytes:
-                self._refuse_if_long(len(data))
+            if len(data) > self._long:
+                self._refuse_if_large([data], len(data))
             return [data]
         before, total = self._end, self.begun + len(data)
         blocks = _cut(before + data if before else data)
@@ -68,13 +72,15 @@ class SseBlocks:
             self._parts.append(data)
             self.begun = total
         self._end = rest[-_MOST_END:]
-        if total > self._limit_bytes:
-            self._refuse_if_long(max([self.begun, *map(len, blocks)]))
+        if total > self._long:
+            self._refuse_if_large(blocks, max([self.begun, *map(len, blocks)]))
         return blocks
 
-    def _refuse_if_long(self, size: int) -> None:
+    def _refuse_if_large(self, blocks: list[bytes], size: int) -> None:
         if size > self._limit_bytes:
             raise BackendErred(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
+        if any(map(has_many_values, blocks)):
+            raise BackendErred(f"an event of the stream has more than {MOST_AT_ONCE} values")
 
 
 class SseDecoder:

@@ -24,6 +24,7 @@ from backends.http.lenient_json import logprob_of, read_json
 from backends.http.nonsense import MISSHAPEN, MOST_TOKENS, nonsense, not_asked_for, reported_usage
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of, data_in
+from backends.nesting import has_many_values
 from backends.openai.calls import CallPieces
 from backends.openai.continued import trailing_space, whole_usage
 from backends.openai.parts import content_of_parts
@@ -148,6 +149,9 @@ class _UsualWhole(msgspec.Struct):
     error: None = None
 
 
+_MOST_SKIPPED = 8 << 20
+"""Bytes of an answer in one piece that are skipped at once, at 3 ms for each MB."""
+
 _USUAL_WHOLE = msgspec.json.Decoder(_UsualWhole)
 
 
@@ -169,7 +173,7 @@ class Ear(msgspec.Struct):
         """The chunk in `data`. Raises BackendFailed at nonsense and broken answers, and the error of an error event."""
         try:
             try:
-                chunk = _CHUNK.decode(data)
+                chunk = read_json(data, Chunk) if has_many_values(data) else _CHUNK.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 chunk = read_json(data, Chunk)
             if chunk.error or chunk.object == "error":
@@ -345,7 +349,7 @@ class PassedWhole(WholeBody):
     def read(self, whole: bytes) -> list[Delta]:
         """The answer, then its other ends; the last one with usage."""
         ear = self.ear
-        if ear.shown_model is None:
+        if ear.shown_model is None and len(whole) <= _MOST_SKIPPED:
             try:
                 usual = _USUAL_WHOLE.decode(whole)
             except MISSHAPEN:
@@ -490,6 +494,16 @@ class OpenAIAnswer(EventAnswer):
             text, self._repeated = text[1:], self._repeated[1:]
         self._repeated = "" if text else self._repeated
         return replace(delta, text=text)
+
+
+class ReadWhole(WholeBody):
+    """The Deltas of an answer in one piece, which `answer` reads."""
+
+    answer: OpenAIAnswer
+
+    def read(self, whole: bytes) -> list[Delta]:
+        """All of them. Raises as `answer` does."""
+        return [*self.answer.feed(whole), *self.answer.end()]
 
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:

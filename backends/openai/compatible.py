@@ -13,7 +13,7 @@ from backends.http.errors import error_of
 from backends.http.exchange import Answer, Exchange, HttpOptions, WholeBody, decoded
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
-from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole
+from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole, ReadWhole
 from backends.openai.calls import call_ids_in
 from backends.openai.continued import rest_of
 from backends.openai.endpoints import PATH as OPENAPI_PATH
@@ -131,7 +131,7 @@ class OpenAICompatible(HttpBackend):
         taken_ids = call_ids_in(prompt.body)
         answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed, beginning=beginning, taken_ids=taken_ids)
         quiet_s = 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
-        return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
+        return Exchange(post, answer if is_streamed else ReadWhole(answer), self._error_of, quiet_s=quiet_s)
 
     def _has_endpoint(self, path: str, own: Mapping[str, Any]) -> bool:
         """Whether the server has `path`, and that takes all that the router has to say: the fields `own`."""

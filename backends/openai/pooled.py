@@ -53,7 +53,8 @@ class PooledAnswer(WholeBody):
             if told.get("error") or told.get("object") == "error":
                 raise error_in_stream(self.backend, told.get("error") or read_json(whole))
             usage = _usage(told.get("usage"))
-            read_json(reply[POOLED[self.path]], list[msgspec.Raw])
+            if bytes(reply[POOLED[self.path]])[:1] != b"[":
+                raise TypeError("it has no list")
         except MISSHAPEN as error:
             raise BackendErred(f"{self.backend} answered nonsense instead of `{POOLED[self.path]}`") from error
         return [Delta(body=whole, usage=usage or Usage(self.prompt_tokens, is_guess=True))]

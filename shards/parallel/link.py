@@ -38,9 +38,10 @@ class PartLink:
             raise LinkBroken(f"another process of this shard has ended, or does not read: {error}") from error
 
     def receive(self) -> bytes | None:
-        """The next message; None if the other process has ended."""
+        """The next message; None if the other process has ended, or sends what is none."""
         head = self._exactly(_LENGTH.size)
-        return None if head is None else self._exactly(_LENGTH.unpack(head)[0])
+        size = MOST_BYTES + 1 if head is None else _LENGTH.unpack(head)[0]
+        return self._exactly(size) if size <= MOST_BYTES else None
 
     def close(self) -> None:
         """End the connection."""

@@ -10,10 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from tests.fuzz.readers import EXPECTED, Reader
+from tests.fuzz.runs import EXPECTED, Reader
 
 MOST_S = 20.0
 """A pattern that takes longer is given no more bytes."""
+
+_SIZES = (1 << 10, 8 << 10, 64 << 10)
+_SECOND, _THIRD = 50, 4
+"""How many patterns are tried with more bytes."""
 
 _PIECE = 64
 """Bytes that a piece counts as."""
@@ -23,19 +27,31 @@ CUTS = (1, 64, 64, 4096, 1 << 20, 1 << 20)
 
 @dataclass(frozen=True)
 class Pattern:
-    """`beginning`, then `unit` again and again, in pieces of `cut` bytes."""
+    """`beginning`, then `unit` again and again, in pieces of `cut` bytes. With an `ending` it is a whole of at most
+    `most_whole` bytes, and then another one.
+    """
 
     beginning: bytes
     unit: bytes
     cut: int
+    ending: bytes = b""
+    most_whole: int = 0
 
     def __str__(self) -> str:
         """As the table shows it."""
-        return f"{_shown(self.beginning)} + {_shown(self.unit)} * n, by {self.cut:,}"
+        ending = f" + {_shown(self.ending)}" if self.most_whole else ""
+        return f"{_shown(self.beginning)} + {_shown(self.unit)} * n{ending}, by {self.cut:,}"
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """It with `size` bytes, in pieces."""
-        raw = self.beginning + self.unit * (1 + size // len(self.unit))
+        if self.most_whole:
+            inner = min(size, self.most_whole) - len(self.beginning) - len(self.ending)
+            one = self.beginning + self.unit * max(1, inner // len(self.unit)) + self.ending
+            # a whole that is cut off is never read
+            raw = one * max(1, size // len(one))
+            size = len(raw)
+        else:
+            raw = self.beginning + self.unit * (1 + size // len(self.unit))
         for at in range(0, size, self.cut):
             yield raw[at : min(at + self.cut, size)]
 
@@ -59,19 +75,27 @@ def patterns(reader: Reader, rng: random.Random) -> Iterator[Pattern]:
         (bytes([code]) for code in range(256)), parts, (one + other for one in parts for other in parts if one != other)
     )
     for unit in units:
-        yield Pattern(rng.choice(reader.beginnings), unit, min(reader.at_once, rng.choice(CUTS)))
+        yield from _around(reader, unit, rng)
     while True:
         chosen = [rng.choice(parts) for _ in range(rng.randint(1, 5))]
         if rng.random() < 0.2:
             chosen.append(bytes([rng.randrange(256)]))
         rng.shuffle(chosen)
-        cut = min(reader.at_once, rng.choice(CUTS))
-        yield Pattern(rng.choice(reader.beginnings), b"".join(chosen), cut)
+        yield from _around(reader, b"".join(chosen), rng)
+
+
+def _around(reader: Reader, unit: bytes, rng: random.Random) -> Iterator[Pattern]:
+    cut = min(reader.at_once, rng.choice(CUTS))
+    if reader.frames and rng.random() < 0.5:
+        beginning, ending = rng.choice(reader.frames)
+        yield Pattern(beginning, unit, cut, ending, reader.most_whole)
+    else:
+        yield Pattern(rng.choice(reader.beginnings), unit, cut)
 
 
 def cost_of(reader: Reader, pattern: Pattern, size: int) -> Cost:
-    """The cost of `size` bytes. Raises what the reader may not raise."""
-    pieces, hold_s = list(pattern.pieces(size)), 0.0
+    """The cost of `size` bytes, or as many as its caller gives it. Raises what the reader may not raise."""
+    pieces, hold_s = list(pattern.pieces(min(size, reader.most_bytes))), 0.0
     if reader.encode is not None:
         coded = reader.encode(b"".join(pieces))
         pieces = [coded[at : at + 1000] for at in range(0, len(coded), 1000)]
@@ -100,38 +124,47 @@ def cost_of(reader: Reader, pattern: Pattern, size: int) -> Cost:
 
 @dataclass
 class Found:
-    """The worst pattern of a search among `tried` ones."""
+    """The worst pattern of a search among `tried` ones; `longest` are others that may take longer in one turn."""
 
     pattern: Pattern
     tried: int
+    longest: tuple[Pattern, ...] = ()
 
 
 def worst(reader: Reader, rng: random.Random, *, most: int, until: float) -> Found:
     """The worst of `most` patterns, or of those that were tried when the clock is at `until`.
 
-    Each is tried with a few KB; those that take most for a byte, or more for each byte of more bytes, are tried again.
+    All are tried with 1 KB. Those that cost most for a byte, and a part of the others, are tried with 8 KB; of these,
+    the ones that cost most, and the ones whose bytes have become dearest, with 64 KB.
     """
-    ranked: list[tuple[float, int, Pattern]] = []
-    tried = 0
-    for pattern in patterns(reader, rng):
-        if tried >= most or (tried and time.monotonic() > until):
-            break
-        tried += 1
-        # one byte at a time takes long
-        size = 1 << 10 if pattern.cut == 1 else 1 << 12
-        cost = cost_of(reader, pattern, size)
-        ranked.append((_each(cost, pattern, size), tried, pattern))
-        if len(ranked) > 400:
-            ranked = sorted(ranked, reverse=True)[:100]
-    finalists = []
-    for _, number, pattern in sorted(ranked, reverse=True)[:8]:
-        cost = cost_of(reader, pattern, 1 << 16)
-        finalists.append((_each(cost, pattern, 1 << 16), number, pattern))
-    return Found(max(finalists)[2], tried)
+    tried = [
+        (_each(reader, pattern, _SIZES[0]), number, pattern)
+        for number, pattern in zip(range(most), _before(until, patterns(reader, rng)), strict=False)
+    ]
+    first = sorted(tried, reverse=True)
+    second = []
+    for each, number, pattern in first[:_SECOND] + rng.sample(first[_SECOND:], min(_SECOND, len(first[_SECOND:]))):
+        now = _each(reader, pattern, _SIZES[1])
+        second.append((now, now / each, number, pattern))
+    dearest = sorted(second, reverse=True)[:_THIRD]
+    growing = sorted(second, key=lambda found: found[1], reverse=True)[:_THIRD]
+    third = [(_each(reader, pattern, _SIZES[2]), number, pattern) for *_, number, pattern in dearest + growing]
+    ranked = sorted(third, reverse=True)
+    whole = tuple(pattern for *_, pattern in first if pattern.most_whole)[:_THIRD]
+    return Found(ranked[0][2], len(tried), (*(pattern for *_, pattern in ranked[1:_THIRD]), *whole))
 
 
-def _each(cost: Cost, pattern: Pattern, size: int) -> float:
+def _before(until: float, patterns: Iterator[Pattern]) -> Iterator[Pattern]:
+    """One of `patterns` at least, and more until the clock is at `until`."""
+    for pattern in patterns:
+        yield pattern
+        if time.monotonic() > until:
+            return
+
+
+def _each(reader: Reader, pattern: Pattern, size: int) -> float:
     """Seconds for each byte, the refused ones too; a piece counts as some bytes more, since it is a call at least."""
+    cost = cost_of(reader, pattern, size)
     return cost.seconds / (size + _PIECE * (cost.taken // pattern.cut + 1))
 
 

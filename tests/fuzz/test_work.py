@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.readers import EXPECTED, READERS, Reader
+from tests.fuzz.readers import READERS
+from tests.fuzz.runs import EXPECTED, Reader
 from tests.fuzz.search import Pattern, cost_of, patterns, worst
 from tests.work import Work, work_of
 

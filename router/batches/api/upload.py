@@ -92,6 +92,7 @@ class FormReader:
         self._header, self._value, self._disposition = bytearray(), bytearray(), b""
         self._name, self._text = "", bytearray()
         self._is_file = self._has_ended = False
+        self._parts = 0
         self._parser = MultipartParser(
             boundary,
             {
@@ -128,6 +129,10 @@ class FormReader:
 
     def _begin(self) -> None:
         self._disposition = b""
+        self._parts += 1
+        # the fields, and the file
+        if self._parts > _MOST_FIELDS + 1:
+            raise InvalidRequest(f"the form has more than {_MOST_FIELDS} fields", hint=_FORM_HINT)
 
     def _end_header(self) -> None:
         if self._header.lower() == b"content-disposition":
@@ -142,8 +147,6 @@ class FormReader:
             raise InvalidRequest("the form has two files", hint="send one file", param="file")
         if self._is_file:
             self._filename = options.get(b"filename", b"file").decode("utf-8", "replace")[:255]
-        elif len(self._fields) >= _MOST_FIELDS:
-            raise InvalidRequest(f"the form has more than {_MOST_FIELDS} fields", hint=_FORM_HINT)
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:

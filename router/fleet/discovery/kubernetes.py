@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from backends.http.lenient_json import read_json
+from backends.nesting import has_many_values
 from policies.quantities import digits
 from policies.sla.sources import KubernetesService
 from router.fleet.discovery.source import Addresses, SourceFailed
@@ -31,6 +33,7 @@ _SLACK_S = 15.0
 _PAUSE_S = 0.2
 """Pause in s between two watches, for an API that ends each at once."""
 
+_MOST_LIST_BYTES = 64 << 20
 _MOST_LINE_BYTES = 8 << 20
 """Most bytes of one event: a slice has at most 1,000 endpoints, each less than a kilobyte."""
 
@@ -105,7 +108,7 @@ class KubernetesSource:
     async def _list(self, http: aiohttp.ClientSession, access: KubernetesAccess) -> tuple[dict[str, Any], str]:
         async with self._get(http, access, {}, read_s=_SLACK_S) as reply:
             try:
-                listed = msgspec.json.decode(await reply.read())
+                listed = await _read(await _at_most(reply.content))
                 slices = {found["metadata"]["name"]: found for found in listed.get("items") or ()}
                 return slices, str(listed["metadata"]["resourceVersion"])
             except (msgspec.DecodeError, KeyError, TypeError) as error:
@@ -124,7 +127,7 @@ class KubernetesSource:
         async with self._get(http, access, query, read_s=_WATCH_S + _SLACK_S) as reply:
             while line := await reply.content.readline():
                 try:
-                    event = msgspec.json.decode(line)
+                    event = await _read(line)
                     kind, about = event["type"], event["object"]
                     if kind == "ERROR" and about.get("code") == 410:
                         raise _Gone
@@ -164,6 +167,21 @@ class KubernetesSource:
             return _of_one_family([place for each in slices.values() for place in _places(each, self._at.port)])
         except (KeyError, TypeError, AttributeError) as error:
             raise SourceFailed(f"an EndpointSlice cannot be read: {error!r}") from error
+
+
+async def _at_most(content: aiohttp.StreamReader) -> bytes:
+    """All of a list. Raises SourceFailed if it is too long."""
+    whole = bytearray()
+    async for piece in content.iter_any():
+        whole += piece
+        if len(whole) > _MOST_LIST_BYTES:
+            raise SourceFailed(f"the API's list is longer than {_MOST_LIST_BYTES} bytes")
+    return bytes(whole)
+
+
+async def _read(data: bytes) -> Any:
+    """The JSON value in `data`, on a thread if it is large. Raises DecodeError."""
+    return await asyncio.to_thread(read_json, data) if has_many_values(data) else msgspec.json.decode(data)
 
 
 def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:

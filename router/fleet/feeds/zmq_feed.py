@@ -13,17 +13,22 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from backends.events.nouns import Batch
+from backends.events.nouns import Batch, MalformedEvents
 from backends.reconnect import Backoff
 from router.fleet.feeds.health import FeedHealth
 from router.fleet.feeds.heard import HeardSource
 from router.fleet.feeds.options import FeedSpec
 from router.fleet.feeds.sink import EventSink
-from router.fleet.feeds.tracker import Replay, Tracker
+from router.fleet.feeds.tracker import Message, Replay, Tracker
 
 _SEQ_BYTES = 8
 _END = b"\xff" * _SEQ_BYTES
-_MOST_MESSAGE_BYTES = 64 << 20
+_MOST_MESSAGE_BYTES = 4 << 20
+"""Of the events of one step: those of 200,000 tokens and more."""
+
+_LARGE = 16 << 10
+"""Larger messages are decoded on a thread: events that cannot be read take 4 us each."""
+
 _MOST_QUEUED = 20_000
 _TURN = 32
 """Messages taken in a row before other tasks run: ZeroMQ returns waiting messages without yielding."""
@@ -134,7 +139,7 @@ class ZmqFeed:
             if len(frames) == 3 and len(frames[1]) == _SEQ_BYTES and frames[1] != _END:
                 topic, seq, payload = frames
                 epoch = self._dialect.epoch_of(topic)
-                self._heard.hear(self._heard.decoded(self._dialect.decode, _number(seq), payload, epoch))
+                self._heard.hear(await self._decoded(_number(seq), payload, epoch))
                 if self._heard.wanted is not None:
                     self._wish.set()
             else:
@@ -177,7 +182,7 @@ class ZmqFeed:
                     return
                 else:
                     seq = _number(frames[-2])
-                    self._heard.replayed(wish.number, self._heard.decoded(self._dialect.decode, seq, frames[-1]))
+                    self._heard.replayed(wish.number, await self._decoded(seq, frames[-1]))
                 taken += 1
                 if taken % _TURN == 0:
                     await asyncio.sleep(0)
@@ -187,10 +192,30 @@ class ZmqFeed:
         finally:
             dealer.close(linger=0)
 
+    async def _decoded(self, seq: int, payload: bytes, epoch: str | None = None) -> Message:
+        decode = self._dialect.decode
+        if len(payload) > _LARGE:
+            decode = await asyncio.to_thread(_tried, decode, payload)
+        return self._heard.decoded(decode, seq, payload, epoch)
+
     def _misshapen(self, frames: Sequence[bytes]) -> None:
         """It is unknown which message this was; if it was one, its number will be missing."""
         self._heard.tracker.counts.undecodable += 1
         self._heard.trouble = f"a message of {len(frames)} frames is not one of {self._spec.engine}"
+
+
+def _tried(decode: Callable[[bytes], Batch], payload: bytes) -> Callable[[bytes], Batch]:
+    """What `decode` does with `payload`, done already."""
+    try:
+        batch = decode(payload)
+    except MalformedEvents as error:
+        malformed = error
+
+        def refuse(_: bytes) -> Batch:
+            raise malformed
+
+        return refuse
+    return lambda _: batch
 
 
 async def _until_connected(monitor: zmq.asyncio.Socket) -> None:

@@ -16,10 +16,11 @@ from backends.http.lenient_json import read_json
 from backends.http.nonsense import nonsense
 from backends.http.sse import SseDecoder
 from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer
-from backends.openai.answer import OpenAIAnswer
+from backends.nesting import MOST_AT_ONCE, has_many_values
+from backends.openai.answer import OpenAIAnswer, ReadWhole
 from backends.openai.pooled import POOLED, PooledAnswer
 from backends.openai.responses import RESPONSES_PATH
-from policies.errors import BackendFailed
+from policies.errors import BackendErred, BackendFailed
 from policies.nouns import Delta, Request, Usage
 from router.protocols.openai.fields import MOST_CHOICES, MOST_PROMPTS
 
@@ -38,7 +39,8 @@ def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -
     if path in (MESSAGES_PATH, RESPONSES_PATH):
         return Collected(backend, UsageAlone(backend))
     # the body may have several prompts, each with its choices
-    return OpenAIAnswer(backend, request, is_streamed=is_streamed, most_choices=MOST_PROMPTS * MOST_CHOICES)
+    answer = OpenAIAnswer(backend, request, is_streamed=is_streamed, most_choices=MOST_PROMPTS * MOST_CHOICES)
+    return answer if is_streamed else Collected(backend, ReadWhole(answer))
 
 
 class ResponseEvents:
@@ -101,6 +103,9 @@ class Collected:
 
     def end(self) -> Iterator[Delta]:
         """What `body` reads. Raises as that does."""
+        if has_many_values(self._whole):
+            # the gateway's client has it already, and others would wait for what it used
+            raise BackendErred(f"{self._backend} answered more than {MOST_AT_ONCE} values")
         deltas = self.body.read(bytes(self._whole))
         self.is_over = True
         return iter(deltas)

@@ -51,6 +51,7 @@ def test_they_are_those_of_the_whole_body(entries: list[Any], indent: int | None
         (b"{7: []}", "different members"),
         (b'{"requests": ["\xff"]}', "not UTF-8"),
         (b'{"requests": [' + b"[" * 100_000, "not valid JSON"),
+        (b'{"requests": [' + b"9" * 5000 + b"]}", "not valid JSON"),
     ],
 )
 def test_a_mistake_is_named(body: bytes, message: str) -> None:

@@ -27,6 +27,7 @@ from tests.router.parts import KEY, MODEL
 
 DIGITS = [
     "0" * 5000 + "1",
+    "000000001" + "0" * 5000,
     "9" * 5000,
     "1" * 400,
     "²²",
@@ -59,7 +60,7 @@ WORDS = [
 ]
 TEXTS = [*DIGITS, *WORDS, "a" * 3000]
 TOKENS = [
-    *(json.dumps(text) for text in (*DIGITS[:6], *WORDS)),
+    *(json.dumps(text) for text in (*DIGITS[:7], *WORDS)),
     *("null", "true", "0", "-1", "1.5", "1e308", "-0.0", "1e-320", "18446744073709551616", "9" * 400, "[]", "{}"),
     *(
         "[[]]",
@@ -376,7 +377,7 @@ async def test_a_limit_that_is_no_number_is_refused(tmp_path: Path) -> None:
     async with a_whole_router(tmp_path) as (router, http):
         for path, limit in product(
             ["/v1/files", "/v1/batches", "/v1/messages/batches"],
-            ["0" * 5000 + "1", "9" * 5000, "²", "٣", "1_0", "+1", "-1", "", "1.0", "0"],
+            ["0" * 5000 + "1", "000000001" + "0" * 5000, "9" * 5000, "²", "٣", "1_0", "+1", "-1", "", "1.0", "0"],
         ):
             url = f"{router.http_url}{path}?{urlencode({'limit': limit})}"
             async with http.get(url, headers={"authorization": f"Bearer {KEY}"}) as reply:
