@@ -109,7 +109,7 @@ class ToolCall(msgspec.Struct):
 class Message(msgspec.Struct):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[Part | str] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None

@@ -362,3 +362,15 @@ async def test_rare_fields_of_completions_reach_backends_that_support_them_and_a
 def test_a_text_alone_is_echoed_by_the_router() -> None:
     ask = completion_ask({"model": "tiny", "prompt": "the quick", "echo": True})
     assert (ask.echo, ask.bodies[0]) == (True, {"model": "tiny", "prompt": "the quick"})
+
+
+@pytest.mark.parametrize("role", ["ipython", "model", "documents", "observation", "developer"])
+def test_roles_that_only_some_templates_know_are_passed_on(role: str) -> None:
+    chat = messages_of({"role": role, "content": "x"})
+    assert [message["role"] for message in chat.messages] == [role, "user"]
+
+
+@pytest.mark.parametrize("role", ["", None, 5, "r" * 65])
+def test_a_role_is_a_short_name(role: Any) -> None:
+    with pytest.raises(InvalidRequest, match="role"):
+        messages_of({"role": role, "content": "x"})
