@@ -20,11 +20,11 @@ T = TypeVar("T")
 LEAST_LOGPROB = -9999.0
 """What OpenAI writes for a token of no probability, in place of minus infinity."""
 
-MOST_BYTES = 1 << 20
-"""Of larger data nothing is mended: 1 MiB takes 25 ms."""
+MOST_BYTES = 1 << 19
+"""Of larger data nothing is mended: 512 KiB take 13 ms."""
 
-MOST_PLACES = 1 << 14
-"""Data that lack JSON at more places are not mended: so many take 20 ms."""
+MOST_PLACES = 1 << 12
+"""Data that lack JSON at more places are not mended: so many take 5 ms."""
 
 MOST_VALUES = 1 << 23
 """Data with more values are not read. The 20 likeliest tokens at each of 100,000 have as many."""

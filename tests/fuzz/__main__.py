@@ -81,7 +81,8 @@ def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
         refused = "" if costs[-1].taken >= size else f" (refused after {_size(costs[-1].taken)})"
         shown.append(f"{costs[-1].seconds * 1e3:,.1f} ms{refused}")
     # the pattern that costs most for a byte is not always the one that is longest in one turn
-    costs += [cost_of(reader, pattern, costs[-1].taken) for pattern in found.longest]
+    largest = max(cost.taken for cost in costs)
+    costs += [cost_of(reader, replace(each, cut=max(each.cut, 4096)), largest) for each in found.longest]
     hold_s = max(cost.hold_s for cost in costs)
     name_of_pattern = str(found.pattern).replace("|", "\\|")
     hold = "on a thread" if reader.on_thread else f"{hold_s * 1e3:.1f} ms"
