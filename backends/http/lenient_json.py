@@ -79,7 +79,7 @@ def _in_turns(data: bytes, kind: Any) -> Any:
     if has_many_values(data, MOST_VALUES):
         raise msgspec.DecodeError(f"it has more than {MOST_VALUES} values")
     try:
-        value = _InTurns().decode(data.decode(errors="replace"))
+        value = _InTurns().decode(data.removeprefix(_BYTE_ORDER_MARK).decode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
     return value if kind is Any else msgspec.convert(value, kind)
