@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.events.nouns import BlockHash, CacheEvent, Cleared, MalformedEvents, Removed, Stored, packed
-from backends.nesting import has_many_values, is_deep
+from backends.nesting import is_deep
 
 _LEVELS = ("device", "host")
 _Hash = int | str
@@ -87,8 +87,6 @@ _Data = _StoredData | _RemovedData | _UpdatedData | _CreatedData
 def decode(body: bytes) -> list[NumberedEvents]:
     """The events of one drain, in order. Raises MalformedEvents if the body is not a list of events."""
     try:
-        if has_many_values(body):
-            raise MalformedEvents("more values than are read at once")
         raws = _LIST.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEvents(f"no list of events: {error}") from error

@@ -274,6 +274,7 @@ READERS: Mapping[str, Reader] = {
         (*JSON, *VALUES, b'{"event_id":1,"data":{"type":"created"}},'),
         frames=((b"[", b"null]"), (b'[{"event_id":1,"data":{"type":"removed","block_hashes":[', b"0]}}]")),
         most_bytes=8 << 20,
+        on_thread=True,
     ),
     "gRPC requests": Reader(
         whole(generate),

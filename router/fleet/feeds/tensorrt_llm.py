@@ -15,6 +15,7 @@ import aiohttp
 
 from backends.events import tensorrt_llm
 from backends.events.nouns import Batch, MalformedEvents
+from backends.nesting import FEW_BYTES
 from backends.reconnect import Backoff
 from router.fleet.feeds.health import FeedHealth
 from router.fleet.feeds.heard import HeardSource
@@ -31,6 +32,10 @@ _UNHEARD = b"null"
 """Relayed instead of events when the engine does not return them: known blocks get old. Any later drain ends that."""
 
 _MOST_RANKS = 1024
+
+_TURN = 64
+"""Events between two turns of the event loop."""
+
 _MOST_BYTES = 64 << 20
 
 
@@ -141,7 +146,7 @@ class TensorRTFeed:
                 async for relayed in self._relay.hear(self.name, after=position):
                     backoff.reset()
                     position = relayed.position
-                    self._hear(relayed)
+                    await self._hear(relayed)
                     # payloads kept for late readers arrive without a pause
                     await asyncio.sleep(0)
             except RelayForgot:
@@ -151,7 +156,7 @@ class TensorRTFeed:
                 self._doubt(f"the relay cannot be reached: {error}")
             await self._sleep(backoff.next_s())
 
-    def _hear(self, relayed: Relayed) -> None:
+    async def _hear(self, relayed: Relayed) -> None:
         if relayed.token < self._highest_token:
             # an earlier holder that does not know of the new one yet; numbers show that its events are missing
             return
@@ -168,12 +173,17 @@ class TensorRTFeed:
             self._trouble("")
         self._reachable()
         try:
-            events = tensorrt_llm.decode(relayed.payload)
+            if len(relayed.payload) > FEW_BYTES:
+                events = await asyncio.to_thread(tensorrt_llm.decode, relayed.payload)
+            else:
+                events = tensorrt_llm.decode(relayed.payload)
         except MalformedEvents as error:
             self._rank(0).tracker.counts.undecodable += 1
             self._lose(str(error))
             return
-        for event in events:
+        for number, event in enumerate(events, 1):
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
             if event.seq is None or (event.rank not in self._ranks and len(self._ranks) >= _MOST_RANKS):
                 self._rank(0).tracker.counts.undecodable += 1
                 self._lose("an event has no number")
