@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from tokenizers import Tokenizer
@@ -142,7 +143,7 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = tuple(_Begun(stop) for stop in stops if stop)
         self._held, self._passed = "", 0
 
     def __repr__(self) -> str:
@@ -157,15 +158,16 @@ class StopCutter:
             return ""
         if not self._stops:
             return text
-        text = self._held + text
+        added, text = text, self._held + text
         self._passed = self._passed if may_stop else len(text)
-        places = ((text.find(stop, max(0, self._passed - len(stop) + 1)), stop) for stop in self._stops)
+        stops = (begun.stop for begun in self._stops)
+        places = ((text.find(stop, max(0, self._passed - len(stop) + 1)), stop) for stop in stops)
         ends = [(at + len(stop), -len(stop), stop) for at, stop in places if at >= 0]
         if ends:
             end, _, self.found = min(ends)
             self._held = ""
             return text[: end - len(self.found)]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(begun.push(added) for begun in self._stops)
         self._held = text[len(text) - keep :]
         self._passed = max(0, self._passed - (len(text) - keep))
         return text[: len(text) - keep]
@@ -176,7 +178,40 @@ class StopCutter:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Number of characters at the end of `text` that begin `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+class _Begun:
+    """How much of `stop` the text so far ends with: work for each character, however often the stop string begins anew.
+
+    Source: Knuth, Morris and Pratt, Fast pattern matching in strings, 1977.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self._size = stop, 0
+
+    def push(self, text: str) -> int:
+        """The length of the longest end of the text that begins `stop` and is not all of it, after `text`."""
+        stop, size, longest = self.stop, self._size, len(self.stop) - 1
+        if len(text) >= longest:
+            text, size = text[len(text) - longest :], 0
+        if size or stop[0] in text:
+            shorter = _shorter(stop)
+            for character in text:
+                while size and (size > longest or stop[size] != character):
+                    size = shorter[size]
+                if stop[size] == character:
+                    size += 1
+            self._size = shorter[size] if size > longest else size
+        else:
+            self._size = 0
+        return self._size
+
+
+@lru_cache(maxsize=256)
+def _shorter(stop: str) -> Sequence[int]:
+    """For each beginning of `stop`, by its length: the length of its longest end, not all of it, that begins `stop`."""
+    lengths = [0, 0]
+    for character in stop[1:]:
+        size = lengths[-1]
+        while size and stop[size] != character:
+            size = lengths[size]
+        lengths.append(size + (stop[size] == character))
+    return tuple(lengths)

@@ -9,13 +9,17 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-_SAMPLE = re.compile(rb'^([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?[ \t]+(\S+)', re.ASCII)
-_LABEL = re.compile(rb'(?<!\w)([a-zA-Z_]\w*+)\s*+=\s*"((?:\\.|[^"\\])*)"', re.ASCII)
+_SAMPLE = re.compile(rb'^([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]++|"(?:\\.|[^"\\]++)*+")*+)\})?[ \t]+(\S+)', re.ASCII)
+_LABEL = re.compile(rb'(?<!\w)([a-zA-Z_]\w*+)\s*+=\s*"((?:\\.|[^"\\]++)*+)"', re.ASCII)
 _ESCAPED = re.compile(r'\\(["\\n])')
 
 
 MOST_SAMPLES = 8192
 """Samples of a page that are read."""
+
+
+_MOST_LINE_BYTES = 16 << 10
+"""Longer lines are passed over: labels are names of models, adapters and ranks."""
 
 
 class MetricSample(NamedTuple):
@@ -75,7 +79,9 @@ def whole(value: float | None) -> int | None:
 @lru_cache(maxsize=64)
 def _lines_of(names: frozenset[bytes]) -> re.Pattern[bytes]:
     """Matches lines with samples of `names`: most of a page are histograms that are not needed."""
-    return re.compile(rb"^(?:%b)[{ \t][^\n]*+" % b"|".join(map(re.escape, sorted(names))), re.MULTILINE)
+    return re.compile(
+        rb"^(?:%b)[{ \t][^\n]{0,%d}+$" % (b"|".join(map(re.escape, sorted(names))), _MOST_LINE_BYTES), re.MULTILINE
+    )
 
 
 def _samples(page: bytes, names: frozenset[bytes]) -> Iterator[MetricSample]:

@@ -13,7 +13,7 @@ from policies.nouns import Delta
 
 _SLICE_CHARACTERS = 1 << 10
 _LITTLE_CHARACTERS = 256
-_PARTS = 16
+_PARTS = 4
 
 MOST_HELD_CHARACTERS = 1 << 16
 """Most text that waits for the rest of a possible call; longer text passes as text."""

@@ -132,3 +132,20 @@ def test_special_tokens_around_channels_are_text_where_the_model_has_them() -> N
     written = "<|channel|>final<|message|>Grüße<|end|>"
     text = TokenText(tokenizer, marks_of(tokenizer, has_tools=False))
     assert text.push(tokenizer.encode(written, add_special_tokens=False).ids) + text.flush() == written
+
+
+@given(
+    st.lists(st.text("ab", max_size=9), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=3),
+)
+def test_what_may_begin_a_stop_string_is_held_back_and_nothing_else(pieces: list[str], stops: list[str]) -> None:
+    cutter, text, passed = StopCutter(stops), "", ""
+    for piece in pieces:
+        text += piece
+        passed += cutter.push(piece)
+        if cutter.found is not None:
+            break
+        held = max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
+        assert passed == text[: len(text) - held]
+    places = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    assert cutter.found == (min(places)[2] if places else None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tests.fuzz.readers import READERS
-from tests.fuzz.search import Cost, cost_of, worst
+from tests.fuzz.search import Cost, Pattern, cost_of, worst
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 MOST_HOLD_S = 0.05
@@ -26,6 +26,9 @@ MOST_GROWTH = 2.0
 
 _NOISE_S = 0.02
 """Times below this tell nothing."""
+
+_AGAIN = 3
+"""How often a hold that is too long is measured again; the shortest counts."""
 
 MOST_S = 30.0
 """16 MB that would take longer are not tried."""
@@ -67,7 +70,7 @@ def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
     """The row of one reader, and what is bad about it."""
     reader = READERS[name]
     found = worst(reader, random.Random(asked.seed), most=asked.patterns, until=time.monotonic() + asked.seconds)
-    shown, costs = [], list[Cost]()
+    shown, costs, tried = [], list[Cost](), list[tuple[Pattern, int]]()
     for size in SIZES:
         if size > asked.most_bytes:
             shown.append("not tried")
@@ -77,16 +80,23 @@ def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
             continue
         # 16 million pieces would be the work of this program
         pattern = replace(found.pattern, cut=max(found.pattern.cut, 64 if size > 1 << 20 else 1))
+        tried.append((pattern, size))
         costs.append(cost_of(reader, pattern, size))
         refused = "" if costs[-1].taken >= size else f" (refused after {_size(costs[-1].taken)})"
         shown.append(f"{costs[-1].seconds * 1e3:,.1f} ms{refused}")
     # the pattern that costs most for a byte is not always the one that is longest in one turn
     largest = max(cost.taken for cost in costs)
-    costs += [cost_of(reader, replace(each, cut=max(each.cut, 4096)), largest) for each in found.longest]
+    others = [(replace(each, cut=max(each.cut, 4096)), largest) for each in found.longest]
+    costs += [cost_of(reader, *each) for each in others]
+    tried += others
     hold_s = max(cost.hold_s for cost in costs)
     name_of_pattern = str(found.pattern).replace("|", "\\|")
     hold = "on a thread" if reader.on_thread else f"{hold_s * 1e3:.1f} ms"
     row = f"| {name} | {found.tried:,} | `{name_of_pattern}` | {' | '.join(shown)} | {hold} |"
+    if hold_s > MOST_HOLD_S and not reader.on_thread:
+        # a machine that does something else as well makes a hold longer, and never shorter
+        longest = max(zip((cost.hold_s for cost in costs), tried, strict=True), key=lambda each: each[0])[1]
+        hold_s = min(hold_s, *(cost_of(reader, *longest).hold_s for _ in range(_AGAIN)))
     bad, first, second = [], costs[0], costs[1]
     is_long = second.taken > first.taken and second.seconds > _NOISE_S
     if is_long and second.seconds / second.taken > MOST_GROWTH * first.seconds / first.taken + 20e-9:

@@ -264,6 +264,7 @@ READERS: Mapping[str, Reader] = {
         whole(keys),
         (b"", b'{"keys":['),
         (*JSON, b'{"kty":"RSA","n":"AQAB","e":"AQAB"},', b'{"kty":"OKP","crv":"Ed25519","x":"AA"},'),
+        on_thread=True,
     ),
     "cache events, vLLM": events_of(vllm.decode),
     "cache events, SGLang": events_of(sglang.decode),

@@ -188,7 +188,10 @@ def whole(read: Callable[[bytes], object]) -> Run:
     """A function of all bytes at once."""
 
     def run(pieces: Iterable[bytes]) -> None:
-        read(b"".join(pieces))
+        body = bytearray()
+        for piece in pieces:
+            body += piece
+        read(bytes(body))
 
     return run
 
@@ -347,7 +350,7 @@ def link(pieces: Iterable[bytes]) -> None:
 def watch(body: bytes) -> None:
     """A line of Kubernetes' watch; a large one is read on a thread."""
     if not has_many_values(body):
-        event = msgspec.json.decode(body)
+        event = decode_json(body)
         with suppress(KeyError, TypeError, AttributeError):
             list(_places(event, "http"))
 

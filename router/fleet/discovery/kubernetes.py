@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from backends.http.lenient_json import read_json
-from backends.nesting import has_many_values
+from backends.nesting import decode_json, has_many_values
 from policies.quantities import digits
 from policies.sla.sources import KubernetesService
 from router.fleet.discovery.source import Addresses, SourceFailed
@@ -181,7 +181,7 @@ async def _at_most(content: aiohttp.StreamReader) -> bytes:
 
 async def _read(data: bytes) -> Any:
     """The JSON value in `data`, on a thread if it is large. Raises DecodeError."""
-    return await asyncio.to_thread(read_json, data) if has_many_values(data) else msgspec.json.decode(data)
+    return await asyncio.to_thread(read_json, data) if has_many_values(data) else decode_json(data)
 
 
 def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:
