@@ -21,7 +21,7 @@ OVER_HTTP = {
     for kind in KINDS
     if isinstance(backend := make(kind, Place("b", "p", "http://h:1"), Surroundings()), HttpBackend)
 }
-IN_THE_FILE_ITSELF = {"key", "models", "headers", "tls"}
+IN_THE_FILE_ITSELF = {"key", "models", "headers", "tls", "of_file"}
 
 
 def test_every_kind_is_in_the_tables() -> None:

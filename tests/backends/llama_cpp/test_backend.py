@@ -159,4 +159,4 @@ def test_log_probabilities_of_a_text_are_read_in_the_shape_of_chats() -> None:
     entry = {"id": 39, "token": "A", "bytes": [65], "logprob": -2.0, "top_logprobs": []}
     chunk = {"choices": [{"text": "A", "index": 0, "logprobs": {"content": [entry]}, "finish_reason": None}]}
     (delta,) = deltas_of(chunk)
-    assert delta.logprobs == (TokenLogprob(39, "A", -2.0),)
+    assert delta.logprobs == (TokenLogprob(39, "A", -2.0, octets=b"A"),)

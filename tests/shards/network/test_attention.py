@@ -12,7 +12,8 @@ from shards.network.attention import PagedAttention, attention_reference
 from shards.network.config import NetworkConfig, Rope
 from tests.shards.tiny_checkpoints import a_batch, some_tokens
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+# one step of bfloat16 between 4 and 8 is 2**-5: some processors round their sums otherwise
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 # (new tokens, tokens computed before) of each row; the last rows are long enough to be computed in two parts
 ROWS = ((1, 0), (1, 63), (1, 64), (1, 200), (2, 0), (3, 61), (65, 0), (17, 130), (300, 5), (270, 300), (500, 0))

@@ -101,7 +101,7 @@ def test_a_whole_answer_is_bounded() -> None:
     ("path", "is_streamed", "kind"),
     [
         ("/v1/chat/completions", True, OpenAIAnswer),
-        ("/v1/completions", False, OpenAIAnswer),
+        ("/v1/completions", False, Collected),
         ("/v1/embeddings", False, Collected),
         ("/v1/messages", True, AnthropicAnswer),
         ("/v1/messages", False, Collected),
