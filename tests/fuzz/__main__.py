@@ -27,6 +27,9 @@ MOST_GROWTH = 2.0
 _NOISE_S = 0.02
 """Times below this tell nothing."""
 
+_LONGEST_BYTES = 4 << 20
+"""How many bytes of the patterns that may take longest in one turn are tried."""
+
 _AGAIN = 3
 """How often a hold that is too long is measured again; the shortest counts."""
 
@@ -85,7 +88,7 @@ def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
         refused = "" if costs[-1].taken >= size else f" (refused after {_size(costs[-1].taken)})"
         shown.append(f"{costs[-1].seconds * 1e3:,.1f} ms{refused}")
     # the pattern that costs most for a byte is not always the one that is longest in one turn
-    largest = max(cost.taken for cost in costs)
+    largest = min(_LONGEST_BYTES, max(cost.taken for cost in costs))
     others = [(replace(each, cut=max(each.cut, 4096)), largest) for each in found.longest]
     costs += [cost_of(reader, *each) for each in others]
     tried += others

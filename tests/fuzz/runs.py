@@ -306,14 +306,14 @@ class Given:
     """A connection over which these bytes come."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces, self._rest = iter(pieces), b""
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
 
     def recv(self, size: int) -> bytes:
         """See socket."""
         if not self._rest:
-            self._rest = next(self._pieces, b"")
+            self._rest = memoryview(next(self._pieces, b""))
         taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
+        return bytes(taken)
 
     def recv_into(self, buffer: memoryview) -> int:
         """See socket."""

@@ -75,7 +75,7 @@ async def test_the_context_is_the_pools_or_the_loaded_ones_or_the_modelfiles(
 async def test_what_ollama_would_cut_in_silence_is_refused_before_it_is_sent() -> None:
     async with a_backend(num_ctx=64) as (backend, server):
         await backend.probe()
-        with pytest.raises(ContextExceeded, match="maximum context length is 64 tokens.*raise the pool's num_ctx"):
+        with pytest.raises(ContextExceeded, match=r"maximum context length is 64 tokens.*raise the pool's num_ctx"):
             await everything(backend, a_request(prompt_tokens=40, max_new_tokens=30))
         assert server.received == []
         await everything(backend, a_request(prompt_tokens=40, max_new_tokens=24))
