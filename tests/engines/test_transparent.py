@@ -63,7 +63,8 @@ NOT_OF_LLAMA_CPP = (
 """Words of the names of cases that it passes over in part."""
 
 HEADERS = {
-    "x-request-id": "the router's id of the call",
+    "x-request-id": "the router's id of the call; or the client's own id of up to 128 printable characters, then "
+    "`x-pointsman-request` has the router's",
     "request-id": "the same, for Anthropic's clients",
     "x-pointsman-backend": "which backend answered",
     "x-pointsman-class": "the service class of the call",
