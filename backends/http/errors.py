@@ -94,7 +94,7 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
         return ContextExceeded(message, param=param)
     if status in (400, 422):
         return InvalidRequest(message, param=param)
-    if status in (404, 405, 501) and _NO_ENDPOINT.fullmatch(message.strip()):
+    if status in (404, 405) and _NO_ENDPOINT.fullmatch(message.strip()):
         return Unsupported(f"{backend} does not have this endpoint: {message}", param=param)
     return BackendRefused(f"{backend} refused: {message}", param=param)
 

@@ -248,7 +248,7 @@ class Admission:
         for budget in near:
             level = budget.level - self._reserved[budget.meter.id]
             if level * 100 >= budget.meter.capacity * NEAR_PERCENT and level > 0:
-                # a request that did not fit is told of by a level that is not
+                # a request that was refused had no room left, although the level is below the capacity
                 capacity = budget.meter.capacity
                 did_not_fit = budget.is_reached and budget.level < capacity
                 found.append(Near(budget.meter, level, did_not_fit or level >= capacity))
