@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from policies.errors import InvalidRequest
 from router.ask import Chat
+from router.text.call_form import CallForm, form_of
 from router.text.content_format import wants_parts
 from router.text.conversation import seen_by_template
 from router.text.thoughts import thoughts_in
@@ -67,6 +68,10 @@ class ChatTemplate:
         self._special = _special_tokens(settings, json.loads(assets.get("special_tokens_map.json") or b"{}"))
         sources = _sources(settings, assets)
         self._templates = {name: _Template.of(source, now) for name, source in sources.items()}
+        self._forms = {
+            name: form_of(self._rendering(template)) if "tool_calls" in template.source else CallForm()
+            for name, template in self._templates.items()
+        }
         self.tool_format = format_of("".join(sources.values()))
         self.thoughts = thoughts_in("".join(sources.values()))
 
@@ -87,9 +92,23 @@ class ChatTemplate:
 
         Raises InvalidRequest if the model has no template or its template objects.
         """
-        chosen = (chat.tools and self._templates.get("tool_use")) or self._templates.get("default")
+        chosen = self._templates.get(self._name(chat))
         if chosen is None:
             raise InvalidRequest("this model has no chat template", hint="use /v1/completions", param="messages")
+        yield from self._parts(chosen, chat)
+
+    def with_calls(self, chat: Chat) -> Chat:
+        """`chat` with calls of tools in the form that its template shows. Engines may use another one."""
+        form = self._forms.get(self._name(chat))
+        return chat if form is None else form.chat(chat)
+
+    def _name(self, chat: Chat) -> str:
+        return "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+
+    def _rendering(self, template: _Template) -> Callable[[Chat], str]:
+        return lambda chat: "".join(self._parts(template, chat))
+
+    def _parts(self, chosen: _Template, chat: Chat) -> Iterator[str]:
         messages = seen_by_template(chat, wants_parts=chosen.wants_parts, knows_developers=chosen.knows_developers)
         last = _mark_end(messages) if chat.continues else ""
         names = {

@@ -20,6 +20,16 @@ _BILLING = "x-anthropic-billing-header"
 """First line of Claude Code's prompts, different in each request; engines drop it from system messages."""
 
 
+class Arguments(dict[str, Any]):
+    """The arguments of a call as an object, with their `text` as the client wrote it."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, given: Mapping[str, Any], text: str) -> None:
+        super().__init__(given)
+        self.text = text
+
+
 def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Message:
     """The client's message `raw`, with its `parts` of text as one text."""
     role = raw["role"]
@@ -76,8 +86,8 @@ def seen_by_template(chat: Chat, *, wants_parts: bool, knows_developers: bool) -
 
 
 def _in_parts(message: Message, parts: Sequence[Mapping[str, Any]] | None) -> Message:
-    """`message` with its content as a list; the result of a tool stays one text."""
-    if message["role"] == "tool":
+    """`message` with its content as a list; the result of a tool stays one text, and no content stays none."""
+    if message["role"] == "tool" or message["content"] is None:
         return message
     alone = [{"type": "text", "text": message["content"]}]
     return {**message, "content": alone if parts is None else list(parts)}
@@ -112,12 +122,14 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _arguments(arguments: Any) -> dict[str, Any]:
-    """The arguments of a call as an object; an empty one if they are not, so that the conversation can continue."""
-    if isinstance(arguments, str):
-        try:
-            # json and not msgspec: numbers must print as in engines
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return {}
-    return arguments if isinstance(arguments, dict) and not is_deep(arguments) else {}
+def _arguments(given: Any) -> Arguments:
+    """The arguments of a call; an empty object if they are none, so that the conversation can continue."""
+    if not isinstance(given, str):
+        found = given if isinstance(given, dict) and not is_deep(given) else {}
+        return Arguments(found, json.dumps(found, ensure_ascii=False))
+    try:
+        # json and not msgspec: numbers must print as in engines
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = {}
+    return Arguments(found if isinstance(found, dict) and not is_deep(found) else {}, given or "{}")

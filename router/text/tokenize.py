@@ -143,7 +143,7 @@ class ModelText:
             given = replace(given, tools=None)
         if self._needs_format(given, how) and not self.template.shows_tools:
             given = with_tools_listed(given)
-        return self.tokenizer.inert.chat(given) if how.is_sent else given
+        return self.tokenizer.inert.chat(self.template.with_calls(given)) if how.is_sent else given
 
     def _ids(self, given: Input, how: How) -> Generator[int, None, bytes]:
         reading, most = how.reading, how.most_tokens
