@@ -32,17 +32,11 @@ demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, t
 up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
-# The order is that of tests/conftest.py: long files first, so that no worker ends with one of them alone.
-SPREAD := --dist loadfile --no-loadscope-reorder
-# Many tests run real processes and sockets side by side, so that one may be late on a busy machine; a defect fails alone too.
-AGAIN := --last-failed --last-failed-no-failures none -n 0
+# where each run writes what it did (tests/account.py)
+ACCOUNTS ?= build/accounts
 
-test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a second time, alone, and that counts
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto $(SPREAD) --ignore tests/engines \
-	    || { echo "Once more, alone:"; $(BIN)/python -m pytest $(AGAIN) --ignore tests/engines; }
-	@# by themselves, in two groups (tests/engines/conftest.py): a real engine keeps a core busy for half a minute as it starts
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n 2 tests/engines \
-	    || { echo "Once more:"; ENGINES=$(VENV)-engines $(BIN)/python -m pytest $(AGAIN) tests/engines; }
+test: $(VENV)/.ready-to-develop   ## all tests; those that fail run a second time, alone, and tests/expected.yaml says how many may need it
+	@ENGINES=$(abspath $(VENV)-engines) ACCOUNTS=$(ACCOUNTS) $(BIN)/python .ci/suite.py
 
 mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices
 	@$(BIN)/python .ci/mutants.py --count $(or $(COUNT),200) $(if $(SEED),--seed $(SEED)) $(IN)
@@ -63,7 +57,8 @@ kernels-installed: $(VENV)/.ready-to-develop
 	@$(VENV)-kernels/bin/python .ci/kernels.py $(VENV)
 
 kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
-	@$(VENV)-kernels/bin/python -m tests.late_gpu -q -p no:cacheprovider --timeout 300 -n auto $(SPREAD) $(UNDER_LATE_GPU)
+	@$(VENV)-kernels/bin/python -m tests.late_gpu -p no:cacheprovider --timeout 300 --account $(ACCOUNTS)/kernels.json \
+	    -n auto --dist loadfile --no-loadscope-reorder $(UNDER_LATE_GPU)
 
 faults: kernels-installed  ## faults put into kernels and transfers, and how `make kernels` notices each
 	@$(VENV)-kernels/bin/python -m tests.late_gpu.faults

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import account
+
 # waiting OpenMP threads would spin on cores that other tests need: seen to cost a factor of ten
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -44,6 +46,7 @@ Their tests take longest and so come first."""
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--without-torch", action="store_true", help="leave out what needs torch or transformers")
     parser.addoption("--at-least", type=int, default=0, metavar="TESTS", help="fail if fewer tests pass")
+    parser.addoption("--account", type=Path, metavar="FILE", help="write what ran, was skipped and failed, as JSON")
     parser.addoption("--random-order", type=int, metavar="SEED", help="shuffle the files, and the tests of each file")
 
 
@@ -91,11 +94,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"only {passed} tests passed, of at least {config.getoption('at_least')}", red=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    # workers of pytest-xdist have no reporter, and only a part of the tests
-    if reporter is not None and len(reporter.stats.get("passed", ())) < session.config.getoption("at_least"):
+    if reporter is None:  # a worker of pytest-xdist, with only a part of the tests
+        return
+    if len(reporter.stats.get("passed", ())) < session.config.getoption("at_least"):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    if (file := session.config.getoption("account")) is not None:
+        account.write(file, account.account_of(reporter, int(session.exitstatus)))
 
 
 class TorchFree(pytest.Module):

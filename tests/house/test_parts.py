@@ -1,0 +1,118 @@
+"""`.ci/run` runs every part whatever the others say, and ends with a table."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import time
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    module = import_module("parts")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    return module
+
+
+def of(passed: int, failed: int = 0, skipped: int = 0) -> str:
+    """A shell command that leaves the account of a run with so many tests, as a part of CI does."""
+    account = {"passed": passed, "failed": ["x"] * failed, "skipped": [["f", "r", skipped]] if skipped else []}
+    return f"echo '{json.dumps(account)}'"
+
+
+def test_each_part_runs_and_the_worst_status_counts(
+    parts: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands = [
+        f"first={of(7, 1, 2)} >$ACCOUNTS/all.json; {of(0, 1)} >$ACCOUNTS/all-again.json; exit 1",
+        "second=kill -9 $$",
+        "third=exit 77",
+        f"fourth={of(5, 1, 1)} >$ACCOUNTS/all.json; {of(1)} >$ACCOUNTS/all-again.json",
+        f"fifth=touch {tmp_path}/fifth",
+    ]
+    assert parts.main(commands) == 1
+    assert (tmp_path / "fifth").exists()
+    table = [re.sub(r"\s+\d+", " S", line, count=1).split() for line in capfd.readouterr().out.splitlines()[-6:-1]]
+    assert table == [
+        ["first", "failed", "S", "10", "2"],
+        ["second", "failed", "S"],
+        ["third", "not", "here", "S"],
+        ["fourth", "passed", "S", "7", "1"],
+        ["fifth", "passed", "S"],
+    ]
+
+
+def test_the_table_ends_with_the_sums_of_all_tests(parts: ModuleType) -> None:
+    rows = [
+        parts.Row("a", "failed", 1.0, 10, 1, 2),
+        parts.Row("b", "passed", 2.0),
+        parts.Row("c", "passed", 3.0, 5, 0, 1),
+    ]
+    assert parts.table(rows).splitlines()[-1] == "11 passed, 1 failed, 3 skipped"
+
+
+@pytest.mark.parametrize(("command", "status"), [("true", 0), ("exit 77", 0), ("false", 1), ("exit 2", 1)])
+def test_only_failures_are_red(parts: ModuleType, command: str, status: int) -> None:
+    assert parts.main([f"part={command}"]) == status
+
+
+def test_a_part_that_hangs_is_ended_with_its_programs_and_the_next_one_runs(
+    parts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, kept = os.pipe()
+    os.set_inheritable(kept, True)
+    monkeypatch.setattr("subprocess.Popen", functools.partial(subprocess.Popen, pass_fds=[kept]))
+    started = tmp_path / "started"
+
+    def slowness() -> float:
+        while not started.exists():
+            time.sleep(0.01)
+        return 0.0
+
+    monkeypatch.setattr(parts, "slowness", slowness)
+    hanging = parts.Part("hanging", f"sleep 600 & touch {started}; wait", 0.0)
+    rows = parts.run_beside([[hanging, parts.Part("next", "true", 60.0)]])
+    assert [row.how for row in rows] == ["ended", "passed"]
+    os.close(kept)
+    assert os.read(gone, 1) == b"", "the last holder of the other end, `sleep`, is gone"
+    os.close(gone)
+
+
+def test_nothing_runs_without_a_set_up_and_all_of_it_is_listed(
+    parts: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "FIRST", (parts.Part("tools", "true", 60), parts.Part("set-up", "false", 60)))
+    assert parts.main([]) == 1
+    shown = capfd.readouterr().out
+    for part in (*parts.TESTS, *parts.OTHERS):
+        assert re.search(rf"^{part.name} +not run", shown, re.MULTILINE)
+
+
+def test_what_runs_beside_the_tests_is_printed_when_it_has_ended(
+    parts: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lanes = [
+        [parts.Part("a", "echo of a", 60)],
+        [parts.Part("b", "echo of b; echo $PYTEST_XDIST_AUTO_NUM_WORKERS", 60)],
+    ]
+    assert [row.name for row in parts.run_beside(lanes, 4)] == ["a", "b"]
+    assert "== output of b\nof b\n4\n" in capfd.readouterr().out
+
+
+def test_a_machine_that_takes_longer_for_its_work_is_slower(parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "WORK", "pass")
+    monkeypatch.setattr(parts, "WORK_S", 1e-6)
+    assert parts.slowness() > 1
+    monkeypatch.setattr(parts, "WORK_S", 1e6)
+    assert parts.slowness() == 1.0
