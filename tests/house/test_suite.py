@@ -157,7 +157,7 @@ def test_each_forgiven_test_has_a_reason_and_a_date_and_exists() -> None:
     for entry in EXPECTED["flaky"]:
         assert entry.keys() == {"tests", "at_most", "since", "reason"}
         assert entry["since"].year >= 2026
-        assert 0 < entry["at_most"] <= 3
+        assert 0 < entry["at_most"] <= 8
         assert len(entry["reason"]) > 20
         assert entry["tests"].partition("::")[0].rstrip("*") in tracked
 
