@@ -10,7 +10,7 @@ import msgspec
 
 from shards.network.config import NetworkConfig
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
-from shards.network.families.table import ARCHITECTURES, family_of
+from shards.network.families.table import ARCHITECTURES, MODEL_TYPES, family_of
 from shards.network.family import Family
 from shards.network.fields import Fields, TokenIds
 from shards.quant.formats.table import format_of
@@ -41,8 +41,12 @@ def quantisation_of(folder: Path, family: Family) -> dict[str, Any] | None:
     return _decode(path, _Outer).quantization_config or _fields_of(path, family).quantization_config
 
 
+_IS_IT_ONE = "is this a checkpoint?"
+
+
 class _Outer(msgspec.Struct):
     architectures: list[str] | None = None
+    model_type: str | None = None
     quantization_config: dict[str, Any] | None = None
     eos_token_id: TokenIds = None
 
@@ -63,14 +67,19 @@ def _decode(path: Path, kind: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise BrokenCheckpoint(f"{path} cannot be read: {error.strerror}", hint="is this a checkpoint?") from error
+        raise BrokenCheckpoint(f"{path} cannot be read: {error.strerror}", hint=_IS_IT_ONE) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokenCheckpoint(f"{path}: {error}") from error
 
 
 def _supported(outer: _Outer) -> str:
-    """The first architecture that the file names. Raises UnsupportedCheckpoint."""
-    architecture = outer.architectures[0] if outer.architectures else "none"
+    """The first architecture that the file names, or that of its model type. Raises UnsupportedCheckpoint."""
+    if outer.architectures:
+        architecture = outer.architectures[0]
+    elif outer.model_type is not None:
+        architecture = MODEL_TYPES.get(outer.model_type, f"of model type {outer.model_type}")
+    else:
+        raise BrokenCheckpoint("config.json names neither `architectures` nor a `model_type`", hint=_IS_IT_ONE)
     if architecture not in ARCHITECTURES:
         raise UnsupportedCheckpoint(
             f"architecture {architecture} is not supported; a shard serves {', '.join(ARCHITECTURES)}",

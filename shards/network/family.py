@@ -41,7 +41,8 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The differences of a family from the others. `read` makes a config of its fields and of the architecture's name.
+    """The differences of a family from the others. Each of its `architectures` has one of `model_types`, by which it is
+    found in a config.json that names no architecture. `read` makes a config of its fields and the architecture's name.
 
     `is_nested`: the fields are in `text_config`, as in networks that also take images. `prefixes` are pairs (beginning
     of a tensor's name, its replacement); tensors that then begin with one of `ignored` are left out. `norm_offset` is
@@ -52,6 +53,7 @@ class Family:
     """
 
     architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
     fields: type[Fields]
     read: Callable[[Any, str], NetworkConfig]
     names: TensorNames = field(default_factory=TensorNames)

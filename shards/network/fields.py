@@ -5,12 +5,15 @@ A family's table of fields is a subclass of `Fields`: its own fields, and other 
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from shards.network.config import NetworkConfig, Rope
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+
+_log = logging.getLogger(__name__)
 
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -96,8 +99,18 @@ class Fields(msgspec.Struct, kw_only=True):
         return (None,) * self.num_hidden_layers
 
     def rope(self, own: RopeKind | None = None) -> Rope:
-        """The rope of all layers. Raises UnsupportedCheckpoint or BrokenCheckpoint."""
-        return self.rope_of(self.rope_parameters or self.rope_scaling or {}, own)
+        """The rope of all layers: by rope_scaling, which model cards ask users to add to what transformers 5 saved as
+        rope_parameters, else by that. Raises UnsupportedCheckpoint or BrokenCheckpoint."""
+        given, saved = self.rope_scaling or self.rope_parameters or {}, self.rope_parameters or {}
+        rope = self.rope_of(given, own)
+        if saved.get("rope_theta", rope.theta) != rope.theta:
+            _log.warning(
+                "config.json: rope_scaling stands in place of rope_parameters, and with it a base of %g in place of %g,"
+                " as in transformers (write `rope_theta` into rope_scaling to keep it)",
+                rope.theta,
+                saved["rope_theta"],
+            )
+        return rope
 
     def rope_of(self, given: dict[str, Any], own: RopeKind | None = None) -> Rope:
         """The rope with the parameters `given`; as in `rope`."""

@@ -73,6 +73,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
     "mistral, window": ("Mistral", {"sliding_window": 50}),
+    "ministral, window in some layers": (
+        "Ministral",
+        {"sliding_window": 50, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+    ),
     "qwen2": ("Qwen2", {"use_sliding_window": False}),
     "qwen2, window from layer 1, yarn": (
         "Qwen2",

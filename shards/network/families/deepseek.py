@@ -146,5 +146,5 @@ def _attention(builder: Builder, index: int) -> LatentProjection:
     )
 
 
-V2 = Family(("DeepseekV2ForCausalLM",), DeepseekV2Fields, _read_v2, attention=_attention)
-V3 = Family(("DeepseekV3ForCausalLM",), DeepseekV3Fields, _read_v3, attention=_attention)
+V2 = Family(("DeepseekV2ForCausalLM",), ("deepseek_v2",), DeepseekV2Fields, _read_v2, attention=_attention)
+V3 = Family(("DeepseekV3ForCausalLM",), ("deepseek_v3",), DeepseekV3Fields, _read_v3, attention=_attention)

@@ -71,7 +71,9 @@ def _ropes(fields: Gemma3Fields) -> tuple[Rope, Rope]:
     given: dict[str, Any] = fields.rope_parameters or {}
     if "full_attention" in given or "sliding_attention" in given:
         full, sliding = given.get("full_attention"), given.get("sliding_attention")
-        return fields.rope_of(full or {}, _GLOBAL), fields.rope_of(sliding or {}, _LOCAL)
+        return fields.rope_of((full or {}) | (fields.rope_scaling or {}), _GLOBAL), fields.rope_of(
+            sliding or {}, _LOCAL
+        )
     local = Rope(theta=fields.rope_local_base_freq or _LOCAL.theta, original_positions=fields.max_position_embeddings)
     return fields.rope(_GLOBAL), local
 
@@ -82,12 +84,21 @@ _NAMES = TensorNames(
     mlp_after_norm="post_feedforward_layernorm",
 )
 
-TEXT = Family(("Gemma3ForCausalLM",), Gemma3Fields, _read, _NAMES, norm_offset=1.0, activation="gelu_pytorch_tanh")
+TEXT = Family(
+    ("Gemma3ForCausalLM",),
+    ("gemma3_text",),
+    Gemma3Fields,
+    _read,
+    _NAMES,
+    norm_offset=1.0,
+    activation="gelu_pytorch_tanh",
+)
 """The models of 270M and 1B parameters, which take text only."""
 
 IMAGES = replace(
     TEXT,
     architectures=("Gemma3ForConditionalGeneration",),
+    model_types=("gemma3",),
     is_nested=True,
     prefixes=(
         ("language_model.model.", "model."),

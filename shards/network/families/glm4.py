@@ -28,4 +28,4 @@ _NAMES = TensorNames(
     mlp_after_norm="post_mlp_layernorm",
 )
 
-FAMILY = Family(("Glm4ForCausalLM",), Glm4Fields, _read, _NAMES)
+FAMILY = Family(("Glm4ForCausalLM",), ("glm4",), Glm4Fields, _read, _NAMES)

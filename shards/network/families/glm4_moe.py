@@ -47,4 +47,4 @@ def _read(fields: Glm4MoeFields, architecture: str) -> NetworkConfig:
     )
 
 
-FAMILY = Family(("Glm4MoeForCausalLM",), Glm4MoeFields, _read)
+FAMILY = Family(("Glm4MoeForCausalLM",), ("glm4_moe",), Glm4MoeFields, _read)

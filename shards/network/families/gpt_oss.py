@@ -99,6 +99,7 @@ def _apart(bias: Tensor) -> Tensor:
 
 FAMILY = Family(
     ("GptOssForCausalLM",),
+    ("gpt_oss",),
     GptOssFields,
     _read,
     TensorNames(router="mlp.router"),

@@ -25,4 +25,4 @@ def _read(fields: LlamaFields, architecture: str) -> NetworkConfig:
     )
 
 
-FAMILY = Family(("LlamaForCausalLM",), LlamaFields, _read)
+FAMILY = Family(("LlamaForCausalLM",), ("llama",), LlamaFields, _read)

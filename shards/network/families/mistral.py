@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo and Small 3: Llama's shape with a window in all layers, or in none."""
+"""Mistral 7B, Nemo, Small 3 and Ministral 8B: Llama's shape with a window in all layers, in none, or in some."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from shards.network.config import NetworkConfig
 from shards.network.family import Family
-from shards.network.fields import Count, Fields
+from shards.network.fields import Count, Fields, RopeKind
 
 USUAL_WINDOW = 4096
 """The window of Mistral 7B, which its file may leave out."""
@@ -18,12 +18,14 @@ class MistralFields(Fields, kw_only=True):
     """Mistral's config.json."""
 
     sliding_window: Count | msgspec.UnsetType | None = msgspec.UNSET
+    layer_types: list[str] | None = None
 
 
-def read(fields: MistralFields, architecture: str) -> NetworkConfig:
-    """The network of these fields."""
+def read(fields: MistralFields, architecture: str, own: RopeKind | None = None) -> NetworkConfig:
+    """The network of these fields, with its `own` rope where they say nothing else."""
     window = USUAL_WINDOW if fields.sliding_window is msgspec.UNSET else fields.sliding_window
-    return replace(fields.network(architecture, fields.rope()), windows=(window,) * fields.num_hidden_layers)
+    kinds = fields.layer_types or ["sliding_attention"] * fields.num_hidden_layers
+    return replace(fields.network(architecture, fields.rope(own)), windows=fields.windows_of(kinds, window))
 
 
-FAMILY = Family(("MistralForCausalLM",), MistralFields, read)
+FAMILY = Family(("MistralForCausalLM", "MinistralForCausalLM"), ("mistral", "ministral"), MistralFields, read)

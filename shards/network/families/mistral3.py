@@ -15,10 +15,11 @@ class Ministral3Fields(MistralFields, kw_only=True):
     sliding_window: Count | None = None
 
 
-TEXT = Family(("Ministral3ForCausalLM",), Ministral3Fields, read)
+TEXT = Family(("Ministral3ForCausalLM",), ("ministral3",), Ministral3Fields, read)
 
 IMAGES = Family(
     ("Mistral3ForConditionalGeneration",),
+    ("mistral3",),
     Ministral3Fields,
     read,
     is_nested=True,

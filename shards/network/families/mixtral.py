@@ -8,7 +8,7 @@ from shards.network.config import Experts, NetworkConfig
 from shards.network.families.mistral import MistralFields
 from shards.network.families.mistral import read as read_mistral
 from shards.network.family import Family, TensorNames
-from shards.network.fields import Count, Positive
+from shards.network.fields import Count, Positive, RopeKind
 
 
 class MixtralFields(MistralFields, kw_only=True):
@@ -22,7 +22,7 @@ class MixtralFields(MistralFields, kw_only=True):
 
 def _read(fields: MixtralFields, architecture: str) -> NetworkConfig:
     return replace(
-        read_mistral(fields, architecture),
+        read_mistral(fields, architecture, RopeKind(theta=1_000_000.0)),
         experts=Experts(
             count=fields.num_local_experts,
             chosen=fields.num_experts_per_tok,
@@ -39,4 +39,4 @@ _NAMES = TensorNames(
     expert_down="w2",
 )
 
-FAMILY = Family(("MixtralForCausalLM",), MixtralFields, _read, _NAMES)
+FAMILY = Family(("MixtralForCausalLM",), ("mixtral",), MixtralFields, _read, _NAMES)

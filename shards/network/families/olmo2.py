@@ -33,4 +33,4 @@ _NAMES = TensorNames(
     mlp_after_norm="post_feedforward_layernorm",
 )
 
-FAMILY = Family(("Olmo2ForCausalLM",), Olmo2Fields, _read, _NAMES)
+FAMILY = Family(("Olmo2ForCausalLM",), ("olmo2",), Olmo2Fields, _read, _NAMES)

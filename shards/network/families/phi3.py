@@ -23,4 +23,4 @@ def _read(fields: Phi3Fields, architecture: str) -> NetworkConfig:
 
 _NAMES = TensorNames(query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
-FAMILY = Family(("Phi3ForCausalLM",), Phi3Fields, _read, _NAMES)
+FAMILY = Family(("Phi3ForCausalLM",), ("phi3",), Phi3Fields, _read, _NAMES)

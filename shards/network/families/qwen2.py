@@ -17,4 +17,4 @@ def _read(fields: Qwen2Fields, architecture: str) -> NetworkConfig:
     return replace(fields.network(architecture, fields.rope()), windows=fields.windows, qkv_bias=True)
 
 
-FAMILY = Family(("Qwen2ForCausalLM",), Qwen2Fields, _read)
+FAMILY = Family(("Qwen2ForCausalLM",), ("qwen2",), Qwen2Fields, _read)

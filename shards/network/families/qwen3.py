@@ -27,4 +27,4 @@ def read(fields: Qwen3Fields, architecture: str) -> NetworkConfig:
     )
 
 
-FAMILY = Family(("Qwen3ForCausalLM",), Qwen3Fields, read)
+FAMILY = Family(("Qwen3ForCausalLM",), ("qwen3",), Qwen3Fields, read)

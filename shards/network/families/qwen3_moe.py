@@ -42,4 +42,4 @@ def _read(fields: Qwen3MoeFields, architecture: str) -> NetworkConfig:
     )
 
 
-FAMILY = Family(("Qwen3MoeForCausalLM",), Qwen3MoeFields, _read)
+FAMILY = Family(("Qwen3MoeForCausalLM",), ("qwen3_moe",), Qwen3MoeFields, _read)

@@ -44,6 +44,14 @@ ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES for name
 """By the name of the class in transformers, as config.json has it."""
 
 
+MODEL_TYPES: dict[str, str] = {
+    model_type: architecture
+    for family in FAMILIES
+    for model_type, architecture in zip(family.model_types, family.architectures, strict=True)
+}
+"""The architecture of each `model_type`, for a config.json that names none."""
+
+
 def family_of(architecture: str) -> Family:
     """The family of an architecture in `ARCHITECTURES`."""
     return ARCHITECTURES[architecture]

@@ -8,7 +8,7 @@ import pytest
 
 from shards.network.config import NetworkConfig, Rope
 from shards.network.config_file import read_config
-from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.network.errors import BrokenCheckpoint, CheckpointError, UnsupportedCheckpoint
 from shards.network.families.table import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def test_an_end_token_without_a_logit_is_nothing_that_could_be_forbidden(tmp_pat
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported.*MistralForCausalLM"),
-        ({"architectures": []}, "architecture none"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic .*llama3"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "caps of logits"),
@@ -134,6 +133,21 @@ def test_an_architecture_with_other_fields_is_named_before_any_field_is_missed(t
         f"architecture GPT2LMHeadModel is not supported; a shard serves {', '.join(ARCHITECTURES)} "
         "(serve it with another engine, in a pool of that engine's kind)"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gpt2"}, "of model type gpt2 is not supported"),
+        ({"hidden_size": 64}, "names neither `architectures` nor a `model_type`"),
+    ],
+)
+def test_a_file_without_an_architecture_is_refused_by_its_model_type(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
