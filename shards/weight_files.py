@@ -93,7 +93,8 @@ class DigestMemory:
                     return {}
                 data = file.read(_MOST_MEMORY_BYTES)
             return msgspec.json.decode(data, type=dict[str, tuple[FileStamp, str]])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
+            # a UnicodeDecodeError and msgspec's errors are ValueErrors
             return {}
 
 

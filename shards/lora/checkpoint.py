@@ -173,7 +173,7 @@ def _config(path: Path) -> _Config:
     try:
         fields = json.loads(path.read_bytes())
         config = msgspec.convert(fields, _Config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         # msgspec's ValidationError is a ValueError
         raise BrokenCheckpoint(f"{path} is not the configuration of an adapter: {error}") from error
     if config.peft_type != "LORA":
@@ -201,7 +201,7 @@ def _header(path: Path) -> Mapping[str, Any]:
                 raise UnsupportedCheckpoint(f"tensor {name} of {path} is stored as {tensor['dtype']}")
     except FileNotFoundError as error:
         raise BrokenCheckpoint(f"{path} is missing", hint="save the adapter as safetensors") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UnsupportedCheckpoint):
             raise
         raise BrokenCheckpoint(f"{path} cannot be read: {error}", hint="is the download complete?") from error

@@ -68,7 +68,7 @@ def _decode(path: Path, kind: type[_Decoded]) -> _Decoded:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise BrokenCheckpoint(f"{path} cannot be read: {error.strerror}", hint=_IS_IT_ONE) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BrokenCheckpoint(f"{path}: {error}") from error
 
 

@@ -289,7 +289,7 @@ def safetensors_of(folder: Path) -> list[Path]:
         raise BrokenCheckpoint(f"{folder} holds neither {_SINGLE} nor {_INDEX}", hint="other formats are not read")
     try:
         return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenCheckpoint(f"{index} is not an index of safetensors files") from error
 
 

@@ -1,7 +1,7 @@
 """Searches for the bytes that cost each reader most: `make fuzz`, or `python -m tests.fuzz --help`.
 
-Prints a table, and fails if work grows faster than its input, if a reader holds the event loop, or if it raises what
-it should not.
+Prints a table, and fails if work grows faster than its input, if a reader holds the event loop longer the more it is
+given, or if it raises what it should not. No time alone decides (`tests/fuzz/growth.py`).
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
+from tests.fuzz.growth import Measure, grows, pace
 from tests.fuzz.readers import READERS
-from tests.fuzz.search import Cost, Pattern, cost_of, worst
+from tests.fuzz.runs import Reader
+from tests.fuzz.search import Cost, Found, Pattern, Raised, cost_of, worst
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 MOST_HOLD_S = 0.05
-MOST_GROWTH = 2.0
-"""How much more a byte of 1 MB may take than one of 64 KB; times of a busy machine vary."""
+"""On a machine like the one on which pages are measured (`growth.pace`)."""
 
-_NOISE_S = 0.02
-"""Times below this tell nothing."""
+MOST_GROWTH = 2.0
+"""How much more a byte of 1 MB may take than one of 64 KB before growth is looked at step by step."""
+
+_TIMES = 4
+"""So many times the longest hold is too long even if more bytes do not make it longer."""
 
 _LONGEST_BYTES = 4 << 20
 """How many bytes of the patterns that may take longest in one turn are tried."""
-
-_AGAIN = 3
-"""How often a hold that is too long is measured again; the shortest counts."""
 
 MOST_S = 30.0
 """16 MB that would take longer are not tried."""
@@ -72,41 +74,75 @@ def main() -> int:
 def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
     """The row of one reader, and what is bad about it."""
     reader = READERS[name]
-    found = worst(reader, random.Random(asked.seed), most=asked.patterns, until=time.monotonic() + asked.seconds)
-    shown, costs, tried = [], list[Cost](), list[tuple[Pattern, int]]()
+    try:
+        found = worst(reader, random.Random(asked.seed), most=asked.patterns, until=time.monotonic() + asked.seconds)
+        tried = dict(_tried(asked, reader, found))
+    except Raised as raised:
+        return f"| {name} | | {raised} | | | | |", [f"{name}: {raised}"]
+    shown = []
     for size in SIZES:
-        if size > asked.most_bytes:
+        cost = next((cost for (_, of), cost in tried.items() if of == size), None)
+        if cost is None:
             shown.append("not tried")
             continue
-        if costs and costs[-1].seconds * 16 > MOST_S:
-            shown.append(f"over {costs[-1].seconds * 16:.0f} s")
-            continue
-        # 16 million pieces would be the work of this program
-        pattern = replace(found.pattern, cut=max(found.pattern.cut, 64 if size > 1 << 20 else 1))
-        tried.append((pattern, size))
-        costs.append(cost_of(reader, pattern, size))
-        refused = "" if costs[-1].taken >= size else f" (refused after {_size(costs[-1].taken)})"
-        shown.append(f"{costs[-1].seconds * 1e3:,.1f} ms{refused}")
-    # the pattern that costs most for a byte is not always the one that is longest in one turn
-    largest = min(_LONGEST_BYTES, max(cost.taken for cost in costs))
-    others = [(replace(each, cut=max(each.cut, 4096)), largest) for each in found.longest]
-    costs += [cost_of(reader, *each) for each in others]
-    tried += others
-    hold_s = max(cost.hold_s for cost in costs)
+        refused = "" if cost.taken >= size else f" (refused after {_size(cost.taken)})"
+        shown.append(f"{cost.seconds * 1e3:,.1f} ms{refused}")
+    longest = max(tried, key=lambda each: tried[each].hold_s)
     name_of_pattern = str(found.pattern).replace("|", "\\|")
-    hold = "on a thread" if reader.on_thread else f"{hold_s * 1e3:.1f} ms"
+    hold = "on a thread" if reader.on_thread else f"{tried[longest].hold_s * 1e3:.1f} ms"
     row = f"| {name} | {found.tried:,} | `{name_of_pattern}` | {' | '.join(shown)} | {hold} |"
-    if hold_s > MOST_HOLD_S and not reader.on_thread:
-        # a machine that does something else as well makes a hold longer, and never shorter
-        longest = max(zip((cost.hold_s for cost in costs), tried, strict=True), key=lambda each: each[0])[1]
-        hold_s = min(hold_s, *(cost_of(reader, *longest).hold_s for _ in range(_AGAIN)))
-    bad, first, second = [], costs[0], costs[1]
-    is_long = second.taken > first.taken and second.seconds > _NOISE_S
-    if is_long and second.seconds / second.taken > MOST_GROWTH * first.seconds / first.taken + 20e-9:
-        bad.append(f"{name}: the work for each byte grows")
-    if hold_s > MOST_HOLD_S and not reader.on_thread:
-        bad.append(f"{name}: holds the event loop for {hold_s * 1e3:.0f} ms")
+    bad, costs = [], list(tried.values())
+    is_dearer = len(costs) > 1 and _each(costs[1]) > MOST_GROWTH * _each(costs[0])
+    if (is_dearer or costs[0].seconds > MOST_S / 16) and grows(_of(reader, found.pattern), reader.most_bytes):
+        bad.append(f"{name}: the work for each byte grows with {found.pattern}")
+    if not reader.on_thread and (hold_s := _too_long(reader, *longest, tried[longest].hold_s)):
+        bad.append(f"{name}: holds the event loop for {hold_s * 1e3:.0f} ms with {longest[0]}")
     return row, bad
+
+
+def _tried(asked: Asked, reader: Reader, found: Found) -> Iterator[tuple[tuple[Pattern, int], Cost]]:
+    """The worst pattern with each size that is asked for, while that takes seconds; then others, by long turns."""
+    largest, cost = 0, None
+    for size in SIZES:
+        if size > asked.most_bytes or (cost is not None and cost.seconds * 16 > MOST_S):
+            break
+        # 16 million pieces would be the work of this program
+        pattern = found.pattern.by(64 if size > 1 << 20 else 1)
+        cost = cost_of(reader, pattern, size)
+        largest = max(largest, cost.taken)
+        yield (pattern, size), cost
+    for pattern in found.longest:
+        size = min(_LONGEST_BYTES, largest)
+        yield (pattern.by(4096), size), cost_of(reader, pattern.by(4096), size)
+
+
+def _of(reader: Reader, pattern: Pattern) -> Measure:
+    def measure(size: int) -> tuple[float, int]:
+        cost = cost_of(reader, pattern.by(64 if size > 1 << 20 else 1), size)
+        return cost.seconds, cost.taken
+
+    return measure
+
+
+def _too_long(reader: Reader, pattern: Pattern, size: int, hold_s: float) -> float:
+    """Seconds of its longest turn, or 0 if that is none too long."""
+
+    def measure(size: int) -> tuple[float, int]:
+        return cost_of(reader, pattern, size).hold_s, size
+
+    most_s = MOST_HOLD_S * pace()
+    if hold_s <= most_s:
+        return 0.0
+    hold_s = min(hold_s, *(measure(size)[0] for _ in range(3)))
+    if hold_s > _TIMES * most_s:
+        return hold_s
+    # one that is bounded does not get longer
+    small_s = min(measure(size // 16)[0] for _ in range(3))
+    return hold_s if hold_s > most_s and hold_s > _TIMES * small_s else 0.0
+
+
+def _each(cost: Cost) -> float:
+    return cost.seconds / max(cost.taken, 1)
 
 
 def _size(count: int) -> str:

@@ -70,14 +70,12 @@ from tests.fuzz.syntax import (
 def answered(make: Callable[[], WholeBody]) -> Reader:
     """The reader of an answer in one piece."""
     frames = ((b'{"choices":[', b"0]}"), (b'{"x":[', b"0]}"), (LOGPROBS, b"0]}}]}"), (b"[", b"0]"))
-    return Reader(answer(make), (b"", b"{", b'{"choices":['), (*JSON, *VALUES), frames=frames)
+    return whole(answer(make), (b"", b"{", b'{"choices":['), (*JSON, *VALUES), frames=frames)
 
 
 def events_of(decode: Callable[[bytes], object], *, on_thread: bool = True) -> Reader:
     """A message of cache events in MessagePack."""
-    return Reader(
-        whole(decode), PACKED_BEGINNINGS, PACKED, frames=PACKED_FRAMES, most_bytes=4 << 20, on_thread=on_thread
-    )
+    return whole(decode, PACKED_BEGINNINGS, PACKED, frames=PACKED_FRAMES, most_bytes=4 << 20, on_thread=on_thread)
 
 
 def documents(body: bytes) -> None:
@@ -229,11 +227,11 @@ READERS: Mapping[str, Reader] = {
     "FastChat's stream": stream(
         lambda: FastChatAnswer("b"), (b"", b"{"), (*JSON, b"\0", b'{"text":"a","error_code":0}\0')
     ),
-    "JSON bodies": Reader(
-        whole(json_body), (b"", b"{", b'{"a":"', b'{"a":[', b'{"a":{', b'{"model":"a","a":"'), JSON, on_thread=True
+    "JSON bodies": whole(
+        json_body, (b"", b"{", b'{"a":"', b'{"a":[', b'{"a":{', b'{"model":"a","a":"'), JSON, on_thread=True
     ),
-    "documents in messages": Reader(
-        whole(documents),
+    "documents in messages": whole(
+        documents,
         (b"", b"{{documents any}}\n"),
         (
             b"{{documents any}}",
@@ -249,36 +247,36 @@ READERS: Mapping[str, Reader] = {
         ),
         on_thread=True,
     ),
-    "message batches": Reader(
-        whole(message_batch),
+    "message batches": whole(
+        message_batch,
         (b"", b"{", b'{"requests":[', b'{"requests":["'),
         (*JSON, b"[],", b'{"custom_id":"a"},'),
         on_thread=True,
     ),
-    "metrics": Reader(
-        whole(metrics),
+    "metrics": whole(
+        metrics,
         (b"", b"m", b"m{", b'm{a="'),
         (b"\n", b"m", b" ", b"1", b"{", b"}", b'"', b"\\", b",", b"=", b'a="b",', b'm{a="b"} 1\n', b"m 1\n", b"#"),
     ),
-    "keys of issuers": Reader(
-        whole(keys),
+    "keys of issuers": whole(
+        keys,
         (b"", b'{"keys":['),
         (*JSON, b'{"kty":"RSA","n":"AQAB","e":"AQAB"},', b'{"kty":"OKP","crv":"Ed25519","x":"AA"},'),
         on_thread=True,
     ),
     "cache events, vLLM": events_of(vllm.decode),
     "cache events, SGLang": events_of(sglang.decode),
-    "news of routers": Reader(whole(news.decode), (b"", b"\x93\x90", b"\x94\xdd\0\1\0\0"), PACKED, most_bytes=64 << 10),
-    "cache events, TensorRT-LLM": Reader(
-        whole(tensorrt_llm.decode),
+    "news of routers": whole(news.decode, (b"", b"\x93\x90", b"\x94\xdd\0\1\0\0"), PACKED, most_bytes=64 << 10),
+    "cache events, TensorRT-LLM": whole(
+        tensorrt_llm.decode,
         (b"", b"["),
         (*JSON, *VALUES, b'{"event_id":1,"data":{"type":"created"}},'),
         frames=((b"[", b"null]"), (b'[{"event_id":1,"data":{"type":"removed","block_hashes":[', b"0]}}]")),
         most_bytes=8 << 20,
         on_thread=True,
     ),
-    "gRPC requests": Reader(
-        whole(generate),
+    "gRPC requests": whole(
+        generate,
         (b"", b"\x0a\1m", b"[", b"{"),
         (*JSON, *VALUES, b"\x0a\0", b"\x12\0", b"\x1a\0", b"\x22\0", b"\x08\1", b"\xff", b"\x0a\x01a\x12\x01p"),
         frames=((b"[", b"0]"),),
@@ -296,22 +294,22 @@ READERS: Mapping[str, Reader] = {
         (b"\0", b"\1", b"\1\0\0\0\x90", b"\0\0\0\0", b"\xff", b"\x90", b"\x91", b"\x80"),
         on_thread=True,
     ),
-    "adapters' files": Reader(
-        whole(lora),
+    "adapters' files": whole(
+        lora,
         (b"", b"{", b'{"a":{"dtype":"'),
         (*JSON, *VALUES, b'"a":{"dtype":"F32"},'),
         frames=((b"{", b'"z":{"dtype":"F32"}}'), (b"[", b"0]")),
         on_thread=True,
     ),
-    "config.json": Reader(
-        whole(checkpoint),
+    "config.json": whole(
+        checkpoint,
         (b"", b"{", b'{"architectures":["'),
         (*JSON, *VALUES),
         frames=((b'{"architectures":["LlamaForCausalLM"],"x":[', b"0]}"), (b'{"architectures":[', b'"a"]}')),
         on_thread=True,
     ),
-    "SLA files": Reader(
-        whole(sla),
+    "SLA files": whole(
+        sla,
         (b"", b"pools:\n", b"pools: {", b"a: &a ["),
         (
             *(
@@ -337,21 +335,21 @@ READERS: Mapping[str, Reader] = {
         ),
         on_thread=True,
     ),
-    "key files": Reader(
-        whole(keys_in_lines),
+    "key files": whole(
+        keys_in_lines,
         (b"", b"{"),
         (*JSON, b"\n", b'{"sha256":"' + b"a" * 64 + b'","tenant":"t","created":1}\n'),
         on_thread=True,
     ),
-    "lines of batches": Reader(
-        whole(batch_lines),
+    "lines of batches": whole(
+        batch_lines,
         (b"", b"{", b'{"custom_id":"a","method":"POST","url":"/","body":{'),
         (*JSON, *VALUES, b"\n", b"\r", b"\xe2\x80\xa8", b'{"custom_id":"a","method":"POST","url":"/","body":{}}\n'),
         frames=((b'{"custom_id":"a","method":"POST","url":"/","body":[', b"0]}\n"),),
         on_thread=True,
     ),
-    "Kubernetes' watch": Reader(
-        whole(watch),
+    "Kubernetes' watch": whole(
+        watch,
         (b"", b"{"),
         (*JSON, *VALUES, b'{"addresses":["10.0.0.1"]},'),
         frames=((b'{"ports":[{"name":"http","port":1}],"endpoints":[', b"{}]}"), (b"[", b"0]")),

@@ -77,6 +77,8 @@ class Reader:
     """It does not hold the event loop."""
     most_whole: int = 16 << 20
     """How long a whole of `frames` gets; then another begins."""
+    is_whole: bool = False
+    """It is given all bytes at once, in one piece."""
     encode: Callable[[bytes], bytes] | None = None
     """Applied to the pattern as a whole, which then comes in pieces of 1,000 bytes."""
 
@@ -184,16 +186,23 @@ def fed(make: Callable[[], Any]) -> Run:
     return run
 
 
-def whole(read: Callable[[bytes], object]) -> Run:
-    """A function of all bytes at once."""
+def whole(
+    read: Callable[[bytes], object],
+    beginnings: tuple[bytes, ...],
+    parts: tuple[bytes, ...],
+    frames: tuple[tuple[bytes, bytes], ...] = (),
+    most_bytes: int = 16 << 20,
+    *,
+    on_thread: bool = False,
+) -> Reader:
+    """The reader that is a function of all bytes at once."""
 
     def run(pieces: Iterable[bytes]) -> None:
-        body = bytearray()
-        for piece in pieces:
-            body += piece
-        read(bytes(body))
+        read(b"".join(pieces))
 
-    return run
+    return Reader(
+        run, beginnings, parts, most_bytes, frames=frames, most_bytes=most_bytes, on_thread=on_thread, is_whole=True
+    )
 
 
 def text(make: Callable[[], Any]) -> Run:
@@ -235,14 +244,14 @@ def stream(
     return Reader(fed(make), beginnings, parts, at_once=POURED_BYTES, frames=frames, most_whole=4_000_000)
 
 
-def answer(make: Callable[[], WholeBody]) -> Run:
-    """An answer in one piece. What a thread reads is given back in turns, and holds nobody up."""
+def answer(make: Callable[[], WholeBody]) -> Callable[[bytes], None]:
+    """Reads an answer in one piece. What a thread reads is given back in turns, and holds nobody up."""
 
     def read(body: bytes) -> None:
         if not has_many_values(body):
             make().read(body)
 
-    return whole(read)
+    return read
 
 
 def keys_in_lines(body: bytes) -> None:

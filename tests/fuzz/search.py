@@ -5,19 +5,25 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
-from tests.fuzz.runs import EXPECTED, Reader
+from tests.fuzz.runs import EXPECTED, Reader, Run
 
 MOST_S = 20.0
 """A pattern that takes longer is given no more bytes."""
 
-_SIZES = (1 << 10, 8 << 10, 64 << 10)
+_SIZES = (256, 8 << 10, 64 << 10)
 _SECOND, _THIRD = 50, 4
 """How many patterns are tried with more bytes."""
+
+Clock = Callable[[], float]
+
+_SLOW_S = 1.0
+"""A pattern that takes as long in the search is the worst: no other is tried with more bytes."""
 
 _PIECE = 64
 """Bytes that a piece counts as."""
@@ -42,6 +48,10 @@ class Pattern:
         ending = f" + {_shown(self.ending)}" if self.most_whole else ""
         return f"{_shown(self.beginning)} + {_shown(self.unit)} * n{ending}, by {self.cut:,}"
 
+    def by(self, least: int) -> Pattern:
+        """It, in pieces of at least so many bytes."""
+        return replace(self, cut=max(self.cut, least))
+
     def pieces(self, size: int) -> Iterator[bytes]:
         """It with `size` bytes, in pieces."""
         if self.most_whole:
@@ -58,7 +68,8 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a pattern took: CPU seconds of this thread, and the longest time between two pieces, which holds a loop.
+    """What a pattern took: CPU seconds of this thread, without this program's own work for each piece, and the longest
+    time between two pieces, which holds a loop.
 
     `taken` are the bytes that the reader took before it refused more.
     """
@@ -85,7 +96,8 @@ def patterns(reader: Reader, rng: random.Random) -> Iterator[Pattern]:
 
 
 def _around(reader: Reader, unit: bytes, rng: random.Random) -> Iterator[Pattern]:
-    cut = min(reader.at_once, rng.choice(CUTS))
+    # a reader of all bytes at once never sees the pieces
+    cut = reader.at_once if reader.is_whole else min(reader.at_once, rng.choice(CUTS))
     if reader.frames and rng.random() < 0.5:
         beginning, ending = rng.choice(reader.frames)
         yield Pattern(beginning, unit, cut, ending, reader.most_whole)
@@ -93,33 +105,64 @@ def _around(reader: Reader, unit: bytes, rng: random.Random) -> Iterator[Pattern
         yield Pattern(rng.choice(reader.beginnings), unit, cut)
 
 
-def cost_of(reader: Reader, pattern: Pattern, size: int) -> Cost:
-    """The cost of `size` bytes, or as many as its caller gives it. Raises what the reader may not raise."""
-    pieces, hold_s = list(pattern.pieces(min(size, reader.most_bytes))), 0.0
+class Raised(Exception):
+    """A reader raised what it may not raise."""
+
+
+def cost_of(reader: Reader, pattern: Pattern, size: int, clock: Clock = time.thread_time) -> Cost:
+    """The cost of `size` bytes, or as many as its caller gives it.
+
+    Raises:
+        Raised: The reader raised something for these bytes that is not a refusal.
+    """
+    pieces = list(pattern.pieces(min(size, reader.most_bytes)))
     if reader.encode is not None:
         coded = reader.encode(b"".join(pieces))
         pieces = [coded[at : at + 1000] for at in range(0, len(coded), 1000)]
+    cost, tried = _watched(reader.run, pieces, clock, str(pattern))
+    own_s = _own_s() * tried if clock is time.thread_time else 0.0
+    return Cost(max(0.0, cost.seconds - own_s), cost.hold_s, cost.taken)
+
+
+def _watched(run: Run, pieces: list[bytes], clock: Clock, name: str) -> tuple[Cost, int]:
+    """The cost of the pieces with the work of giving them, and how many were given."""
+    hold_s, taken, given = 0.0, 0, 0
 
     def watched() -> Iterator[bytes]:
-        nonlocal hold_s, at, taken
+        nonlocal hold_s, at, taken, given
         for piece in pieces:
-            now = time.thread_time()
+            now = clock()
             hold_s, at = max(hold_s, now - at), now
             if now - began > MOST_S:
                 return
-            taken += len(piece)
+            taken, given = taken + len(piece), given + 1
             yield piece
 
     # the objects of all readers are not looked through meanwhile
     gc.disable()
-    taken, began = 0, time.thread_time()
-    at = began
-    # what it refuses ends the rest
-    with suppress(*EXPECTED):
-        reader.run(watched())
-    ended = time.thread_time()
-    gc.enable()
-    return Cost(ended - began, max(hold_s, ended - at), taken)
+    began = at = clock()
+    try:
+        # what it refuses ends the rest
+        with suppress(*EXPECTED):
+            run(watched())
+    except Exception as error:
+        raise Raised(f"{type(error).__name__} for {name}: {str(error)[:200]}") from error
+    finally:
+        ended = clock()
+        gc.enable()
+    return Cost(ended - began, max(hold_s, ended - at), taken), given
+
+
+@cache
+def _own_s() -> float:
+    """CPU seconds that this program takes to give one piece."""
+
+    def nothing(pieces: Iterable[bytes]) -> None:
+        for _ in pieces:
+            pass
+
+    pieces = [b"a"] * 5000
+    return min(_watched(nothing, pieces, time.thread_time, "")[0].seconds for _ in range(5)) / len(pieces)
 
 
 @dataclass
@@ -131,27 +174,39 @@ class Found:
     longest: tuple[Pattern, ...] = ()
 
 
-def worst(reader: Reader, rng: random.Random, *, most: int, until: float) -> Found:
+def worst(reader: Reader, rng: random.Random, *, most: int, until: float, clock: Clock = time.thread_time) -> Found:
     """The worst of `most` patterns, or of those that were tried when the clock is at `until`.
 
-    All are tried with 1 KB. Those that cost most for a byte, and a part of the others, are tried with 8 KB; of these,
-    the ones that cost most, and the ones whose bytes have become dearest, with 64 KB.
+    All are tried with 256 bytes. Those that cost most for a byte, and a part of the others, are tried with 8 KB; of
+    these, the ones that cost most, and the ones whose bytes have become dearest, with 64 KB. A slow one ends it.
     """
-    tried = [
-        (_each(reader, pattern, _SIZES[0]), number, pattern)
-        for number, pattern in zip(range(most), _before(until, patterns(reader, rng)), strict=False)
-    ]
-    first = sorted(tried, reverse=True)
+    first = []
+    for number, pattern in zip(range(most), _before(until, patterns(reader, rng)), strict=False):
+        first.append((_each(reader, pattern, _SIZES[0], clock), number, pattern))
+        if _is_slow(first[-1][0], _SIZES[0]):
+            return Found(pattern, len(first))
+    count = len(first)
+    first.sort(reverse=True)
     second = []
     for each, number, pattern in first[:_SECOND] + rng.sample(first[_SECOND:], min(_SECOND, len(first[_SECOND:]))):
-        now = _each(reader, pattern, _SIZES[1])
-        second.append((now, now / each, number, pattern))
+        now = _each(reader, pattern, _SIZES[1], clock)
+        if _is_slow(now, _SIZES[1]):
+            return Found(pattern, count)
+        second.append((now, now / max(each, 1e-12), number, pattern))
     dearest = sorted(second, reverse=True)[:_THIRD]
     growing = sorted(second, key=lambda found: found[1], reverse=True)[:_THIRD]
-    third = [(_each(reader, pattern, _SIZES[2]), number, pattern) for *_, number, pattern in dearest + growing]
+    third = []
+    for *_, number, pattern in dearest + growing:
+        third.append((_each(reader, pattern, _SIZES[2], clock), number, pattern))
+        if _is_slow(third[-1][0], _SIZES[2]):
+            return Found(pattern, count)
     ranked = sorted(third, reverse=True)
     whole = tuple(pattern for *_, pattern in first if pattern.most_whole)[:_THIRD]
-    return Found(ranked[0][2], len(tried), (*(pattern for *_, pattern in ranked[1:_THIRD]), *whole))
+    return Found(ranked[0][2], count, (*(pattern for *_, pattern in ranked[1:_THIRD]), *whole))
+
+
+def _is_slow(each: float, size: int) -> bool:
+    return each * size > _SLOW_S
 
 
 def _before(until: float, patterns: Iterator[Pattern]) -> Iterator[Pattern]:
@@ -162,9 +217,9 @@ def _before(until: float, patterns: Iterator[Pattern]) -> Iterator[Pattern]:
             return
 
 
-def _each(reader: Reader, pattern: Pattern, size: int) -> float:
+def _each(reader: Reader, pattern: Pattern, size: int, clock: Clock) -> float:
     """Seconds for each byte, the refused ones too; a piece counts as some bytes more, since it is a call at least."""
-    cost = cost_of(reader, pattern, size)
+    cost = cost_of(reader, pattern, size, clock)
     return cost.seconds / (size + _PIECE * (cost.taken // pattern.cut + 1))
 
 

@@ -191,7 +191,12 @@ def test_files_that_are_no_adapter_are_refused(saved: Path, tmp_path: Path) -> N
     (tmp_path / "x" / CONFIG).write_text('{"peft_type": "LORA", "r": "four"}')
     with pytest.raises(BrokenCheckpoint, match="not the configuration of an adapter"):
         form.read(tmp_path / "x", "x")
-    for content, message in ((b"\xff" * 16, "its header has"), (b"abc", "cannot be read"), (b"", "cannot be read")):
+    (tmp_path / "x" / CONFIG).write_text("[" * 100_000)
+    with pytest.raises(BrokenCheckpoint, match="not the configuration of an adapter"):
+        form.read(tmp_path / "x", "x")
+    deep = (100_000).to_bytes(8, "little") + b"[" * 100_000
+    whole = ((b"\xff" * 16, "its header has"), (b"abc", "cannot be read"), (b"", "cannot be read"), (deep, "recursion"))
+    for content, message in whole:
         (tmp_path / "x" / TENSORS).write_bytes(content)
         with pytest.raises(BrokenCheckpoint, match=message):
             form.size(tmp_path / "x")

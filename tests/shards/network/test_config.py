@@ -197,7 +197,7 @@ def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"\xff'])
+@pytest.mark.parametrize("content", [b"{", b'{"\xff', b'{"architectures":' + b"[" * 100_000])
 def test_a_config_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
