@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 
 from tokenizers import Tokenizer
@@ -27,11 +28,17 @@ CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|
 """Marks around the messages in an answer of gpt-oss: special tokens that the parser of channels needs as text."""
 
 
+THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+"""Marks around reasoning, in pairs: special tokens in some models, and the parser of reasoning needs them as text."""
+
+
 def marks_of(tokenizer: Tokenizer, *, has_tools: bool) -> dict[int, str]:
-    """The marks that `tokenizer` has as one token, by their id: of channels, and of calls if a request `has_tools`."""
+    """The marks that `tokenizer` has as one token, by their id: of channels and reasoning, and of calls if a request
+    `has_tools`.
+    """
     known = tokenizer.token_to_id
     channels = CHANNEL_MARKS if known("<|channel|>") is not None else ()
-    marks = (*channels, *(TOOL_MARKS if has_tools else ()))
+    marks = (*channels, *chain.from_iterable(THOUGHT_MARKS), *(TOOL_MARKS if has_tools else ()))
     return {number: mark for mark in marks if (number := known(mark)) is not None}
 
 

@@ -50,7 +50,8 @@ class ShardAnswer:
 
     A stop string is found here too, so that none is ever shown, whatever the shard does; `is_done` is then True before
     the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. Of a chat, what
-    stands around channels, and with `has_tools` around calls, is text, also where the model has special tokens for it.
+    stands around channels and reasoning, and with `has_tools` around calls, is text, also where the model has special
+    tokens for it.
     `before` are the last tokens of the prompt. A stop string that is complete within the first `min_new_tokens` is
     text, as in vLLM; a token that ends the answer is none.
     """

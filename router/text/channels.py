@@ -30,7 +30,7 @@ class ChannelReader:
     """
 
     def __init__(self, id_of: Callable[[int], str]) -> None:
-        self.calls = 0
+        self.calls, self.unanswered = 0, ""
         self._id_of, self._held = id_of, ""
         self._is_in_head, self._is_analysis, self._is_call = True, False, False
 

@@ -116,7 +116,8 @@ class ModelText:
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
         thoughts = self.template.thoughts
         if thoughts is not None:
-            thoughts = thoughts_behind(thoughts, (yield from self.tokenizer.decoded_in_turns(ids[-_END_BYTES:])))
+            end = yield from self.tokenizer.decoded_in_turns(ids[-_END_BYTES:])
+            thoughts = thoughts_behind(thoughts, end, _continued(given))
         return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls, thoughts)
 
     def apart_in_turns(
@@ -166,6 +167,10 @@ class ModelText:
             inside = replace(reading, most_tokens=max(0, reading.most_tokens - self.tokenizer.ends))
             return self.tokenizer.with_ends(shortened(ids, inside))
         return shortened(self.tokenizer.with_ends(ids) if has_ends else ids, reading)
+
+
+def _continued(chat: Chat) -> str:
+    return str(chat.messages[-1]["content"] or "") if chat.continues else ""
 
 
 def shortened(token_ids: bytes, reading: Reading) -> bytes:

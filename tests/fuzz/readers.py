@@ -24,7 +24,7 @@ from router.identity.signing_keys import read_keys
 from router.protocols.openai.documents import lifted
 from router.shared.replicas import news
 from router.text.channels import ChannelReader
-from router.text.thoughts import ThoughtReader
+from router.text.thoughts import ThoughtReader, ThoughtSyntax
 from router.text.tool_formats import DEEPSEEK_3, GLM_45, HERMES, LLAMA, MISTRAL_11
 from tests.fuzz.runs import (
     Reader,
@@ -378,7 +378,7 @@ READERS: Mapping[str, Reader] = {
         (b"", b"<|channel|>analysis<|message|>", b"<|channel|>commentary to=functions.f<|message|>"),
         MARKS,
     ),
-    "reasoning": Reader(text(lambda: ThoughtReader(is_open=False)), (b"", b"<think>", b"<think>a"), MARKS),
+    "reasoning": Reader(text(lambda: ThoughtReader(ThoughtSyntax())), (b"", b"<think>", b"<think>a"), MARKS),
     "stop strings": Reader(
         text(lambda: StopCutter(("aab" * 10, "ab" * 499 + "c", "a" * 999 + "b"))),
         (b"",),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from backends.detokenize import StopCutter
+from backends.detokenize import THOUGHT_MARKS, StopCutter
 from backends.shard.answer import ShardAnswer
 from backends.shard.inbox import News, Piece
 from policies.nouns import Delta, Sampling
@@ -127,3 +127,13 @@ def octets_of(tokenizer: Tokenizer, ids: tuple[int, ...]) -> bytes:
     entries = [chat_logprob(drawn) for delta in found for drawn in delta.logprobs]
     assert all(entry["bytes"] == entry["top_logprobs"][0]["bytes"] for entry in entries)
     return bytes(octet for entry in entries for octet in entry["bytes"])
+
+
+@pytest.mark.parametrize("mark", [mark for pair in THOUGHT_MARKS for mark in pair])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_marks_of_reasoning_are_text_in_chats_also_where_they_are_special_tokens(mark: str, is_chat: bool) -> None:
+    tokenizer = a_llama_2()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True)])
+    ids = (tokenizer.token_to_id(mark), tokenizer.token_to_id("a"))
+    answer = ShardAnswer(Sampling(), tokenizer, backend="b", prompt_tokens=3, is_chat=is_chat)
+    assert answered(answer, ids, wire.Finished(reason=LENGTH)) == (f"{mark}a" if is_chat else "a")

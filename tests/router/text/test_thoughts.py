@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.detokenize import THOUGHT_MARKS
 from policies.nouns import Delta, Grammar, Sampling
 from router.text.thoughts import ThoughtReader, ThoughtSyntax, reading_thoughts, thoughts_behind, thoughts_in
 
@@ -23,15 +25,22 @@ CASES = [
     (False, "Four. <think> is a mark.", "", "Four. <think> is a mark."),
     (False, "<think>a < b, a </ b", "a < b, a </ b", ""),
     (True, "cut off </thi", "cut off </thi", ""),
+    (True, "<think>a</think>b", "a", "b"),
+    (True, "\n<think>\na</think>b", "a", "b"),
+    (True, "<thin ice</think>b", "<thin ice", "b"),
     (False, "<think>a</think>b</think>c <think>d", "a", "b</think>c <think>d"),
     (True, "a</think>", "a", ""),
 ]
 
 
-def read(pieces: list[str], *, is_open: bool) -> tuple[str, str]:
-    reader = ThoughtReader(is_open=is_open)
+PLAIN = ThoughtSyntax()
+
+
+def read(pieces: list[str], *, is_open: bool, is_cut: bool = True, syntax: ThoughtSyntax = PLAIN) -> tuple[str, str]:
+    reader = ThoughtReader(replace(syntax, is_open=is_open))
     parts = [*(reader.push(piece) for piece in pieces), reader.push("", is_last=True)]
-    return "".join(part.thought for part in parts), "".join(part.text for part in parts)
+    text = "".join(part.text for part in parts) + ("" if is_cut else reader.unanswered)
+    return "".join(part.thought for part in parts), text
 
 
 @pytest.mark.parametrize(("is_open", "text", "thought", "rest"), CASES)
@@ -44,7 +53,7 @@ def test_reasoning_and_answer_do_not_depend_on_the_cut(
 
 
 def test_reasoning_streams_while_it_is_thought() -> None:
-    reader = ThoughtReader(is_open=True)
+    reader = ThoughtReader(ThoughtSyntax(is_open=True))
     parts = [reader.push(piece) for piece in ("First, ", "second", ".</think>ok", " then")]
     assert [(part.thought, part.text) for part in parts] == [
         ("First,", ""),
@@ -61,6 +70,54 @@ def test_a_prompt_may_end_within_the_reasoning() -> None:
     assert not thoughts_behind(syntax, "<think>\n\n</think>\n\n").is_open
     assert thoughts_in("<|im_start|>assistant") is None
     assert thoughts_in("<|start|>assistant<|channel|>final<|message|>") == ThoughtSyntax(has_channels=True)
+
+
+@pytest.mark.parametrize(("is_open", "text", "thought", "rest"), CASES)
+@pytest.mark.parametrize(("opens", "closes"), THOUGHT_MARKS)
+def test_reasoning_stands_between_the_marks_that_the_template_teaches(
+    is_open: bool, text: str, thought: str, rest: str, opens: str, closes: str
+) -> None:
+    syntax = thoughts_in(f"{{% if x %}}{opens}{{{{ x }}}}{closes}{{% endif %}}")
+    assert syntax == ThoughtSyntax(opens=opens, closes=closes)
+    spelled = [each.replace("</think>", closes).replace("<think>", opens) for each in (text, thought, rest)]
+    if "<thin" not in spelled[0] or opens == "<think>":
+        assert read([*spelled[0]], is_open=is_open, syntax=syntax) == (spelled[1], spelled[2])
+
+
+@pytest.mark.parametrize("pieces", [["\nFour.\n"], ["Fo", "ur", "."], ["<think>\nFour."]])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_model_that_ends_by_itself_within_its_reasoning_has_answered(pieces: list[str], is_open: bool) -> None:
+    thought, text = read(pieces, is_open=is_open, is_cut=False)
+    assert text.strip() == "Four."
+    if is_open or pieces[0].startswith("<think>"):
+        assert (thought, text) == ("Four.", "Four.")
+        assert read(pieces, is_open=is_open, is_cut=True) == ("Four.", "")
+
+
+@given(
+    st.lists(st.sampled_from(["a", " ", "\n", "<think>", "</think>", "<", "[THINK]", "</thi"]), max_size=8),
+    st.booleans(),
+)
+def test_no_answer_is_empty_whose_model_wrote_more_than_marks(pieces: list[str], is_open: bool) -> None:
+    whole = "".join(pieces)
+    thought, text = read(pieces, is_open=is_open, is_cut=False)
+    assert (thought, text) == read([whole], is_open=is_open, is_cut=False)
+    if whole.replace("<think>", "").replace("</think>", "").strip():
+        assert text.strip()
+
+
+@pytest.mark.parametrize(
+    ("continued", "is_open"),
+    [
+        ("<think>\nTwo and", True),
+        ("<think>\nTwo</think>\n\nFo", False),
+        ("Fo", False),
+        ("<think>a</think><think>b", True),
+        ("", False),
+    ],
+)
+def test_an_answer_may_be_continued_within_its_reasoning(continued: str, is_open: bool) -> None:
+    assert thoughts_behind(ThoughtSyntax(), f"<|assistant|>{continued}", continued).is_open == is_open
 
 
 class Got:
