@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +43,13 @@ LIMIT_S = {
 """Seconds for one test of these folders and files, which run other programs. The rest: `timeout` of pyproject.toml.
 
 Their tests take longest and so come first."""
+
+
+STATE = tempfile.TemporaryDirectory(prefix="pointsman-state-")
+"""Routers that tests start as a user does keep their state in here, and not in the home of that user."""
+
+os.environ.pop("STATE_DIRECTORY", None)
+os.environ["XDG_STATE_HOME"] = STATE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,7 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: files[item.path])
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # what a router of one test has counted is no concern of those of another one
+    os.environ["XDG_STATE_HOME"] = f"{STATE.name}/{hashlib.sha256(item.nodeid.encode()).hexdigest()[:12]}"
     if item.config.getoption("without_torch") and item.get_closest_marker("torch"):
         pytest.skip("needs torch")
 
@@ -96,6 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    STATE.cleanup()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:  # a worker of pytest-xdist, with only a part of the tests
         return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from policies.quota.budget import (
     refusal,
     standing_of,
 )
+from policies.quota.periods import is_past
 
 KEPT_S = 120.0
 """How long the id of a settled reservation is remembered, so that a message that arrives twice counts once."""
@@ -42,6 +44,28 @@ class _Bucket:
     taken: int = 0
     settled: int = 0
     holders: int = 0
+
+
+class MeterLevel(NamedTuple):
+    """What was used of one meter, without open reservations, as it is kept beyond the life of its ledger: `used` at the
+    stamp `at`, of the meter called `name` with this `rate` (`policies.quota.budget.Meter`)."""
+
+    ledger: str
+    name: str
+    rate: int
+    used: int
+    at: int
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """That of its meter."""
+        return self.ledger, self.name
+
+    def is_past(self, now_ms: int) -> bool:
+        """Whether nothing of it counts any more at `now_ms`."""
+        if self.rate > 0:
+            return self.used <= self.rate * (now_ms - self.at)
+        return is_past(self.rate, self.at, now_ms)
 
 
 _NOTHING = Charge()
@@ -78,6 +102,7 @@ class Ledger:
         self._lease_ms = None if lease_s is None else milliseconds(lease_s)
         self._kept_ms = milliseconds(kept_s)
         self._buckets: dict[_Key, _Bucket] = {}
+        self._earlier: dict[_Key, MeterLevel] = {}
         # both are ordered by their end, so that only the first entries have to be checked; a dict searches longer for
         # its first entry the more entries were deleted before it
         self._open: OrderedDict[str, _Hold] = OrderedDict()
@@ -166,9 +191,27 @@ class Ledger:
         now_ms, levels = self._advance(milliseconds(now)), []
         for meter in meters(descriptors):
             # looking makes no bucket
-            bucket = self._buckets.get(meter.id)
+            bucket = self._buckets.get(meter.id) or self._earlier.get(meter.id)
             levels.append(0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms))
         return levels
+
+    def resume(self, levels: Iterable[MeterLevel], *, now: float) -> None:
+        """Go on from the `levels` of an earlier ledger. What was used here already is added to them."""
+        now_ms = self._advance(milliseconds(now))
+        for level in levels:
+            if level.is_past(now_ms):
+                continue
+            self._earlier[level.id] = level
+            if (bucket := self._buckets.get(level.id)) is not None:
+                self._add_earlier(bucket, now_ms)
+
+    def settled_levels(self) -> Iterator[MeterLevel]:
+        """What was used of each meter, without open reservations. The ledger may change between two of them."""
+        for (ledger, name), bucket in tuple(self._buckets.items()):
+            used = max(0, bucket.used - (bucket.taken - bucket.settled))
+            if used:
+                yield MeterLevel(ledger, name, bucket.meter.rate, used, bucket.at)
+        yield from tuple(self._earlier.values())
 
     def check(self) -> None:
         """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""
@@ -224,6 +267,8 @@ class Ledger:
         full = [key for key, bucket in self._buckets.items() if not bucket.holders and _is_full(bucket, now_ms)]
         for key in full:
             del self._buckets[key]
+        for level in [level for level in self._earlier.values() if level.is_past(now_ms)]:
+            del self._earlier[level.id]
 
     def _hold(
         self,
@@ -269,6 +314,16 @@ class Ledger:
     def _lapses_ms(self, now_ms: int) -> int | None:
         return None if self._lease_ms is None else now_ms + self._lease_ms
 
+    def _add_earlier(self, bucket: _Bucket, now_ms: int) -> None:
+        """Have `bucket` hold what an earlier ledger has counted for its meter, too."""
+        earlier = self._earlier.pop(bucket.meter.id, None)
+        if earlier is not None:
+            # a clock that was ahead then is right now
+            meter, stamp = bucket.meter, bucket.meter.stamp(now_ms)
+            used = meter.level(earlier.used, min(earlier.at, stamp), now_ms=now_ms)
+            bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms) + used
+            bucket.at = max(bucket.at, stamp)
+
     def _current(self, metered: Sequence[Meter], now_ms: int) -> tuple[list[_Bucket], list[int]]:
         """The buckets of `metered`, and their levels, lowered to those of now; a clock that went back lowers none."""
         buckets, levels = [], []
@@ -276,6 +331,7 @@ class Ledger:
             bucket = self._buckets.get(meter.id)
             if bucket is None:
                 bucket = self._buckets[meter.id] = _Bucket(meter)
+                self._add_earlier(bucket, now_ms)
             bucket.meter = meter  # the file may have changed the limit
             stamp = now_ms if meter.period is None else meter.stamp(now_ms)
             if stamp > bucket.at:

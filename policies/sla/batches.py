@@ -50,6 +50,12 @@ class BatchSettings:
     slowdown: float = 0.02
     s3: S3Settings | None = None
 
+    @classmethod
+    def usual(cls, store: str, classes: Mapping[str, ServiceClass]) -> BatchSettings:
+        """Batches in the folder `store`, with all limits as they are by default."""
+        last = list(classes)[-1]
+        return cls(store, last, window_s=classes[last].deadline_s or cls("", last).window_s)
+
 
 LEAST_KEPT_S = 3600.0
 BUCKET = "s3://"
@@ -100,7 +106,7 @@ def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass], ou
         name = named.one_of(classes, what="class")
         if name not in {None, last}:
             named.complain(f"must be {quoted(last)}, the last class, because lines yield to all other requests")
-    usual = BatchSettings("", last)
+    usual = BatchSettings.usual("", classes)
     keep_s = section.read("keep", usual.keep_s)
     if keep_s < LEAST_KEPT_S:
         section.entries["keep"].complain("must be 1h at least, so that results can be fetched")
@@ -112,7 +118,7 @@ def read_batches(field: Field | None, *, classes: Mapping[str, ServiceClass], ou
     return BatchSettings(
         store,
         last,
-        window_s=classes[last].deadline_s or usual.window_s,
+        window_s=usual.window_s,
         keep_s=keep_s,
         max_file_bytes=section.read("max_file", usual.max_file_bytes),
         max_lines=section.read("max_lines", usual.max_lines),

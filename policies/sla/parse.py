@@ -25,7 +25,15 @@ from policies.sla.pools import BUNDLED, pools_shape, read_pools
 from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
-from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server, require_guarded
+from policies.sla.server import (
+    QUEUE,
+    SERVER,
+    STATE_OFF,
+    USUAL_AGEING_S,
+    USUAL_OUTAGE_S,
+    read_server,
+    require_guarded,
+)
 from policies.sla.store import STORE, read_store
 from policies.sla.tenants import ORGANIZATIONS, TENANTS, read_organizations, read_tenants
 from policies.sla.usage import USAGE, read_usage
@@ -123,7 +131,8 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     server = read_server(top.get("server"), queue=queue, outside=outside)
     store = read_store(top.get("store"), outside=outside)
     # a tenant without a key in the file may still have clients
-    is_open = server.keys_file is not None or store.redis is not None or "identity" in top
+    has_place = server.keys_file is not None or store.redis is not None or server.state not in {None, STATE_OFF}
+    is_open = has_place or "identity" in top
     pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
     prices = read_cost(top.get("cost"), pools=pools)
     tenants, anonymous = read_tenants(

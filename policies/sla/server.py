@@ -26,7 +26,8 @@ class ServerSettings:
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys, `operators` has those with a name or a role of
     their own. `decision_log` is a file, `-` standard output.
-    `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
+    `keys_file` stores issued keys if no Redis does. `state` is the folder for all that the file gives no other place,
+    or `off`; None: the file does not say. Pages of `cors_origins` may call; `*` is any.
     `tls` has the settings of each port with TLS, by `http`, `grpc`, `admin` and `picker`.
     `media_hosts` are those that engines may fetch images and the like from; None: all but this machine.
     `metrics` is an address that serves them without a key, or "open": the HTTP address does. Strangers are clients
@@ -55,12 +56,16 @@ class ServerSettings:
     strangers: int | None = 512
     stranger_requests: int | None = 50
     trusted_proxies: tuple[str, ...] = ()
+    state: str | None = None
 
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
 
 OPEN = "open"
+
+STATE_OFF = "off"
+"""The state folder of a router that keeps nothing that its file gives no place."""
 
 _LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
 
@@ -157,6 +162,11 @@ SERVER = Table(
             "127.0.0.1",
         ),
         "keys_file": Key(TEXT, "file for the hashes of issued keys; store.redis replaces it"),
+        "state": Key(
+            Either((word("off"), TEXT)),
+            "folder for usage, issued keys, the audit log, batches and budgets that have no other place, or off; "
+            "default below $STATE_DIRECTORY or $XDG_STATE_HOME",
+        ),
         "max_body": Key(read_bytes, "the largest request body; default 16MiB"),
         "memory": Key(
             read_bytes, "memory for the bodies of all requests of a router process; default 1GiB, or 64 times max_body"
@@ -180,6 +190,7 @@ FIXED_SERVER = {
     "picker": "picker",
     "metrics": "metrics",
     "keys_file": "keys_file",
+    "state": "state",
     "max_body": "max_body_bytes",
     "decision_log": "decision_log",
     "tls": "tls",
@@ -216,6 +227,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         admin_key_hashes=frozenset(operators),
         operators={digest: operator for digest, operator in operators.items() if operator is not None},
         keys_file=section.read("keys_file", usual.keys_file),
+        state=_read_state(section.get("state")),
         max_body_bytes=max_body_bytes,
         memory_bytes=_read_memory(section, max_body_bytes),
         max_concurrent=section.read("max_concurrent", usual.max_concurrent),
@@ -278,6 +290,12 @@ def _read_strangers(field: Field | None, usual: ServerSettings) -> tuple[int | N
         return None, None
     limits = field.section(STRANGERS)
     return limits.read("connections", usual.strangers), limits.read("requests_per_second", usual.stranger_requests)
+
+
+def _read_state(field: Field | None) -> str | None:
+    if field is None or field.node.value == STATE_OFF:
+        return None if field is None else STATE_OFF
+    return field.read(str)
 
 
 def _read_media_hosts(section: Section) -> frozenset[str] | None:

@@ -421,7 +421,7 @@ def _anonymous(
     for name, field in fields.items():
         has_keys = any("keys" in one.entries for one in (sections[name], *_teams_of(sections[name])))
         if not issues_keys and name not in open_to_all and not has_keys:
-            hint = "add keys, or anonymous: true, or server.keys_file to issue them"
+            hint = "add keys, or anonymous: true, or server.state to issue them"
             field.complain(f"has no keys, so no request can belong to it ({hint})")
     for name in open_to_all[1:]:
         fields[name].complain(f"requests without a key belong to '{open_to_all[0]}' already")

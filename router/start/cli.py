@@ -107,14 +107,16 @@ def up(
     from router.operate.telemetry.logs import LogOptions
     from router.start.commands.overrides import listening, logging_decisions
     from router.start.commands.up import Files, run
+    from router.start.state import name_for
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model need a start without FILE; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
         config = default_config(local=shards or 2, model=model or BUNDLED)
+        config = kept_for(config, "up" if model is None else name_for("up", str(Path(model).absolute())))
     else:
-        files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
+        files = Files(contents := kept(started_with(file)), started_with(shadow) if shadow else None)
         config = contents.config
     config = listening(config, http, grpc, admin, usual_admin=True)
     run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
@@ -157,12 +159,19 @@ def serve(
     """
     from router.operate.telemetry.logs import LogOptions
     from router.start.commands.overrides import listening, logging_decisions
+    from router.start.commands.processes import place_of
     from router.start.commands.up import Files, run, run_many
+    from router.start.state import name_for
 
     if (file is None) == (not to):
         raise typer.BadParameter("write either FILE or --to URL, such as: pointsman serve --to http://127.0.0.1:8000")
-    contents = None if file is None else started_with(file)
-    config = config_for(to or ()) if contents is None else contents.config
+    # of several processes, one tells about the file and its state
+    is_told = process is None or place_of(process)[0] == 0
+    contents = None if file is None else kept(started_with(file), is_told=is_told)
+    if contents is not None:
+        config = contents.config
+    else:
+        config = kept_for(config_for(to or ()), name_for("to", " ".join(sorted(to or ()))), is_told=is_told)
     # one of several processes has the admin port only if it is asked for
     usual_admin = contents is None and processes == 1 and process is None
     config = listening(config, http, grpc, admin, picker, metrics, usual_admin=usual_admin)
@@ -554,8 +563,8 @@ def usage(
 ) -> None:
     """Show the usage that the routers under FILE have kept: requests, tokens and cost. Needs no running router.
 
-    FILE says where it is, as usage: {store: usage.sqlite}. Columns are tenant, key, user, model, service_class, pool,
-    kind and currency. focus is the FinOps Foundation's FOCUS 1.0, as CSV.
+    It is where FILE's section usage says, else in the router's state folder. Columns are tenant, key, user, model,
+    service_class, pool, kind and currency. focus is the FinOps Foundation's FOCUS 1.0, as CSV.
 
     \b
     Examples:
@@ -565,11 +574,14 @@ def usage(
       pointsman usage sla.yaml --format focus --from 2026-11-01 --to 2026-12-01 > focus.csv
     """
     from router.start.commands.usage import FORMATS, run
+    from router.start.state import name_of, state_of, usual_folder
 
     if format not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {format}")
     asked = {"by": by, "from": since, "to": until, "tenant": tenant}
-    run(started_with(file).config, {name: text for name, text in asked.items() if text is not None}, format)
+    config = started_with(file).config
+    state = state_of(config, lambda: usual_folder(os.environ, name_of(file)))
+    run(state.fill(config), {name: text for name, text in asked.items() if text is not None}, format)
 
 
 @app.command(short_help="The audit log: check it, print it, export it.")
@@ -758,6 +770,25 @@ def opened(file: Path, *, may_be_absent: bool = False) -> Contents:
         return ConfigFile(file, os.environ, installed_catalogue(), may_be_absent).read()
     except ExpectedError as error:
         fail(str(error), "" if file.exists() else f"`pointsman init {file}` writes a first one")
+
+
+def kept(contents: Contents, *, is_told: bool = True) -> Contents:
+    """`contents` with a place in the state folder for what the file gives none."""
+    from router.start.state import kept as kept_where
+
+    return kept_where(contents, os.environ, _warn if is_told else lambda _: None)
+
+
+def kept_for(config: Config, name: str, *, is_told: bool = True) -> Config:
+    """The same without a file, for the router called `name`."""
+    from router.start.state import state_of, usable, usual_folder
+
+    state = state_of(config, lambda: usual_folder(os.environ, name))
+    return usable(state, config, _warn if is_told else lambda _: None).fill(config)
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)  # noqa: T201
 
 
 def config_for(addresses: Sequence[str]) -> Config:

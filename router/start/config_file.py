@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -49,19 +49,24 @@ class Contents:
     unchecked: tuple[str, ...] = ()
 
 
+def _as_it_is(config: Config) -> Config:
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts and the
     kinds of backends; without it Pointsman's own.
 
-    `may_be_absent`: the values of `${env:NAME}` and `${file:path}` need not be there; others take their place, so that
-    the Config is good for checks only.
+    `fill` completes each Config that is read. `may_be_absent`: the values of `${env:NAME}` and `${file:path}` need not
+    be there; others take their place, so that the Config is good for checks only.
     """
 
     path: Path
     environment: Mapping[str, str]
     catalogue: Catalogue | None = None
     may_be_absent: bool = False
+    fill: Callable[[Config], Config] = _as_it_is
 
     def __str__(self) -> str:
         return str(self.path)
@@ -93,7 +98,7 @@ class ConfigFile:
         for pool in parsed.config.pools.values():
             # a kind of another distribution may turn out to be unusable, which no request should find out
             kind_of(pool.kind)
-        return Contents(self, text, parsed.config, stamp, parsed.doubts, parsed.unchecked)
+        return Contents(self, text, self.fill(parsed.config), stamp, parsed.doubts, parsed.unchecked)
 
     def stamp(self) -> Stamp | None:
         """A value that differs after the file has changed; None without a file."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from policies.sla.config import Config
 from policies.sla.redis_address import RedisKind, read_address
+from policies.sla.server import STATE_OFF
 from policies.sla.store import StoreSettings
 from router.call.gateway import Gateway
 from router.fleet.feeds.relay import Relay
@@ -23,8 +24,10 @@ from router.shared.keys.file import FileKeys
 from router.shared.store.base import QuotaStore
 from router.shared.store.debts import DebtFile
 from router.shared.store.guarded import GuardedStore, GuardOptions
+from router.shared.store.levels_file import LevelsFile
 from router.shared.store.memory import MemoryStore
 from router.shared.store.spread import SpreadStore
+from router.start.state import BUDGETS
 from tls.certificates import Certificates
 
 if TYPE_CHECKING:
@@ -35,11 +38,13 @@ if TYPE_CHECKING:
 def quota_store(
     config: Config, telemetry: Telemetry, routers: Callable[[], int], certificates: Certificates | None = None
 ) -> QuotaStore:
-    """Where quotas are counted: in one Redis or in several, or in memory for this router alone. `routers` counts those
-    that are known."""
+    """Where quotas are counted: in one Redis or in several, or in memory for this router alone, and kept in its state
+    folder. `routers` counts those that are known."""
     shared = config.store
     if shared.redis is None:
-        return MemoryStore(time.time)
+        state = config.server.state
+        file = None if state in {None, STATE_OFF} else LevelsFile(Path(state) / BUDGETS)
+        return MemoryStore(time.time, file, on_event=telemetry.event)
     # imported late: a router that shares nothing starts without redis-py and its dependencies
     from router.shared.store.redis import RedisStore
 

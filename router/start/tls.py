@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
@@ -77,7 +78,9 @@ def store_certificates(config: Config) -> Certificates | None:
 def ports_in_clear(config: Config) -> tuple[str, ...]:
     """The ports that take keys without TLS and that other machines can reach, as `name host:port` each."""
     server = config.server
-    is_open = server.keys_file is not None or config.store.redis is not None or config.identity is not None
+    # the usual place for issued keys is no sign that there are any
+    is_issued = server.keys_file is not None and (server.state is None or Path(server.keys_file).exists())
+    is_open = is_issued or config.store.redis is not None or config.identity is not None
     has_keys = bool(config.tenant_by_key_hash) or is_open
     takes_keys = {"http": has_keys, "grpc": has_keys, "admin": asks_for_keys(config)}
     listening = ((port, getattr(server, port)) for port, takes in takes_keys.items() if takes)

@@ -60,7 +60,10 @@ INSIDE = {
     "router.text": ("router.ask", "router.regular_file", "router.waiters"),
     "router.fleet": ("router.later", "router.supervise"),
     "router.identity": ("router.regular_file", "router.supervise"),
-    "router.shared": ("router.ask", "router.regular_file", "router.supervise", "router.waiters", "router.fleet"),
+    "router.shared": (
+        *("router.ask", "router.private_files", "router.regular_file", "router.supervise", "router.waiters"),
+        "router.fleet",
+    ),
     "router.call": (
         *("router.ask", "router.later", "router.waiters"),
         *("router.text", "router.fleet", "router.identity", "router.shared"),

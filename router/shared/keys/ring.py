@@ -193,7 +193,7 @@ class KeyRing:
 
     async def _changed(self, edit: Edit) -> None:
         if self._store is None:
-            hint = "set server.keys_file to a file, or store.redis to a Redis"
+            hint = "set server.state to a folder, or store.redis to a Redis"
             raise InvalidRequest("this router has no store for keys", hint=hint)
         async with self._turn:
             self._take(await self._store.change(edit))

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from policies.quantities import digits
 from policies.sla.config import Config
-from policies.sla.server import OPEN
+from policies.sla.server import OPEN, STATE_OFF
 from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
 from router.operate.telemetry.logs import LogOptions, log_to
@@ -227,6 +227,8 @@ def greet(console: Console, config: Config, router: Router) -> None:
         top = f"pointsman top{_where(router.admin)}"
         # a terminal breaks lines where they can be copied whole
         console.print(f"  dashboard  {url}/dashboard   (in a terminal: {top})", soft_wrap=True)
+    if config.server.state not in {None, STATE_OFF}:
+        console.print(f"  state  {config.server.state}", soft_wrap=True)
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"

@@ -173,7 +173,7 @@ async def test_a_key_of_the_sla_file_is_revoked_in_the_file(path: Path) -> None:
 async def test_without_a_place_for_keys_none_is_issued() -> None:
     async with a_desk(None) as desk:
         status, answer = await desk.call("POST", KEYS)
-        assert (status, answer["error"]["hint"]) == (400, "set server.keys_file to a file, or store.redis to a Redis")
+        assert (status, answer["error"]["hint"]) == (400, "set server.state to a folder, or store.redis to a Redis")
 
 
 async def test_a_failing_disk_is_reported_and_the_known_keys_stay(path: Path) -> None:

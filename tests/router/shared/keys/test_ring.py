@@ -149,7 +149,7 @@ async def test_the_last_use_of_a_key_is_remembered_while_it_lives(path: Path) ->
 
 async def test_without_a_store_nothing_can_be_issued_and_the_hint_says_what_is_missing() -> None:
     async with a_ring(None) as ring:
-        with pytest.raises(InvalidRequest, match=r"has no store for keys \(set server.keys_file to a file"):
+        with pytest.raises(InvalidRequest, match=r"has no store for keys \(set server.state to a folder"):
             await ring.keys.issue("acme")
         with pytest.raises(InvalidRequest, match="has no issued key"):
             await ring.keys.rotate("acme", "x", overlap_s=1)

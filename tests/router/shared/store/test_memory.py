@@ -1,8 +1,15 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from pathlib import Path
 
-from policies.quota.budget import Reservation
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.quota.budget import Descriptor, Refused, Reservation
+from policies.quota.ledger import Ledger
+from router.shared.store.levels_file import LevelsFile
 from router.shared.store.memory import MemoryStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock
@@ -26,3 +33,107 @@ def test_a_store_with_an_unbalanced_ledger_is_found() -> None:
     store._ledger._open.clear()
     with pytest.raises(AssertionError):
         store.check()
+
+
+async def a_life(path: Path, clock: HandClock, *work: Callable[[MemoryStore], object], ends: bool = True) -> None:
+    """A store that goes on from the file at `path`, does `work`, and ends."""
+    store = MemoryStore(clock, file := LevelsFile(path))
+    await store.start()
+    for each in work:
+        each(store)
+    if ends:
+        await store.close()
+    else:
+        # killed: what it kept last is there
+        await store._keep()
+        assert store._task is not None
+        store._task.cancel()
+        file.close()
+
+
+def used(name: str, *descriptors: Descriptor, **charge: int) -> Callable[[MemoryStore], object]:
+    def use(store: MemoryStore) -> None:
+        asked = store.reserve(a_reservation(name, *descriptors, **charge))
+        assert isinstance(asked, Reservation), asked
+        store.settle(asked, asked.charge)
+
+    return use
+
+
+def refused(name: str, *descriptors: Descriptor, **charge: int) -> Callable[[MemoryStore], object]:
+    def be_refused(store: MemoryStore) -> None:
+        assert isinstance(store.reserve(a_reservation(name, *descriptors, **charge)), Refused)
+
+    return be_refused
+
+
+LIMITS = a_descriptor(requests_per_minute=3, cost_per_day=10, cost_per_month=100)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_limits_and_budgets_go_on_in_the_next_store(tmp_path: Path, ends: bool) -> None:
+    clock, path = HandClock(), tmp_path / "budgets"
+    await a_life(path, clock, used("a", LIMITS, requests=2, cost=6_000), ends=ends)
+    clock.pass_s(1)
+    await a_life(path, clock, refused("b", LIMITS, requests=2), used("c", LIMITS, requests=1, cost=3_000))
+    clock.pass_s(60)
+    await a_life(path, clock, refused("d", LIMITS, requests=1, cost=1_001), used("e", LIMITS, requests=3, cost=1_000))
+    clock.pass_s(86_400)
+    await a_life(path, clock, used("f", LIMITS, requests=1, cost=10_000))
+
+
+async def test_what_a_killed_store_had_reserved_is_given_back(tmp_path: Path) -> None:
+    clock, path = HandClock(), tmp_path / "budgets"
+    asked = a_reservation("open", LIMITS, requests=1, cost=9_000)
+    await a_life(path, clock, lambda store: store.reserve(asked), ends=False)
+    await a_life(path, clock, used("next", LIMITS, requests=3, cost=10_000))
+
+
+async def test_a_second_store_counts_alone_and_takes_the_file_over_when_the_first_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, path, events = HandClock(), tmp_path / "budgets", list[str]()
+    first, second = (MemoryStore(clock, LevelsFile(path), on_event=events.append) for _ in range(2))
+    await first.start()
+    await second.start()
+    assert not events, "nothing was counted yet, so nothing is lost"
+    used("a", LIMITS, cost=4_000)(first)
+    used("b", LIMITS, cost=3_000)(second)
+    await second._keep()
+    assert events == ["budgets_unkept"]
+    assert "in use by another router" in caplog.text
+    await first.close()
+    await second._keep()
+    assert events == ["budgets_unkept", "budgets_kept"]
+    refused("c", LIMITS, cost=3_001)(second)
+    used("d", LIMITS, cost=3_000)(second)
+    second.check()
+    await second.close()
+    await a_life(path, clock, refused("e", LIMITS, cost=1))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["use", "end", "kill"]), st.integers(0, 3), st.integers(0, 90_000)), max_size=30)
+)
+def test_a_ledger_that_goes_on_admits_what_one_that_never_ended_admits(steps: list[tuple[str, int, int]]) -> None:
+    own, others = (
+        a_descriptor(requests_per_minute=2, cost_per_hour=5, cost_per_day=9),
+        a_descriptor("b", cost_per_day=7),
+    )
+    clock, whole, now = HandClock(), Ledger(), Ledger()
+    for number, (step, amount, pause_s) in enumerate(steps):
+        clock.pass_s(pause_s % 7 if number % 3 else pause_s)
+        if step != "use":
+            levels = list(now.settled_levels())
+            now = Ledger()
+            now.resume(levels, now=clock.now_s)
+            continue
+        for descriptor in (own, others):
+            asked = a_reservation(f"r{number}{descriptor.tenant}", descriptor, requests=1, cost=amount * 1_000)
+            answers = [ledger.reserve(asked, now=clock.now_s) for ledger in (whole, now)]
+            assert len({isinstance(answer, Refused) for answer in answers}) == 1
+            assert whole.levels([descriptor], now=clock.now_s) == now.levels([descriptor], now=clock.now_s)
+            for ledger, answer in zip((whole, now), answers, strict=True):
+                if isinstance(answer, Reservation):
+                    ledger.settle(answer, answer.charge, now=clock.now_s)
+                ledger.check()
