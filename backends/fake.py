@@ -10,13 +10,13 @@ from itertools import takewhile
 
 from backends.base import Description, Load, Pinned
 from policies.errors import BackendFailed, ExpectedError, Unreached
-from policies.nouns import Capability, Delta, Prompt, Request, Usage
+from policies.nouns import DIALECTS, Capability, Delta, Prompt, Request, Usage
 from shards.kv.keys import BLOCK_TOKENS
 
 MOST_KEPT = 1000
 """A FakeBackend keeps its last requests, so many of them."""
 
-_ALL = frozenset(Capability)
+_ALL = frozenset(Capability) - DIALECTS
 """A script may say anything."""
 
 _ALL_BUT_PINS = _ALL - {Capability.PINS}

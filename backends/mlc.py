@@ -21,7 +21,7 @@ from backends.http.lenient_json import read_json
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import RARE, OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
-from policies.nouns import Capability, Prompt, Request
+from policies.nouns import DIALECTS, Capability, Prompt, Request
 
 _KNOWS = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "logit_bias"),
@@ -36,7 +36,7 @@ class MLC(OpenAICompatible):
     kind = "mlc"
     # what goes there depends on the client's body
     own_paths = frozenset()
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE - DIALECTS
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body in MLC's spelling. Raises InvalidRequest for what MLC would skip or cannot read."""

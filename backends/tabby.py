@@ -24,7 +24,7 @@ from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import RARE, OpenAICompatible
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
-from policies.nouns import Delta, Prompt, Request, Sampling
+from policies.nouns import DIALECTS, Delta, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _TEXT_PATH = "/v1/completions"
@@ -36,7 +36,7 @@ class Tabby(OpenAICompatible):
     """A TabbyAPI server at `url`."""
 
     kind = "tabby"
-    capabilities = OpenAICompatible.capabilities - RARE
+    capabilities = OpenAICompatible.capabilities - RARE - DIALECTS
     # the posted path depends on the client's body
     own_paths = frozenset()
     _loaded: str | None = None
@@ -68,7 +68,7 @@ class Tabby(OpenAICompatible):
         ids = _token_ids(prompt)
         if ids is not None:
             prompt = await self._as_text(request, prompt, ids)
-        stream = self.client.stream(self.exchange(request, prompt), prompt.headers, request.deadline_s)
+        stream = self.client.stream(self._made(request, prompt), prompt.headers, request.deadline_s)
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 yield delta

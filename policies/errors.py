@@ -45,6 +45,8 @@ class InvalidRequest(ExpectedError):
 
     code = "invalid_request"
     usual_hint = "change the request; docs/errors.md lists the codes"
+    is_of_kind = False
+    """Is it only that this kind of backend cannot be told of it? Another kind may be able to."""
 
 
 class Overflow(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from policies.errors import InvalidRequest
 from policies.learning.cost import TYPICAL, Latency
 
 
@@ -67,6 +68,21 @@ class Capability(enum.StrEnum):
     CONTINUES_TEXT = "continues_text"
     """The rest of an answer that another backend began, of which only the text is known."""
 
+    CHATS = "chats"
+    """Bodies of OpenAI's chats as they came, whatever is in them. The next three are for bodies of other dialects."""
+
+    TEXTS = "texts"
+    """Bodies of OpenAI's completions as they came."""
+
+    RESPONSES = "responses"
+    """Bodies of OpenAI's Responses as they came."""
+
+    MESSAGES = "messages"
+    """Bodies of Anthropic's messages as they came."""
+
+
+DIALECTS = frozenset({Capability.CHATS, Capability.TEXTS, Capability.RESPONSES, Capability.MESSAGES})
+"""Abilities that a request needs only if its body cannot be translated."""
 
 USUAL_HEDGE_BUDGET = 0.05
 """Default share of second requests."""
@@ -313,12 +329,14 @@ class Request(msgspec.Struct, frozen=True):
 class Native(msgspec.Struct, frozen=True):
     """A client's request in its own dialect: the JSON `body` that it sent to the endpoint `path`.
 
-    `raw` are the received bytes, if `body` represents them exactly; else empty.
+    `raw` are the received bytes, if `body` represents them exactly; else empty. `untranslated` is why nothing but this
+    body can be sent; None: it was translated.
     """
 
     path: str
     body: Mapping[str, Any]
     raw: bytes = b""
+    untranslated: InvalidRequest | None = None
 
 
 class Beginning(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ class Anthropic(HttpBackend):
 
     kind = "anthropic"
     options_type = AnthropicOptions
-    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.MEDIA})
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.MEDIA, Capability.MESSAGES})
     _options: AnthropicOptions
 
     def __init__(

@@ -95,7 +95,7 @@ class FastChat(HttpBackend):
 
         Raises the errors of other kinds, and ContextExceeded for a prompt that the worker would truncate.
         """
-        exchange = self.exchange(request, prompt)
+        exchange = self._made(request, prompt)
         if not self._is_controller:
             body = msgspec.json.decode(exchange.post.content)
             body["max_new_tokens"] = min(request.max_new_tokens, await self._room(request, prompt, exchange.post))

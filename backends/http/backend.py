@@ -33,6 +33,7 @@ from policies.errors import (
     DeadlineExceeded,
     ExpectedError,
     IdleLost,
+    InvalidRequest,
     Unreached,
 )
 from policies.nouns import ACCEPTED, Capability, Delta, Native, Prompt, Request
@@ -172,7 +173,7 @@ class HttpBackend(ABC):
         if self._first is not None:
             return self._first.describe()
         known = (
-            *(self._served, self._context_tokens, self.capabilities),
+            *(self._served, self._context_tokens, self._able),
             *(self._roots, self._adapters, self._loadable, self._needs_prefill),
         )
         if known != self._known:
@@ -189,7 +190,7 @@ class HttpBackend(ABC):
         return Description(
             models,
             context_tokens=self._context_tokens,
-            capabilities=self.capabilities,
+            capabilities=self._able,
             may_answer_whole=self._may_answer_whole,
             roots={ours: root for ours in models if (root := self._roots.get(aliases.get(ours, ours)))},
             adapters=self._adapters,
@@ -197,6 +198,11 @@ class HttpBackend(ABC):
             loadable=self._clients_names(self._loadable) & models,
             needs_prefill=self._needs_prefill,
         )
+
+    @property
+    def _able(self) -> frozenset[Capability]:
+        """What it can do: of its kind, and of the server's endpoints."""
+        return self.capabilities
 
     @property
     def _may_answer_whole(self) -> bool:
@@ -294,7 +300,7 @@ class HttpBackend(ABC):
         if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
             return self._generate_large(request, prompt)
         headers = {**prompt.headers, **self._rank_headers}
-        return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
+        return self.client.stream(self._made(request, prompt), headers, request.deadline_s)
 
     def relay(self, request: Request, prompt: Prompt, to: Taker) -> Coroutine[Any, Any, None]:
         """The same answer, given to `to` in the moment that it comes; cancelling this closes the connection.
@@ -307,7 +313,12 @@ class HttpBackend(ABC):
         if prompt.native is not None and len(prompt.native.raw) > _INLINE_BYTES:
             return self._relay_large(request, prompt, to)
         headers = {**prompt.headers, **self._rank_headers}
-        return self.client.relay(self.exchange(request, prompt), headers, request.deadline_s, to)
+        try:
+            exchange = self.exchange(request, prompt)
+        except InvalidRequest as refusal:
+            refusal.is_of_kind = True
+            raise
+        return self.client.relay(exchange, headers, request.deadline_s, to)
 
     async def _relay_large(self, request: Request, prompt: Prompt, to: Taker) -> None:
         exchange = await self._large_exchange(request, prompt)
@@ -320,7 +331,15 @@ class HttpBackend(ABC):
         One after the other, because each thread that runs makes the event loop wait for the interpreter.
         """
         async with self.client.making:
-            return await asyncio.to_thread(self.exchange, request, prompt)
+            return await asyncio.to_thread(self._made, request, prompt)
+
+    def _made(self, request: Request, prompt: Prompt) -> Exchange:
+        """The exchange, or what this kind cannot be told."""
+        try:
+            return self.exchange(request, prompt)
+        except InvalidRequest as refusal:
+            refusal.is_of_kind = True
+            raise
 
     async def _generate_large(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         exchange = await self._large_exchange(request, prompt)

@@ -44,6 +44,7 @@ class LlamaCpp(OpenAICompatible):
     # with several choices it reports the tokens of one only
     capabilities = frozenset(
         {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STRUCTURED_OUTPUT, Capability.MEDIA}
+        | {Capability.CHATS, Capability.TEXTS}
     )
 
     def __init__(

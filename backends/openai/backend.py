@@ -108,16 +108,20 @@ def openai_fields(request: Request, prompt: Prompt) -> dict[str, Any]:
     # newer models refuse the older name
     own |= {"max_tokens": None, "max_completion_tokens": most}
     own["messages"] = [_message(message) for message in body.get("messages") or ()]
-    own["tools"] = [_without(tool) for tool in body["tools"]] if body.get("tools") else None
+    tools = body.get("tools") or None
+    own["tools"] = [_without(tool) for tool in tools] if isinstance(tools, list) else tools
     return own
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any]) -> Any:
     plain, content = _without(message), message.get("content")
     if isinstance(content, list):
         plain["content"] = [_without(part) for part in content]
     return plain
 
 
-def _without(message: Mapping[str, Any]) -> dict[str, Any]:
+def _without(message: Any) -> Any:
+    """`message`, or whatever stands in its place, without hints for other servers."""
+    if not isinstance(message, Mapping):
+        return message
     return {name: value for name, value in message.items() if name not in _HINTS}

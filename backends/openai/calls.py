@@ -22,8 +22,15 @@ def drawn_id() -> str:
 
 def call_ids_in(body: Mapping[str, Any] | None) -> frozenset[str]:
     """The ids of the calls in the conversation of a chat's `body`."""
-    calls = (call for message in (body or {}).get("messages") or () for call in message.get("tool_calls") or ())
+    messages = _objects_in([(body or {}).get("messages")])
+    calls = _objects_in(message.get("tool_calls") for message in messages)
     return frozenset(name for call in calls if isinstance(name := call.get("id"), str))
+
+
+def _objects_in(lists: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    return (
+        each for each_list in lists if isinstance(each_list, list) for each in each_list if isinstance(each, Mapping)
+    )
 
 
 class _Call(msgspec.Struct):

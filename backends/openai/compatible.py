@@ -30,6 +30,9 @@ RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
 
 _TEXT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
+_BY_ENDPOINT = ((RESPONSES_PATH, Capability.RESPONSES), (MESSAGES_PATH, Capability.MESSAGES))
+"""Paths that only some servers have, and what those can do who have them."""
+
 SLOWEST_TOKEN_S = 0.05
 """How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
 
@@ -53,6 +56,7 @@ class OpenAICompatible(HttpBackend):
     # such a server rejects unsupported requests itself
     capabilities = frozenset(Capability) - {
         *(Capability.PINS, Capability.CONTINUES_TOKENS, Capability.CONTINUES_TEXT),
+        *(Capability.RESPONSES, Capability.MESSAGES),
     }
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
@@ -113,6 +117,9 @@ class OpenAICompatible(HttpBackend):
 
     def _rendered_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
         """An exchange with an answer that the router reads, or renders for the client."""
+        native = prompt.native
+        if native is not None and native.untranslated is not None and native.body is not prompt.body:
+            raise native.untranslated
         if prompt.path in POOLED and prompt.body is not None:
             post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
             return Exchange(post, PooledAnswer(self.name, prompt.path, request.prompt_tokens), self._error_of)
@@ -138,6 +145,10 @@ class OpenAICompatible(HttpBackend):
         fields = (self._endpoints or {}).get(path)
         needed = {name for name, value in own.items() if value is not None} - self._dispensable
         return fields is not None and needed <= fields
+
+    @property
+    def _able(self) -> frozenset[Capability]:
+        return self.capabilities | {able for path, able in _BY_ENDPOINT if path in (self._endpoints or ())}
 
     @property
     def _may_answer_whole(self) -> bool:

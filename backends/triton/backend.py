@@ -124,7 +124,7 @@ class TritonServer(HttpBackend):
 
     def _deltas(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         if self._streams is None:
-            return self.client.stream(self.exchange(request, prompt), prompt.headers, request.deadline_s)
+            return self.client.stream(self._made(request, prompt), prompt.headers, request.deadline_s)
         model, inputs, signature = self._inputs(request, prompt)
         return self._streams.stream(request, model, inputs, signature, number=self._id(request))
 

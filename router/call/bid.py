@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from policies.bursts import held_back
 from policies.compose import Policy
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, Overloaded, Unreached
+from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded, Unreached
 from policies.fairness.ticket import Ticket
 from policies.fetch import with_fetch, with_offers
 from policies.learning.adapters import Readiness
@@ -151,12 +151,18 @@ class Bid(msgspec.Struct, eq=False):
         """The backend of `placed` ended it with `failure` at `now`: avoid that backend. May another one be tried?
 
         Not after MOST_TRIES backends had it, nor after an error that any other backend would give as well. If the
-        prompt is too long for the backend, others with a context as short are avoided too.
+        prompt is too long for the backend, others with a context as short are avoided too; if its kind cannot be told
+        all of it, others of that kind.
         """
         if isinstance(failure, ContextExceeded):
             too_short = self._too_short(placed)
             self.avoiding |= too_short
             return bool(too_short)
+        if isinstance(failure, InvalidRequest) and failure.is_of_kind:
+            kind = placed.chosen.kind
+            self.avoiding |= {backend.name for backend in placed.found.view.backends if backend.kind == kind}
+            self.tries += 1
+            return self.tries < MOST_TRIES
         if not isinstance(failure, BackendFailed | Overloaded):
             return False
         self.avoiding |= {placed.chosen.name}

@@ -108,6 +108,13 @@ class Gateway:
         }
         return {name: one for name, one in {**served, **names}.items() if not allowed or name in allowed}
 
+    def only_model(self, tenant: str) -> str | None:
+        """The name of the one model that the `tenant` may use now; None if there are several, or none."""
+        known = self.config.tenants.get(tenant)
+        names = [] if known is None else list(self.models_for(known))
+        served = [name for name in names if name not in self.config.aliases] or names
+        return served[0] if len(served) == 1 else None
+
     def is_ready(self) -> bool:
         """Are the doors open, and has every pool a healthy backend that was reached?"""
         pools = self.cluster.pools_ready()

@@ -597,7 +597,8 @@ class _Call(msgspec.Struct, frozen=True):
         reuse = self._reuse() if ask.document_spans else None
         request = self._request(at, model, tokens, is_exact=reuse is None)
         is_single, given = ask.sampling.choices == len(ask.inputs) == 1, ask.inputs[at]
-        beliefs = iter([held])
+        beliefs, native = iter([held]), ask.natives[at] if ask.natives else None
+        untranslated = None if native is None else native.untranslated
 
         def decide(asked: Request, avoiding: Collection[str], look: Look) -> tuple[ClusterView, Decision]:
             began_at, latest = gateway.clock(), next(beliefs, None)
@@ -616,7 +617,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
-            return refusal_of(asked, view, decision, gateway.cluster.trouble)
+            return refusal_of(asked, view, decision, gateway.cluster.trouble, untranslated=untranslated)
 
         return Bid(
             request,
@@ -625,14 +626,14 @@ class _Call(msgspec.Struct, frozen=True):
                 ask.bodies[at],
                 ask.path,
                 {**ask.passed_headers, **self.account.headers},
-                ask.natives[at] if ask.natives else None,
+                native,
                 reuse=reuse,
             ),
             echo=tokens.echo,
             tools=tokens.tools,
             thoughts=tokens.thoughts,
             # another backend may go on with it
-            so_far=SoFar() if ask.stream and is_single and self.carrier.continues else None,
+            so_far=SoFar() if ask.stream and is_single and self.carrier.continues and untranslated is None else None,
             arrived_at=self.account.started_at,
             service_class=self.ruling.service_class,
             new_tokens=request.expected_new_tokens or request.max_new_tokens,

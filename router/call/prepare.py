@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, Overflow, UnknownModel
 from policies.media_urls import why_refused
-from policies.nouns import BackendView, Capability, Sampling, Tenant
+from policies.nouns import DIALECTS, BackendView, Capability, Sampling, Tenant
 from policies.rules import Facts
 from policies.sla.config import Config
 from policies.suggest import did_you_mean
@@ -44,6 +44,9 @@ MOST_READERS = 32
 """Backends among which one is found that is asked for the tokens of a prompt."""
 
 _AS_USUAL = Reading()
+
+_UNREAD = DIALECTS | {Capability.MEDIA}
+"""Of prompts that need one of these, only their engine knows the tokens."""
 
 _MOST_SHOWN = 4
 """Backends that a hint names."""
@@ -224,11 +227,13 @@ def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> b
 
 def _may_be_asked_for(ask: Ask) -> bool:
     """May an engine be asked beside the request, or is it work twice done?"""
-    return ask.needs.isdisjoint({Capability.MEDIA, Capability.EMBEDDINGS, Capability.RERANK})
+    return ask.needs.isdisjoint(_UNREAD | {Capability.EMBEDDINGS, Capability.RERANK})
 
 
 def _may_be_read(ask: Ask, model: ServedModel) -> bool:
     """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
+    if not ask.needs.isdisjoint(DIALECTS):
+        return False
     if model.speaks_tokens and ask.needs.isdisjoint({Capability.EMBEDDINGS, Capability.RERANK}):
         refuse_undone(ask.bodies[0])
     for given in ask.inputs:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overflow, Overloaded
 from policies.health import Trouble
 from policies.legs import is_divisible
-from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
+from policies.nouns import DIALECTS, BackendView, Capability, ClusterView, Decision, Request
 from policies.objections import in_words
 from policies.predict import may_fit
 from policies.waiting import NEEDS_PREFILL, UNREACHED, is_outage, is_worth_waiting
@@ -29,6 +29,7 @@ WANTED = {
     Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
     Capability.CONTINUES_TOKENS: ("continue an answer of another backend", "stream", "ask again"),
     Capability.CONTINUES_TEXT: ("continue an answer of another backend", "stream", "ask again"),
+    **dict.fromkeys(DIALECTS, ("read this body", "model", "ask for a model of another engine")),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
@@ -38,13 +39,19 @@ _OF_HEALTH = frozenset({UNREACHED, "healthy"})
 
 
 def refusal_of(
-    request: Request, view: ClusterView, decision: Decision, trouble: Callable[[str], Trouble | None] = lambda _: None
+    request: Request,
+    view: ClusterView,
+    decision: Decision,
+    trouble: Callable[[str], Trouble | None] = lambda _: None,
+    *,
+    untranslated: InvalidRequest | None = None,
 ) -> ExpectedError:
     """The error for `request`, which no backend can take according to `decision` on `view`.
 
-    `trouble` says what is wrong with the health of a backend.
+    `trouble` says what is wrong with the health of a backend, and `untranslated` why only one that speaks the client's
+    dialect may have it.
     """
-    incapable = _incapable(request, view.backends)
+    incapable = _incapable(request, view.backends, untranslated)
     return (
         incapable
         or _indivisible(request, view, decision)
@@ -53,12 +60,16 @@ def refusal_of(
     )
 
 
-def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
+def _incapable(
+    request: Request, backends: Sequence[BackendView], untranslated: InvalidRequest | None
+) -> InvalidRequest | None:
     """The error if no backend of the model can ever do what the request needs."""
     serving = [backend for backend in backends if request.model in backend.models]
     if not serving or any(request.needs <= backend.capabilities for backend in serving):
         return None
     missing = sorted(need for need in request.needs if not any(need in backend.capabilities for backend in serving))
+    if untranslated is not None and not DIALECTS.isdisjoint(missing or request.needs):
+        return untranslated
     what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
     return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
 

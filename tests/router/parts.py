@@ -19,7 +19,7 @@ from backends.base import Description, Load
 from policies.catalogue import builtin_catalogue
 from policies.errors import BackendFailed
 from policies.health import HealthRules
-from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
+from policies.nouns import DIALECTS, Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from policies.sla.config import Config
 from policies.sla.pools import PoolSpec
@@ -99,9 +99,13 @@ class ScriptedBackend:
     context_tokens: int | None = CONTEXT_TOKENS
     prompts: list[Prompt] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    capabilities: frozenset[Capability] = frozenset(Capability) - {
-        *(Capability.STRUCTURED_OUTPUT, Capability.PINS, Capability.SUFFIX, Capability.PROMPT_LOGPROBS),
-    }
+    capabilities: frozenset[Capability] = (
+        frozenset(Capability)
+        - DIALECTS
+        - {
+            *(Capability.STRUCTURED_OUTPUT, Capability.PINS, Capability.SUFFIX, Capability.PROMPT_LOGPROBS),
+        }
+    )
     open: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from backends.nesting import decode_json
-from policies.errors import ContextExceeded, ExpectedError, Overloaded
+from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.protocols.anthropic.request import messages_ask
+from router.protocols.anthropic.request import messages_ask, untranslated_messages
 from router.protocols.calls_in_order import CallsInOrder
 from router.protocols.dialect import Answer, Failure, Head, comment, refusal_in, thought_in
 from router.protocols.overflow import anthropic_words
@@ -43,7 +43,10 @@ class MessagesDialect:
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
-        return messages_ask(body, headers)
+        try:
+            return messages_ask(body, headers)
+        except InvalidRequest as refusal:
+            return untranslated_messages(body, headers, refusal)
 
     def stream(self, head: Head, ask: Ask) -> MessageStream:  # noqa: ARG002 - usage always comes
         """Events from message_start to message_stop."""

@@ -29,6 +29,7 @@ from router.protocols.anthropic.tools import functions_of
 from router.protocols.dialect import converted, members_beyond
 from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
+from router.protocols.untranslated import MESSAGES, untranslated
 from router.text.conversation import without_billing
 from router.text.documents import MARK
 
@@ -88,7 +89,6 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         sampling_fields["stop"] = fields.stop_sequences
     if fields.metadata is not None and fields.metadata.user_id is not None:
         sampling_fields["user"] = fields.metadata.user_id
-    passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
     ask = chat_ask(more | _chat(fields) | sampling_fields, headers)
     metadata = {} if "user" not in sampling_fields else {"user_id": sampling_fields["user"]}
     sampling = from_field("output_config.format", ask.sampling)
@@ -97,9 +97,20 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         natives=(Native(MESSAGES_PATH, body),),
         include_usage=True,
         metadata=metadata,
-        passed_headers=passed,
+        passed_headers=_passed_headers(headers),
         sampling=sampling,
     )
+
+
+def untranslated_messages(body: Mapping[str, Any], headers: Mapping[str, str], refusal: InvalidRequest) -> Ask:
+    """The Ask of a body of /v1/messages that is passed on or refused by `refusal`. Raises that."""
+    ask = untranslated(body, headers, MESSAGES, refusal)
+    metadata = {} if ask.user is None else {"user_id": ask.user}
+    return replace(ask, include_usage=True, metadata=metadata, passed_headers=_passed_headers(headers))
+
+
+def _passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in _PASSED_HEADERS if name in headers}
 
 
 def _lifted(turns: Sequence[Turn]) -> tuple[list[Turn], list[dict[str, Any]]]:

@@ -182,7 +182,8 @@ class HttpEndpoints:
     async def _count_tokens(self, request: Request) -> Response:
         tenant = await self._tenant(request)
         with Held(self._gateway.bodies, tenant.name) as held:
-            ask = await self._read(request, held, lambda body: counted_messages(body, request.headers.lowered))
+            usual = {} if (only := self._gateway.only_model(tenant.name)) is None else {"model": only}
+            ask = await self._read(request, held, lambda body: counted_messages(usual | body, request.headers.lowered))
             return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
 
     async def _tenant(self, request: Request) -> Tenant:
@@ -269,6 +270,7 @@ class HttpCaller:
     _progress_at = 0.0
     _ending: bytes | None = None
     _raw = _body = b""
+    _tenant = ""
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         headers = http.headers.lowered
@@ -298,6 +300,7 @@ class HttpCaller:
             raw = http.arrived(min(SMALL_BYTES, most_bytes))
         if raw is None:
             raw = await read_body(http, most_bytes, held)
+        self._tenant = held.tenant
         ask = self._ask = await held.parse(raw.removeprefix(BOM_UTF8), self._parsed)
         self._head = Head(self._dialect.prefix + self.id, self._created_s, ask.model)
         if ask.stream:
@@ -310,6 +313,9 @@ class HttpCaller:
 
     def _parsed(self, raw: bytes) -> Ask:
         (body, raw), aliases = decode_whole(raw), self._gateway.config.aliases
+        if not body.get("model") and (name := self._gateway.only_model(self._tenant)) is not None:
+            named = {"model": name}
+            body, raw = {**body, **named}, changed_bytes(raw, named)
         if aliases and (changes := aliased(body, self._http.path, aliases)):
             body, raw = changed(body, changes), changed_bytes(raw, changes)
         ask = self._dialect.parse(body, self._http.headers.lowered)

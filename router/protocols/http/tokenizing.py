@@ -105,9 +105,8 @@ def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> A
 
 def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
     """The model `name`, or without a name the only one that `tenant` may use."""
-    if name is None and len(models := gateway.models_for(tenant)) == 1:
-        (name,) = models
-    if not name:
+    name = name or gateway.only_model(tenant.name)
+    if name is None:
         raise InvalidRequest("which model?", hint=_HINTS["model"], param="model")
     return find_model(name, tenant, gateway)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from policies.errors import ExpectedError
 from policies.nouns import Usage
 from router.ask import Ask
+from router.protocols import untranslated
 from router.protocols.dialect import Answer, Failure, Head
 from router.protocols.openai.answers import ChatShape, Chunks, CompletionShape, Shape, merged_body, whole_body
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.status import openai_error, status_of
-
-Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
+from router.protocols.untranslated import Parse, passing
 
 
 class OpenAIDialect:
@@ -47,8 +46,8 @@ def openai_failure(error: ExpectedError, status: int | None = None) -> Failure:
     return Failure(status or status_of(error).http, msgspec.json.encode(openai_error(error)))
 
 
-CHATS = OpenAIDialect(ChatShape(), chat_ask)
+CHATS = OpenAIDialect(ChatShape(), passing(chat_ask, untranslated.CHATS))
 """`/v1/chat/completions`."""
 
-COMPLETIONS = OpenAIDialect(CompletionShape(), completion_ask)
+COMPLETIONS = OpenAIDialect(CompletionShape(), passing(completion_ask, untranslated.TEXTS))
 """`/v1/completions`."""

@@ -35,7 +35,7 @@ _AS_GIVEN = MappingProxyType(
 )
 """Name of a field in the body -> name of the equal field of Sampling."""
 
-_OF_SAMPLING = FORMAT_FIELDS | {
+OF_SAMPLING = FORMAT_FIELDS | {
     *(*_AS_GIVEN, "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs"),
 }
 """Fields in the body that Sampling depends on."""
@@ -105,7 +105,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     chat = chat_in(fields, body)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
-    is_usual = _OF_SAMPLING.isdisjoint(body)
+    is_usual = OF_SAMPLING.isdisjoint(body)
     sampling = _USUAL if is_usual else _sampling(fields, body, logprobs)
     return Ask(
         model=fields.model,

@@ -62,7 +62,7 @@ class PickedCall:
         self._body: Mapping[str, Any] = {}
         self._took: str | None = None
         self._is_moving = self._is_changed = False
-        self._whole = b""
+        self._whole, self._tenant = b"", ""
 
     def __repr__(self) -> str:
         return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
@@ -75,6 +75,7 @@ class PickedCall:
         raw = await self._phases.body
         if self._headers.get("content-encoding", "identity") != "identity":
             raise InvalidRequest("the body cannot be read: it is compressed", hint="send it without content-encoding")
+        self._tenant = held.tenant
         ask, self._body = await held.parse(raw, self._parsed)
         # all prompts of a call go to the backend of its longest prompt
         longest = max(range(len(ask.inputs)), key=lambda at: _size(ask.inputs[at]))
@@ -186,6 +187,9 @@ class PickedCall:
         body, self._whole = decode_whole(raw)
         changes = aliased(body, self._path, self._gateway.config.aliases)
         self._is_changed = bool(changes)
+        if not body.get("model") and (name := self._gateway.only_model(self._tenant)) is not None:
+            # the backend's name for it is among the fields that a backend always gets
+            changes = {**changes, "model": name}
         return self._dialect.parse(changed(body, changes) if changes else body, self._headers), body
 
     def _objective(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from policies.errors import ExpectedError
+from policies.errors import ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
 from router.ask import Ask
 from router.protocols.calls_in_order import CallsInOrder
@@ -21,6 +21,7 @@ from router.protocols.openai.dialect import openai_failure
 from router.protocols.responses.request import responses_ask
 from router.protocols.responses.tools import action_of, input_of, item_of, origins_of
 from router.protocols.status import openai_error
+from router.protocols.untranslated import RESPONSES, untranslated
 
 _encode = msgspec.json.encode
 
@@ -79,16 +80,19 @@ class ResponsesDialect:
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """The Ask of `body`. Raises InvalidRequest."""
-        return responses_ask(body, headers)
+        try:
+            return responses_ask(body, headers)
+        except InvalidRequest as refusal:
+            return untranslated(body, headers, RESPONSES, refusal)
 
     def stream(self, head: Head, ask: Ask) -> ResponseStream:
         """Events from response.created to response.completed."""
-        return ResponseStream(head, ask.natives[0].body)
+        return ResponseStream(head, _translated(ask))
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
         """One response, as in the last event of its stream."""
         (answer,) = answers
-        stream = ResponseStream(head, ask.natives[0].body)
+        stream = ResponseStream(head, _translated(ask))
         thought = thought_in(answer.message)
         if thought:
             stream.render(0, Delta(message={"reasoning_content": thought}))
@@ -102,6 +106,12 @@ class ResponsesDialect:
         """{"error": ...}."""
         reply = openai_failure(error)
         return reply if error.param not in _PARAMS else reply._replace(body=_encode({"error": _error(error)}))
+
+
+def _translated(ask: Ask) -> Mapping[str, Any]:
+    """The body of `ask`, as far as an answer that is rendered here repeats it: one that was not translated never is."""
+    native = ask.natives[0]
+    return native.body if native.untranslated is None else {}
 
 
 class ResponseStream:

@@ -285,7 +285,6 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, b'{"model": "\xff"}', 400, None),
     (CHAT, b"[" * 100_000, 400, None),
     (CHAT, b"[]", 400, None),
-    (CHAT, {"messages": [{"role": "user", "content": "a"}]}, 400, "model"),
     (CHAT, {"model": MODEL}, 400, "messages"),
     (CHAT, a_chat(model=5), 400, "model"),
     (CHAT, a_chat(model="other"), 404, "model"),
