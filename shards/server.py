@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
 
 from shards.announce import Announcer
 from shards.kv.keys import BLOCK_TOKENS
@@ -25,6 +24,7 @@ from shards.wire.facts import ShardFacts
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 from tls.certificates import Certificates
+from tls.grpc_about import add_about
 from tls.grpc_port import GrpcPort
 
 if TYPE_CHECKING:
@@ -164,12 +164,10 @@ class ShardServer:
             traces=self._options.traces,
             adapters=engine.adapter_use,
         )
-        self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)
         self._port = GrpcPort(self._server, self._options.tls)
         shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._health = add_about(self._server, SERVICE)
         try:
             self.address = await self._bind()
         except OSError:

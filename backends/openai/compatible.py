@@ -31,7 +31,7 @@ RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
 _TEXT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 _BY_ENDPOINT = ((RESPONSES_PATH, Capability.RESPONSES), (MESSAGES_PATH, Capability.MESSAGES))
-"""Paths that only some servers have, and what those can do who have them."""
+"""Paths that only some servers have, and the ability that comes with each."""
 
 SLOWEST_TOKEN_S = 0.05
 """How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""

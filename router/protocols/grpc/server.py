@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
 
 from policies.errors import ExpectedError, Unassigned, Unauthenticated
 from policies.explain import Explanation
@@ -41,6 +40,7 @@ from router.protocols.strangers import Strangers, address_of_peer
 from router.text.token_ids import count
 from router.text.turns import once
 from tls.certificates import Certificates
+from tls.grpc_about import add_about
 from tls.grpc_port import GrpcPort
 
 SERVICE = "pointsman.v1.Inference"
@@ -73,11 +73,9 @@ class GrpcServer:
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
         self._port = GrpcPort(self._server, certificates)
-        self._health = health.aio.HealthServicer()
         inference = Inference(gateway, strangers)
         self._server.add_generic_rpc_handlers((inference.handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._health = add_about(self._server, SERVICE)
 
     def __repr__(self) -> str:
         return f"<GrpcServer {self._address} port {self.port}>"

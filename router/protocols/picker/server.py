@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from policies.errors import ExpectedError
 from router.call.gateway import Gateway
@@ -21,6 +21,7 @@ from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.protocols.picker.messages import Answer
 from router.protocols.picker.phases import OutOfOrder, Phases
 from tls.certificates import Certificates
+from tls.grpc_about import add_about
 from tls.grpc_port import GrpcPort
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -53,14 +54,13 @@ class PickerServer:
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
         self._port = GrpcPort(self._server, certificates)
-        self._health = health.aio.HealthServicer()
         # messages are taken as bytes: if grpc parsed them, an invalid one would be an INTERNAL error of ours
         stream = grpc.stream_stream_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Process": stream(self.process, None, Answer.SerializeToString)
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = add_about(self._server, SERVICE)
 
     def __repr__(self) -> str:
         return f"<PickerServer {self._address} port {self.port}>"

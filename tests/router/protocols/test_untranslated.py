@@ -188,11 +188,10 @@ async def test_a_field_that_one_kind_cannot_be_told_goes_to_another_kind() -> No
 
 
 async def test_a_body_without_a_model_means_the_only_one() -> None:
-    async with a_server(*ANSWERS) as (server, url):
-        async with a_router({"own": a_pool(url)}) as router:
-            for path, body in BODIES:
-                assert (await posted(router, path, body))[0] == 200, body
-                assert server.received.pop()[1] == {**body, "model": "m"}
+    async with a_server(*ANSWERS) as (server, url), a_router({"own": a_pool(url)}) as router:
+        for path, body in BODIES:
+            assert (await posted(router, path, body))[0] == 200, body
+            assert server.received.pop()[1] == {**body, "model": "m"}
     async with a_server(*ANSWERS) as (_, one), a_server(*ANSWERS) as (_, two):
         pools = {"one": a_pool(one), "two": {**a_pool(two), "model": "other"}}
         async with a_router(pools) as router:
