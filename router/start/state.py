@@ -109,7 +109,7 @@ def name_for(word: str, what: str) -> str:
 def usable(state: State, config: Config, say: Callable[[str], None]) -> State:
     """`state` with the parts that can be kept; `say` gets a sentence about others. `config` is as its file has it.
 
-    Nobody has asked for a usual folder, so that it keeps no router from serving. Raises ConfigError for a folder that
+    A usual folder keeps no router from serving: no operator has asked for it. Raises ConfigError for a folder that
     the file names. A full disk is none of that: it may get room.
     """
     if state.folder is None:

@@ -135,3 +135,15 @@ def test_images_are_called_what_the_dockerfiles_call_them() -> None:
 def test_the_chart_and_the_project_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_routers_state_is_a_volume_that_the_chart_and_compose_mount() -> None:
+    (folder,) = instructions("router", "VOLUME")
+    assert f"STATE_DIRECTORY={folder}" in instructions("router", "ENV")
+    # the user of the image, and a random one of the group 0
+    assert f"install -d -o 65532 -g 0 -m 0770 {folder}" in instructions("router", "RUN")
+    router = pods(render_set("defaults"))["prod-pointsman-router"]
+    assert {"name": "state", "mountPath": folder} in container(router)["volumeMounts"]
+    compose = yaml.safe_load((ROOT / "examples" / "compose" / "compose.yaml").read_text())
+    assert f"state:{folder}" in compose["services"]["router"]["volumes"]
+    assert "state" in compose["volumes"]

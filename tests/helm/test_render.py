@@ -74,6 +74,7 @@ CHANGES: dict[str, list[str]] = {
         "+ Secret prod-pointsman-router",
         ROUTER + "metadata.annotations, spec.containers, spec.volumes",
     ],
+    "one router with a claim": [ROUTER + "spec.strategy.rollingUpdate, spec.strategy.type, spec.volumes"],
     "scaled by hpa": [
         "+ HorizontalPodAutoscaler prod-pointsman-shard-own",
         "+ PrometheusRule prod-pointsman",

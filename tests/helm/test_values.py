@@ -128,6 +128,7 @@ def test_options_of_shards_are_those_of_the_command() -> None:
             {"shards": [{"name": "own", "autoscaling": {"by": "hpa"}}]},
             "needs the metrics that monitoring.rules records: enable them",
         ),
+        ({"router": {"replicas": 2, "state": {"claim": "one"}}}, "router.state.claim is for one router"),
         ({"shards": [{"name": "own", "autoscaling": {"by": "keda"}}]}, "prometheusUrl is needed to scale by keda"),
     ],
 )

@@ -86,6 +86,7 @@ VALUE_SETS: dict[str, Values] = {
     "redis elsewhere": {"redis": {"url": "rediss://cache.example.com:6380/0"}},
     "redis from a secret": {"redis": {"existingSecret": "shared-redis"}},
     "keys for trying out": {"secrets": {"env": {"LABS_KEY": "demo"}, "files": ["chat-key"]}},
+    "one router with a claim": {"router": {"state": {"claim": "pointsman"}}},
     "scaled by hpa": {"shards": [{"name": "own", "autoscaling": {"by": "hpa", "max": 6}}], "monitoring": RULES},
     "scaled by keda": {
         "shards": [{"name": "own", "autoscaling": {"by": "keda", "min": 2, "classes": ["chat", "a.b"]}}],

@@ -66,5 +66,5 @@ httpGet: {path: {{ index . 1 }}, port: http}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
 {{- $batches := default dict (get $file "batches") -}}
-{{- dict "store" (get $file "store") "usage" (get $file "usage") "audit" (get $file "audit") "batches" (pick $batches "store" "s3") "server" (pick $server "http" "grpc" "admin" "picker" "metrics" "keys_file" "max_body" "decision_log" "tls") | toJson | sha256sum -}}
+{{- dict "store" (get $file "store") "usage" (get $file "usage") "audit" (get $file "audit") "batches" (pick $batches "store" "s3") "server" (pick $server "http" "grpc" "admin" "picker" "metrics" "keys_file" "state" "max_body" "decision_log" "tls") | toJson | sha256sum -}}
 {{- end -}}
