@@ -142,14 +142,15 @@ class TokenText:
 
 
 class StopCutter:
-    """Passes text on up to the first of `stops`, which is swallowed; `found` is then that one.
+    """Passes text on up to the first of `stops`, which is swallowed unless it `shows` that; `found` is then that one.
 
     Holds back the longest end of the text that may be the beginning of a stop string. The stop string that is complete
     first wins, the longer of two, so that it does not matter how the text is cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows: bool = False) -> None:
         self.found: str | None = None
+        self._shows = shows
         self._stops = tuple(_Begun(stop) for stop in stops if stop)
         self._held, self._passed = "", 0
 
@@ -173,7 +174,7 @@ class StopCutter:
         if ends:
             end, _, self.found = min(ends)
             self._held = ""
-            return text[: end - len(self.found)]
+            return text[: end if self._shows else end - len(self.found)]
         keep = max(begun.push(added) for begun in self._stops)
         self._held = text[len(text) - keep :]
         self._passed = max(0, self._passed - (len(text) - keep))

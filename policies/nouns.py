@@ -246,6 +246,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """Parameters for drawing an answer. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1
     are off.
 
+    With `shows_stop` the stop string, or the token, that ends an answer is part of its text.
+
     Annotated fields are dials: numbers that every client names like this, with the bounds that clients must keep.
     """
 
@@ -259,6 +261,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    shows_stop: bool = False
     ignore_eos: bool = False
     min_new_tokens: int = 0
     top_logprobs: int | None = None

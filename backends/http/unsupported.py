@@ -8,14 +8,19 @@ from typing import Any
 from policies.errors import InvalidRequest
 from policies.nouns import Sampling
 
-_CLIENTS_NAMES = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
+_CLIENTS_NAMES = {
+    "min_new_tokens": "min_tokens",
+    "choices": "n",
+    "top_logprobs": "logprobs",
+    "shows_stop": "include_stop_str_in_output",
+}
 _OF_VLLM = ("structured_outputs.", "guided_")
 _USUAL = Sampling()
 
 _READ_BY_THE_ROUTER = frozenset(
     {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "best_of"}
     | (set(Sampling.__struct_fields__) - {"grammar"})
-    | {"n", "min_tokens", "logprobs", "top_logprobs"}
+    | {"n", "min_tokens", "include_stop_str_in_output", "logprobs", "top_logprobs"}
 )
 _OF_NO_CONSEQUENCE = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}

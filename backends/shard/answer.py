@@ -23,7 +23,8 @@ class _Choice:
         self, tokenizer: Tokenizer | None, sampling: Sampling, shown: Mapping[int, str], before: Sequence[int]
     ) -> None:
         self.text = TokenText(tokenizer, shown, before) if tokenizer else None
-        self.cutter = StopCutter(sampling.stop)
+        self.cutter = StopCutter(sampling.stop, shows=sampling.shows_stop)
+        self._shows_end = sampling.shows_stop
         self.output_tokens = 0
         self.is_done = False
         self._least_tokens = sampling.min_new_tokens
@@ -33,8 +34,9 @@ class _Choice:
         self.output_tokens += len(piece.token_ids)
         if self.text is None:
             return ""
-        # what ends an answer is no part of it
-        ids = piece.token_ids[:-1] if piece.end is not None and piece.end.by_token else piece.token_ids
+        # what ends an answer is no part of it, unless the client wants it
+        is_end = piece.end is not None and piece.end.by_token and not self._shows_end
+        ids = piece.token_ids[:-1] if is_end else piece.token_ids
         if unstopped <= 0:
             return self.cutter.push(self.text.push(ids))
         passed = self.cutter.push(self.text.push(ids[:unstopped]), may_stop=False)

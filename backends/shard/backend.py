@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from backends.base import CacheListener, Description, Load, Pinned, Prefilled
 from backends.shard.answer import ShardAnswer
+from backends.shard.defaults import with_defaults
 from backends.shard.link import LinkOptions, ShardLink
 from backends.shard.messages import submit_of
 from backends.shard.turns import Turns
@@ -148,6 +149,9 @@ class ShardBackend:
         """
         if request.sampling.grammar is not None and not self._can(Capability.STRUCTURED_OUTPUT):
             raise Unreached(f"{self.name} is another shard than before, and cannot shape its answers")
+        if self._link.shard is not None and self._link.shard.defaults:
+            sampling = with_defaults(request.sampling, prompt.body, self._link.shard.defaults)
+            request = replace(request, sampling=sampling)
         beginning = prompt.beginning
         if beginning is not None and not self._can(Capability.CONTINUES_TOKENS):
             raise Unreached(f"{self.name} is another shard than before, and cannot continue an answer")

@@ -7,10 +7,10 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from backends.base import CacheListener, DraftedTokens, Fetched, Load
 from backends.reconnect import Backoff
+from backends.shard.defaults import defaults_in
 from backends.shard.inbox import Inbox
 from backends.shard.outgoing import Outgoing
 from backends.shard.turns import Turns
@@ -47,6 +48,7 @@ class LinkOptions:
 
     `connect_s` bounds connecting, `attach_s` greeting and fetching the model's files; `probe_s` one health check,
     `answer_s` the answer to one command on the cache. `heartbeat_s` is the longest time without any command.
+    `generation_config`: auto samples by the file of that name where clients name nothing else, off does not.
     """
 
     router: str = "router"
@@ -58,6 +60,7 @@ class LinkOptions:
     heartbeat_s: float = limits.HEARTBEAT_S
     first_backoff_s: float = 0.1
     longest_backoff_s: float = 2.0
+    generation_config: Literal["auto", "off"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Shard:
     welcome: wire.Welcome
     assets: dict[str, bytes]
     tokenizer: Tokenizer | None
+    defaults: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -356,7 +360,9 @@ class ShardLink:
         if "tokenizer.json" in files:
             # Parsing takes a second for vocabularies of 200k tokens.
             tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, files["tokenizer.json"])
-        return Shard(first.epoch, first.welcome, files, tokenizer)
+        recommended = files.get("generation_config.json") if self._options.generation_config == "auto" else None
+        defaults = {} if recommended is None else defaults_in(recommended, self.name)
+        return Shard(first.epoch, first.welcome, files, tokenizer, defaults)
 
     async def _hear(self, report: wire.StepReport, session: _Session) -> None:
         if report.step > session.step:

@@ -69,6 +69,7 @@ class Common(_Dials, kw_only=True):
     user: str | None = None
     metadata: dict[str, Any] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
     stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     response_format: ResponseFormat | None = None

@@ -31,7 +31,13 @@ COMPLETION_MAX_TOKENS = 16
 """Default of `max_tokens` at OpenAI's completions endpoint."""
 
 _AS_GIVEN = MappingProxyType(
-    {**{name: name for name in DIALS}, "min_tokens": "min_new_tokens", "n": "choices", "ignore_eos": "ignore_eos"}
+    {
+        **{name: name for name in DIALS},
+        "min_tokens": "min_new_tokens",
+        "n": "choices",
+        "ignore_eos": "ignore_eos",
+        "include_stop_str_in_output": "shows_stop",
+    }
 )
 """Name of a field in the body -> name of the equal field of Sampling."""
 

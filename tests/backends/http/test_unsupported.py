@@ -18,6 +18,7 @@ UNUSUAL = Sampling(
     seed=0,
     stop=("x",),
     stop_token_ids=(1,),
+    shows_stop=True,
     ignore_eos=True,
     min_new_tokens=1,
     top_logprobs=0,
@@ -43,6 +44,7 @@ def test_each_field_is_refused_by_the_name_that_clients_give_it_and_passes_where
         "choices": "n",
         "top_logprobs": "logprobs",
         "grammar": "response_format",
+        "shows_stop": "include_stop_str_in_output",
     }
     assert failure.value.param == clients.get(name, name)
     assert "it does not know" in failure.value.message

@@ -137,3 +137,14 @@ def test_marks_of_reasoning_are_text_in_chats_also_where_they_are_special_tokens
     ids = (tokenizer.token_to_id(mark), tokenizer.token_to_id("a"))
     answer = ShardAnswer(Sampling(), tokenizer, backend="b", prompt_tokens=3, is_chat=is_chat)
     assert answered(answer, ids, wire.Finished(reason=LENGTH)) == (f"{mark}a" if is_chat else "a")
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_what_ends_an_answer_is_shown_to_clients_that_want_it(size: int) -> None:
+    tokenizer = a_llama_2()
+    named, before = tokenizer.token_to_id, (tokenizer.token_to_id("▁is"),)
+    by_text = an_answer(tokenizer, Sampling(stop=(",",), shows_stop=True), before)
+    assert answered(by_text, (named("▁Paris"), named(","), named("▁is")), size=size) == " Paris,"
+    by_token = an_answer(tokenizer, Sampling(shows_stop=True), before)
+    end = wire.Finished(reason=STOP, by_token=True)
+    assert answered(by_token, (named("▁Paris"), named("</s>")), end, size=size) == " Paris</s>"

@@ -16,7 +16,6 @@ ASKED: dict[str, Any] = {
     "allowed_token_ids": [1],
     "prompt_logprobs": 0,
     "return_token_ids": True,
-    "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "use_beam_search": True,
     "thinking_token_budget": 0,
