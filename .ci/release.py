@@ -94,8 +94,11 @@ def try_it(python: Path, stated: str) -> None:
     command = python.with_name("pointsman")
     with tempfile.TemporaryDirectory() as elsewhere:
         shown = subprocess.run([command, "--version"], cwd=elsewhere, capture_output=True, text=True, check=False)
-        if shown.stdout.strip() != f"pointsman {stated}":
-            raise NotReady(f"`pointsman --version` printed {shown.stdout!r}, not version {stated}; {shown.stderr}")
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        if shown.stdout.strip() != f"pointsman {stated} ({commit[:12]})":
+            raise NotReady(f"`pointsman --version` printed {shown.stdout!r}, not {stated} and {commit}; {shown.stderr}")
         for example in sorted((ROOT / "examples").glob("*.yaml")):
             check = [command, "check", "--without-secrets", example]
             checked = subprocess.run(check, cwd=elsewhere, capture_output=True, text=True, check=False)

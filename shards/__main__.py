@@ -52,7 +52,7 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
 
 @contextmanager
 def exit_on_error(*, before: str = "") -> Iterator[None]:
-    """Exit with status 2 and a message for every failure that is not a bug."""
+    """Exit with status 1 and a message for every failure that is not a bug."""
     from shards.exec.network import DeviceLost
     from shards.loop import EngineError
     from shards.parallel.link import LinkBroken
@@ -63,7 +63,7 @@ def exit_on_error(*, before: str = "") -> Iterator[None]:
         yield
     except (ValueError, OSError, BrokenModel, CannotExport, DeviceLost, EngineError, LinkBroken) as error:
         print(f"{before}{error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
+        raise typer.Exit(1) from error
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -120,7 +120,7 @@ def load_model(
     what: str = "weights",
     on_files: Callable[[WeightFiles], None] = lambda _: None,
 ) -> Model:
-    """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails.
+    """Load the model at `source` (a directory or `bundled`) and report progress; exit with 1 if that fails.
 
     Progress is that of `what`, and `on_files` gets the files before they are read. `at_end` takes what ends the other
     processes of `size`; each has `experts` whole or a slice of each, and computes with `threads` threads.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import ssl
 
 
@@ -23,8 +25,8 @@ _BY_VERIFICATION = {
     9: ("is not valid yet", "compare the clocks of both machines"),
     10: ("has expired", "renew it; the new files are used without a restart"),
     18: ("is signed by itself", "it must be issued by the CA in the file, or be in that file"),
-    19: ("is signed by a CA that is not trusted", "is the CA file the one that issued it?"),
-    20: ("is signed by a CA that is not trusted", "is the CA file the one that issued it?"),
+    19: ("is signed by a CA that is not trusted", "name the CA that issued it, as ca: in the file or as --ca"),
+    20: ("is signed by a CA that is not trusted", "name the CA that issued it, as ca: in the file or as --ca"),
     21: ("is signed by a CA that is not trusted", "its file must have the whole chain, the leaf first"),
     26: ("was issued for another purpose", "its extended key usage must allow this side, as client or as server"),
     62: ("is not for this name", "its subject alternative names must have the name, or set `name`"),
@@ -39,7 +41,10 @@ _PLAIN = ("it speaks plain HTTP", "write https:// there")
 
 _BY_REASON = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": _MISSING,
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": ("the other side wants a certificate", "set cert and key"),
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
+        "the other side wants a certificate",
+        "set cert: and key: in the file, or --cert and --key",
+    ),
     "SSLV3_ALERT_HANDSHAKE_FAILURE": ("the other side broke off the handshake", "it may want a certificate"),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": _EXPIRED,
     "TLSV1_ALERT_UNKNOWN_CA": _UNTRUSTED,
@@ -53,7 +58,7 @@ _BY_REASON = {
     "HTTPS_PROXY_REQUEST": _PLAIN,
     "WRONG_VERSION_NUMBER": (
         "it does not speak TLS",
-        "is it the port with TLS, https:// or rediss:// in its URL, and no PROXY protocol in front?",
+        "is it the port with TLS, and no PROXY protocol in front? for plain HTTP write http://",
     ),
     "UNEXPECTED_EOF_WHILE_READING": ("it hung up during the handshake", "it may not trust our certificate"),
 }
@@ -80,6 +85,42 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "it hung up during the handshake", "it may not trust our certificate"
     return str(error) or type(error).__name__, ""
+
+
+def why_unanswered(url: str, error: BaseException) -> tuple[str, str]:
+    """Why `url` did not answer, and a hint, which may be empty.
+
+    `error` is that of urllib, aiohttp or a socket, whatever it wraps.
+    """
+    found = _innermost(error)
+    if isinstance(found, ssl.SSLError):
+        return reason_of(found)
+    if isinstance(found, TimeoutError):
+        return "it was silent for too long", ""
+    if isinstance(found, socket.gaierror):
+        return found.strerror or str(found), ""
+    if isinstance(found, OSError) and found.errno is not None and not isinstance(found, ConnectionResetError):
+        return os.strerror(found.errno), ""
+    if isinstance(found, ConnectionError) or type(found).__name__ in _HUNG_UP:
+        return "it hung up without an answer", "" if _is_secure(url) else "if its port has TLS, write https://"
+    return str(found) or type(found).__name__, ""
+
+
+_HUNG_UP = ("ServerDisconnectedError", "RemoteDisconnected", "BadStatusLine", "IncompleteRead")
+"""Exceptions of aiohttp and http.client for connections that end before an answer."""
+
+
+def _is_secure(url: str) -> bool:
+    return url.startswith(("https:", "rediss:"))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    # urllib's, aiohttp's for connections and for certificates, and the cause of any other
+    for name in ("reason", "certificate_error", "os_error", "__cause__"):
+        inner = getattr(error, name, None)
+        if isinstance(inner, BaseException):
+            return _innermost(inner)
+    return error
 
 
 def sentence_of(error: BaseException) -> str:

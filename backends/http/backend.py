@@ -37,7 +37,7 @@ from policies.errors import (
     Unreached,
 )
 from policies.nouns import ACCEPTED, Capability, Delta, Native, Prompt, Request
-from tls.errors import sentence_of
+from tls.errors import sentence_of, why_unanswered
 
 RANK_HEADER = "X-data-parallel-rank"
 """Which data-parallel rank is to serve a request. Source: vLLM since 0.11 and SGLang since 0.5.10."""
@@ -605,12 +605,17 @@ class HttpClient:
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
         kind = next((kind for cause, kind in _KINDS.items() if isinstance(error, cause)), BackendErred)
-        reason = str(error) or type(error).__name__
-        if isinstance(cause := error.__cause__, ssl.SSLError):
+        reason, hint = str(error) or type(error).__name__, f"is {self.url} up?"
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLError):
             if self._options.tls is not None:
                 self._options.tls.refusals.refuse(self.url, cause)
             reason = sentence_of(cause)
-        return kind(f"{self.name} cannot be reached: {reason}", hint=f"is {self.url} up?")
+        elif isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+            reason, _ = why_unanswered(self.url, cause)
+        elif isinstance(error, Disconnected) and self.url.startswith("http:") and self.describe() is None:
+            reason = f"{reason} (if its port has TLS, write https://)"
+        return kind(f"{self.name} cannot be reached: {reason}", hint=hint)
 
 
 class _Call(msgspec.Struct, eq=False):

@@ -23,9 +23,11 @@ from rich.table import Table
 
 from policies.errors import BackendFailed, InvalidRequest
 from router.client.chats import KEY_VARIABLE, refusal_in, root_of, unreached
+from router.direct import client_context, with_scheme
 from router.inert import inert
 from router.private_files import private
 from router.terminal import inert_console
+from tls.settings import TlsSettings
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 LOOK_S = 1.0
@@ -85,17 +87,24 @@ class _Page(msgspec.Struct):
 class BatchClient:
     """Batches of the router at `url`, as an async context manager. Its methods raise ExpectedError."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = root_of(url)
+    def __init__(self, url: str, key: str | None = None, tls: TlsSettings | None = None) -> None:
+        self._url, self._context = root_of(with_scheme(url, tls)), client_context(tls)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession | None = None
+
+    @classmethod
+    def from_environment(cls, url: str, tls: TlsSettings | None = None) -> BatchClient:
+        """At the router `url`, with the key of KEY_VARIABLE."""
+        return cls(url, os.environ.get(KEY_VARIABLE), tls)
 
     def __repr__(self) -> str:
         return f"<BatchClient of {self._url}>"
 
     async def __aenter__(self) -> BatchClient:
         self._http = aiohttp.ClientSession(
-            headers=self._headers, timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=60.0)
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(ssl=self._context),
+            timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=60.0),
         )
         return self
 
@@ -189,42 +198,38 @@ class BatchFile:
     out: Path | None
 
 
-def submit(at: str, wanted: BatchFile) -> bool:
+def submit(client: BatchClient, wanted: BatchFile) -> bool:
     """Submit a batch; whether it has not failed. Raises ExpectedError."""
-    return asyncio.run(_submit(at, wanted))
+    return asyncio.run(_submit(client, wanted))
 
 
-def wait(at: str, id: str, out: Path | None) -> bool:  # noqa: A002
+def wait(client: BatchClient, id: str, out: Path | None) -> bool:  # noqa: A002
     """Wait until a batch has ended; whether it is completed. Raises ExpectedError."""
-    return asyncio.run(_wait(at, id, out))
+    return asyncio.run(_wait(client, id, out))
 
 
-def show(at: str, id: str) -> None:  # noqa: A002
+def show(client: BatchClient, id: str) -> None:  # noqa: A002
     """Print one batch. Raises ExpectedError."""
-    asyncio.run(_show(at, id))
+    asyncio.run(_show(client, id))
 
 
-def show_all(at: str, most: int) -> None:
+def show_all(client: BatchClient, most: int) -> None:
     """Print the newest batches. Raises ExpectedError."""
-    asyncio.run(_show_all(at, most))
+    asyncio.run(_show_all(client, most))
 
 
-def cancel(at: str, id: str) -> None:  # noqa: A002
+def cancel(client: BatchClient, id: str) -> None:  # noqa: A002
     """Cancel a batch. Raises ExpectedError."""
-    asyncio.run(_cancel(at, id))
+    asyncio.run(_cancel(client, id))
 
 
-def results(at: str, id: str, out: Path | None, *, errors: bool) -> None:  # noqa: A002
+def results(client: BatchClient, id: str, out: Path | None, *, errors: bool) -> None:  # noqa: A002
     """Write the results of a batch, or its `errors`, to `out`; None: stdout. Raises ExpectedError."""
-    asyncio.run(_results(at, id, out, errors=errors))
+    asyncio.run(_results(client, id, out, errors=errors))
 
 
-def _client(at: str) -> BatchClient:
-    return BatchClient(at, os.environ.get(KEY_VARIABLE))
-
-
-async def _submit(at: str, wanted: BatchFile) -> bool:
-    async with _client(at) as client:
+async def _submit(client: BatchClient, wanted: BatchFile) -> bool:
+    async with client:
         batch = await client.submit(wanted.file, wanted.endpoint, wanted.window)
         print(batch.id)  # noqa: T201
         if not wanted.wait and wanted.out is None:
@@ -232,8 +237,8 @@ async def _submit(at: str, wanted: BatchFile) -> bool:
         return await _until_ended(client, batch, wanted.out)
 
 
-async def _wait(at: str, id: str, out: Path | None) -> bool:  # noqa: A002
-    async with _client(at) as client:
+async def _wait(client: BatchClient, id: str, out: Path | None) -> bool:  # noqa: A002
+    async with client:
         return await _until_ended(client, await client.show(id), out)
 
 
@@ -278,26 +283,26 @@ def _summary(batch: ShownBatch) -> str:
     )
 
 
-async def _show(at: str, id: str) -> None:  # noqa: A002
-    async with _client(at) as client:
+async def _show(client: BatchClient, id: str) -> None:  # noqa: A002
+    async with client:
         for line in _details(await client.show(id)):
             print(line)  # noqa: T201
 
 
-async def _show_all(at: str, most: int) -> None:
-    async with _client(at) as client:
+async def _show_all(client: BatchClient, most: int) -> None:
+    async with client:
         found = await client.newest(most)
     console = inert_console(width=None if sys.stdout.isatty() else _WIDE)
     console.print(_table(found, is_wide=console.width >= _WIDE) if found else "No batches.")
 
 
-async def _cancel(at: str, id: str) -> None:  # noqa: A002
-    async with _client(at) as client:
+async def _cancel(client: BatchClient, id: str) -> None:  # noqa: A002
+    async with client:
         print((await client.cancel(id)).status)  # noqa: T201
 
 
-async def _results(at: str, id: str, out: Path | None, *, errors: bool) -> None:  # noqa: A002
-    async with _client(at) as client:
+async def _results(client: BatchClient, id: str, out: Path | None, *, errors: bool) -> None:  # noqa: A002
+    async with client:
         batch = await client.show(id)
         file = batch.error_file_id if errors else batch.output_file_id
         if not batch.has_ended:

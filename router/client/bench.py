@@ -18,6 +18,7 @@ from router.client.chat import first_model
 from router.client.chats import KEY_VARIABLE, ChatClient, Reply
 from router.client.load import Load, put_load
 from router.terminal import inert_console
+from tls.settings import TlsSettings
 
 _FILE_HINT = "name a file in a folder that exists"
 
@@ -35,6 +36,7 @@ class BenchOptions:
     max_tokens: int = 64
     picture: Path | None = None
     json: Path | None = None
+    tls: TlsSettings | None = None
 
 
 def run(options: BenchOptions) -> bool:
@@ -61,7 +63,7 @@ def run(options: BenchOptions) -> bool:
 async def measured(options: BenchOptions) -> BenchResult:
     """The result of `options`' load. Raises ExpectedError if the models cannot be listed."""
     load = options.load
-    async with ChatClient(options.at, os.environ.get(KEY_VARIABLE)) as client:
+    async with ChatClient(options.at, os.environ.get(KEY_VARIABLE), tls=options.tls) as client:
         model = options.model or await first_model(client)
 
         async def ask(prompt: str) -> Reply:

@@ -13,6 +13,7 @@ from typing import TextIO
 from policies.errors import ExpectedError, InvalidRequest
 from router.client.chats import KEY_VARIABLE, ChatClient, Reply
 from router.terminal import inert_console
+from tls.settings import TlsSettings
 
 _MOST_PIPED = 8 << 20
 """Characters of a question that comes through a pipe."""
@@ -27,6 +28,7 @@ class ChatOptions:
     system: str | None = None
     max_tokens: int | None = None
     question: str | None = None
+    tls: TlsSettings | None = None
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ def run(options: ChatOptions) -> None:
 
 
 async def _chat(options: ChatOptions, question: str | None) -> None:
-    async with ChatClient(options.at, os.environ.get(KEY_VARIABLE)) as client:
+    async with ChatClient(options.at, os.environ.get(KEY_VARIABLE), tls=options.tls) as client:
         model = options.model or await first_model(client)
         conversation = Dialogue(client, model, options.max_tokens)
         if options.system:
@@ -103,7 +105,7 @@ def summary(reply: Reply) -> str:
 
 
 def _question(given: str | None, stdin: TextIO) -> str | None:
-    """The question of the command line, followed by the piped text if there is any; None: it is typed.
+    """The piped text if there is any, followed by the question of the command line; None: it is typed.
 
     Raises InvalidRequest for a pipe without a text, or with a very long one.
     """
@@ -115,7 +117,7 @@ def _question(given: str | None, stdin: TextIO) -> str | None:
     piped = stdin.read(_MOST_PIPED + 1)
     if len(piped) > _MOST_PIPED:
         raise InvalidRequest(f"the input is longer than {_MOST_PIPED:,} characters", hint="send a part of it")
-    whole = "\n\n".join(part for part in (given, piped.strip()) if part)
+    whole = "\n\n".join(part for part in (piped.strip(), given) if part)
     if not whole:
         raise InvalidRequest("there is no question", hint="write it behind `pointsman chat`, or pipe it")
     return whole

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +14,9 @@ import msgspec
 
 from backends.http.sse import SseDecoder
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
+from router.direct import client_context, with_scheme
+from tls.errors import why_unanswered
+from tls.settings import TlsSettings
 
 KEY_VARIABLE = "POINTSMAN_KEY"
 """The environment variable with the client's API key."""
@@ -92,6 +91,7 @@ class ChatClient:
     """Chats with the server at `url`, as an async context manager. `key` is the client's API key.
 
     `most` connections are open at a time. Requests have no limit of time, only of silence: `silence_s`.
+    `tls` names files for https.
     """
 
     def __init__(
@@ -102,8 +102,9 @@ class ChatClient:
         most: int = 1000,
         silence_s: float = 300.0,
         clock: Clock = time.perf_counter,
+        tls: TlsSettings | None = None,
     ) -> None:
-        self._url, self._clock = root_of(url), clock
+        self._url, self._clock, self._context = root_of(with_scheme(url, tls)), clock, client_context(tls)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._most, self._silence_s = most, silence_s
         self._http: aiohttp.ClientSession | None = None
@@ -114,7 +115,7 @@ class ChatClient:
     async def __aenter__(self) -> ChatClient:
         self._http = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=self._most),
+            connector=aiohttp.TCPConnector(limit=self._most, ssl=self._context),
             timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._silence_s),
         )
         return self
@@ -249,20 +250,8 @@ def root_of(url: str) -> str:
 
 def unreached(url: str, error: Exception) -> ExpectedError:
     """What a person is told of `error`, by which the server at `url` did not answer."""
-    why = str(error)
-    if isinstance(error, asyncio.TimeoutError):
-        why = "it was silent for too long"
-    elif isinstance(error, aiohttp.ClientConnectorError):
-        # its own text has the address again, and a word about TLS even without
-        why = _reason(error.os_error) or why
-    return BackendFailed(f"no answer from {url}: {why}", hint="is a router running there? see --at")
-
-
-def _reason(error: OSError) -> str | None:
-    # asyncio writes the address again in place of the reason; the numbers of TLS and of names are not the system's
-    if error.errno is None or isinstance(error, ssl.SSLError | socket.gaierror):
-        return error.strerror
-    return os.strerror(error.errno)
+    reason, hint = why_unanswered(url, error)
+    return BackendFailed(f"no answer from {url}: {reason}", hint=hint or "is a router running there? see --at")
 
 
 async def refusal_in(reply: aiohttp.ClientResponse, *, missing: str = "is it a router? see --at") -> ExpectedError:

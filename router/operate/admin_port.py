@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import os
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,10 +12,9 @@ from types import MappingProxyType
 import msgspec
 
 from policies.errors import BackendFailed, Conflict, ExpectedError, InvalidRequest
-from router.direct import direct_opener
-from tls.certificates import Certificates
-from tls.errors import TlsError, sentence_of
-from tls.settings import HTTP_ALPN, TlsSettings
+from router.direct import client_context, direct_opener, with_scheme
+from tls.errors import why_unanswered
+from tls.settings import TlsSettings
 
 KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 """The environment variable that has an admin key."""
@@ -27,21 +26,12 @@ _WHERE = "`pointsman up` and `serve` print the dashboard's address when they sta
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def _certificates(settings: TlsSettings) -> Certificates:
-    try:
-        return Certificates(settings, is_server=False, what="the admin port's client", alpn=HTTP_ALPN)
-    except TlsError as error:
-        raise InvalidRequest(error.message, hint=error.hint) from error
-
-
 class AdminPort:
     """The admin port at `address`, a URL or host:port. `key` opens it; `tls` is for https:// URLs."""
 
     def __init__(self, address: str, key: str | None, tls: TlsSettings | None = None) -> None:
-        self.url, self._key = address.rstrip("/").removesuffix("/dashboard"), key
-        self._tls = _certificates(tls or TlsSettings())
-        if not self.url.startswith(("http://", "https://")):
-            self.url = f"http://{self.url}"
+        self.url, self._key = with_scheme(address, tls).rstrip("/").removesuffix("/dashboard"), key
+        self._context = client_context(tls)
 
     def __repr__(self) -> str:
         return f"<AdminPort {self.url}>"
@@ -67,23 +57,19 @@ class AdminPort:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
-            with direct_opener(self._tls.context()).open(request, timeout=timeout_s) as reply:
+            with direct_opener(self._context).open(request, timeout=timeout_s) as reply:
                 answer: bytes = reply.read()
                 return answer
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refusal(error.code, error.read()) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise self.no_reply(error) from error
 
     def no_reply(self, error: Exception) -> BackendFailed:
         """The error for an answer that did not come, or is none."""
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):
-            reason = sentence_of(reason)
-        elif isinstance(reason, OSError):
-            reason = reason.strerror or reason
-        return BackendFailed(f"no reply from {self.url}: {reason}", hint=_WHERE)
+        reason, hint = why_unanswered(self.url, error)
+        return BackendFailed(f"no reply from {self.url}: {reason}", hint=hint or _WHERE)
 
     def _refusal(self, status: int, body: bytes) -> ExpectedError:
         reason = _reason(body)

@@ -95,7 +95,7 @@ class Router:
         """The names of the models that are served now."""
         return tuple(self.gateway.cluster.models())
 
-    async def wait_until_reached(self, timeout_s: float) -> bool:
+    async def wait_until_reached(self, timeout_s: float | None) -> bool:
         """Wait until every pool has a healthy backend, at most `timeout_s`; returns whether that is so."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -12,11 +12,12 @@ import typer
 
 from policies.errors import ExpectedError
 from router.inert import inert, inert_output
-from router.start.arguments import USUAL_ADMIN, AdminAt, SlaFile
+from router.start.arguments import USUAL_ADMIN, USUAL_AT, AdminAt, At, Ca, Cert, CertKey, SlaFile, admin_port
 from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
 from router.start.commands.keys_app import app as keys_app
 from router.start.completion import whole_descriptions
+from tls.settings import TlsSettings
 
 if TYPE_CHECKING:
     from policies.sla.config import Config
@@ -57,23 +58,19 @@ Picker = Annotated[str | None, _address("Address where gateways ask for an endpo
 MetricsAt = Annotated[str | None, _address("Address that serves /metrics without a key, or open: the HTTP address")]
 
 
-USUAL_AT = "http://127.0.0.1:8080"
-At = Annotated[str, typer.Option(metavar="URL", help="The router's HTTP address.")]
-
-
 def show_version(asked: bool) -> None:
-    """Print the version and exit, if `asked`."""
-    from importlib.metadata import version
+    """Print the version and the commit, and exit, if `asked`."""
+    from router.version import version_text
 
     if asked:
-        print(f"pointsman {version('pointsman')}")  # noqa: T201
+        print(f"pointsman {version_text()}")  # noqa: T201
         raise typer.Exit
 
 
 @app.callback()
 def pointsman(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show version and commit, and exit.")
     ] = False,
 ) -> None:
     """Handle options before a command."""
@@ -139,6 +136,9 @@ def serve(
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
     picker: Picker = None,
     metrics: MetricsAt = None,
+    ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="CAs of engines at https:// URLs of --to; default: the system's.")
+    ] = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
@@ -171,7 +171,7 @@ def serve(
     if contents is not None:
         config = contents.config
     else:
-        config = kept_for(config_for(to or ()), name_for("to", " ".join(sorted(to or ()))), is_told=is_told)
+        config = kept_for(config_for(to or (), ca), name_for("to", " ".join(sorted(to or ()))), is_told=is_told)
     # one of several processes has the admin port only if it is asked for
     usual_admin = contents is None and processes == 1 and process is None
     config = listening(config, http, grpc, admin, picker, metrics, usual_admin=usual_admin)
@@ -198,11 +198,9 @@ def serve(
 )
 def shard(context: typer.Context) -> None:
     """Run one shard of our own engine; `pointsman shard --help` lists its options."""
-    from router.start.commands.local_shards import shard_environment
-    from router.start.preflight import require_engine
+    from router.start.commands.engine_program import become
 
-    require_engine()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606  # nosec B606
+    become("shards", context.args)
 
 
 @app.command(
@@ -213,12 +211,9 @@ def shard(context: typer.Context) -> None:
 )
 def quantize(context: typer.Context) -> None:
     """Write a model's checkpoint in fewer bits; `pointsman quantize --help` lists its options."""
-    from router.start.commands.local_shards import shard_environment
-    from router.start.preflight import require_engine
+    from router.start.commands.engine_program import become
 
-    require_engine()
-    environment = shard_environment(os.environ)
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "shards.quant", *context.args], environment)  # noqa: S606  # nosec B606
+    become("shards.quant", context.args)
 
 
 @app.command(short_help="Every mistake in FILE, with its line.")
@@ -482,7 +477,7 @@ def simulate(
 @app.command(short_help="Why hit rate, TTFT and TPOT are what they are.")
 def diagnose(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Decision logs of routers in front of the same backends.")
+        list[Path], typer.Argument(metavar="LOG", help="Decision logs of routers in front of the same backends.")
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     picture: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Draw the result as SVG, too.")] = None,
@@ -524,7 +519,7 @@ def diagnose(
 @app.command(short_help="How many backends the requests of a log needed.")
 def plan(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="Decision logs of routers in front of the same backends.")
+        list[Path], typer.Argument(metavar="LOG", help="Decision logs of routers in front of the same backends.")
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     requests: Annotated[
@@ -621,10 +616,13 @@ def audit(
 
 @app.command(short_help="No new requests for a backend; --undo: again.")
 def drain(
-    backends: Annotated[list[str], typer.Argument(metavar="BACKEND...", help="Backends by name, such as own-1.")],
+    backends: Annotated[list[str], typer.Argument(metavar="BACKEND", help="Backends by name, such as own-1.")],
     admin: AdminAt = USUAL_ADMIN,
     undo: Annotated[bool, typer.Option("--undo", help="Use them again.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when their running requests have ended.")] = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Send no new requests to BACKEND; running ones end normally. This router alone, until it restarts.
 
@@ -635,12 +633,11 @@ def drain(
       pointsman drain own-1 --wait
       pointsman drain own-1 --undo
     """
-    from router.operate.admin_port import AdminPort
     from router.start.commands import drain as commands
 
     if undo and wait:
         raise typer.BadParameter("--wait needs a drain: leave out --undo")
-    port = AdminPort.from_environment(admin)
+    port = admin_port(admin, ca, cert, key)
     commands.drain(port, backends, draining=not undo)
     if wait:
         commands.wait(port, backends)
@@ -648,15 +645,11 @@ def drain(
 
 @app.command(short_help="The dashboard in a terminal.")
 def top(
-    admin: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The router's address for operators; or a URL.")
-    ] = "127.0.0.1:8082",
+    admin: AdminAt = USUAL_ADMIN,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="CAs of the router at an https:// URL; default: the system's.")
-    ] = None,
-    cert: Annotated[str | None, typer.Option(metavar="FILE", help="Our certificate, if the port wants one.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key.")] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
 
@@ -669,7 +662,6 @@ def top(
       pointsman top --admin https://10.0.0.7:8082 --ca ca.crt --cert tls.crt --key tls.key
     """
     from router.operate.dashboard.top import run
-    from tls.settings import TlsSettings
 
     run(admin, once=once, tls=TlsSettings(cert, key, ca))
 
@@ -677,17 +669,21 @@ def top(
 @app.command(short_help="A chat with a router, in the terminal or a pipe.")
 def chat(
     question: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUESTION]", help="One question (default: ask in the terminal).")
+        list[str] | None, typer.Argument(metavar="QUESTION", help="One question (default: ask in the terminal).")
     ] = None,
     at: At = USUAL_AT,
     model: Annotated[str | None, typer.Option(help="The model (default: the first that the router lists).")] = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The longest answer, in tokens.", min=1)] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Chat with a router, or with any server that speaks OpenAI's API. Answers are streamed.
 
     Behind each answer: its backend and class, how many tokens of the prompt came from a cache, and the times. In a
-    pipe the answer is written to stdout and that line to stderr; piped text is put behind QUESTION.
+    pipe the answer is written to stdout and that line to stderr. Piped text is put before QUESTION: questions about one
+    document then begin with the same tokens, which a cache has.
 
     Reads an API key from POINTSMAN_KEY.
 
@@ -700,7 +696,16 @@ def chat(
     from router.client.chat import ChatOptions, run
 
     words = " ".join(question or ())
-    run(ChatOptions(at, model=model, system=system, max_tokens=max_tokens, question=words or None))
+    run(
+        ChatOptions(
+            at,
+            model=model,
+            system=system,
+            max_tokens=max_tokens,
+            question=words or None,
+            tls=TlsSettings(cert, key, ca),
+        )
+    )
 
 
 @app.command(short_help="Load for a router: percentiles of TTFT, TPOT, end to end.")
@@ -722,6 +727,9 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals; another one finds nothing in caches.")] = 0,
     picture: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Draw the times as SVG, too.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the results as JSON, too.")] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Put load on a router, or on any server that speaks OpenAI's API, and print the percentiles of its times.
 
@@ -746,7 +754,8 @@ def bench(
     if rate is not None and concurrency is not None:
         raise typer.BadParameter("--concurrency is for a closed loop, --rate for an open one: leave out one of them")
     load = Load(requests, concurrency or 8, rate, words, shared_words, seed)
-    if not run(BenchOptions(at, load, model=model, max_tokens=max_tokens, picture=picture, json=json)):
+    tls = TlsSettings(cert, key, ca)
+    if not run(BenchOptions(at, load, model=model, max_tokens=max_tokens, picture=picture, json=json, tls=tls)):
         raise typer.Exit(1)
 
 
@@ -791,17 +800,17 @@ def _warn(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)  # noqa: T201
 
 
-def config_for(addresses: Sequence[str]) -> Config:
+def config_for(addresses: Sequence[str], ca: str | None = None) -> Config:
     """The Config of a router in front of the engines at `addresses`; prints what each is, and the file.
 
-    Raises ConfigError for an address without an engine.
+    `ca` is the file of their authorities. Raises ConfigError for an address without an engine.
     """
     from policies.sla.parse import parse
     from router.start.commands.engines import KEY_VARIABLE, file_for, find_engine
 
     key = os.environ.get(KEY_VARIABLE)
-    engines = tuple(dict.fromkeys(find_engine(address, key) for address in addresses))
-    text = file_for(engines, has_key=bool(key))
+    engines = tuple(dict.fromkeys(find_engine(address, key, ca) for address in addresses))
+    text = file_for(engines, has_key=bool(key), ca=ca)
     lines = (*text.splitlines(), f'server: {{admin: "{USUAL_ADMIN}"}}')
     shown = "\n".join(f"  {line}" for line in lines)
     print(*engines, sep="\n", file=sys.stderr)  # noqa: T201

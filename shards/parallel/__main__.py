@@ -51,4 +51,4 @@ if __name__ == "__main__":
         main(asked)
     except Exception as error:  # noqa: BLE001 - the supervisor: any exception ends this process, and so the shard
         print(f"part {asked.rank} of {asked.size} failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        sys.exit(1)

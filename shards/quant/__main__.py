@@ -72,7 +72,7 @@ def quantize(
             )
     except (ValueError, OSError) as error:
         _report(f"cannot quantise {model}: {error}")
-        raise typer.Exit(2) from error
+        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from tests.policies.sla.examples import outside_of
 
 COMMAND_S = 60.0
 START_S = 90.0
-READY = "Ctrl-C ends it."
-"""The last line that `pointsman up` and `serve` print at their start."""
+READY = "Pointsman serves "
+"""What `pointsman up` and `serve` print when every pool has a backend."""
 
 SECTIONS = set(file_table(builtin_catalogue()).keys)
 _CURL_FOUND_NOBODY = 7
@@ -200,7 +200,7 @@ class Desk:
         with log.open("wb") as out:
             self.running = self._popen(self.script(command, is_kept=False), self.ports, out)
         deadline = time.monotonic() + START_S
-        # a router alone greets when it has reached its backends, which a page may bring later
+        # a router alone may reach its backends later, when a page brings them
         while READY not in log.read_text() and not ("serve" in command and self._is_healthy()):
             assert self.running.poll() is None, f"it ended: {log.read_text()}"
             assert time.monotonic() < deadline, f"it never printed {READY!r}: {log.read_text()}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,19 +14,16 @@ from typing import Any
 import pytest
 import typer
 
-from router.start.cli import app as router_app
-from shards.__main__ import app as shard_app
+from router.start.command_tree import command_tree
 from shards.bundled import weights
 from tests.docs.blocks import PAGES, ROOT, Block, PageError, blocks_of, commands_of
 from tests.docs.reader import Desk, can_read
 
-COMMANDS: dict[str, Any] = {
-    **vars(typer.main.get_command(router_app))["commands"],
-    "shard": typer.main.get_command(shard_app),
-}
+TREE = command_tree()
+COMMANDS: dict[str, Any] = {words[0]: command for words, command in TREE.items() if len(words) == 1}
 EXAMPLES = [
     line.strip()
-    for command in COMMANDS.values()
+    for command in TREE.values()
     for line in (command.help or "").splitlines()
     if line.startswith("  pointsman ")
 ]
@@ -37,7 +37,11 @@ def understand(line: str) -> None:
     while "=" in words[0]:
         words.pop(0)  # variables that are set for it alone
     _, name, *arguments = words
-    COMMANDS[name].make_context(name, arguments)
+    command = COMMANDS[name]
+    while arguments and arguments[0] in getattr(command, "commands", {}):
+        name, *arguments = arguments
+        command = command.commands[name]
+    command.make_context(name, arguments)
 
 
 def lines_on_pages() -> list[tuple[Block, str]]:
@@ -99,12 +103,34 @@ def test_every_example_of_the_help_is_understood(line: str) -> None:
 
 def test_every_example_stands_on_a_line_of_its_own() -> None:
     # click joins lines to paragraphs by default
-    for name, command in COMMANDS.items():
-        shown = command.make_context(name, [], resilient_parsing=True, terminal_width=100).get_help()
-        examples = re.findall(
-            r"pointsman (?:up|serve|shard|check|schema|explain|simulate|diagnose|plan|top)\b.*", command.help or ""
-        )
+    for words, command in TREE.items():
+        shown = command.make_context(" ".join(words), [], resilient_parsing=True, terminal_width=100).get_help()
+        examples = re.findall(r"^  (pointsman .*)", command.help or "", re.MULTILINE)
         assert [line for line in examples if f"  {line}\n" not in shown] == []
+        assert examples or not words, f"pointsman {' '.join(words)} has no example"
+
+
+_ALL_HELP = """
+import sys
+sys.modules["torch"] = None  # as where it is not installed
+from router.start.command_tree import command_tree
+for words in command_tree():
+    try:
+        command_tree()[()](args=[*words, "--help"], prog_name="pointsman")
+    except SystemExit as ended:
+        assert not ended.code, words
+"""
+
+
+def test_help_of_every_command_comes_from_an_installation_without_torch() -> None:
+    # the router alone has none, and its users ask what a shard can do
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", _ALL_HELP], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for words in TREE:
+        assert f"Usage: {' '.join(('pointsman', *words))} [OPTIONS]" in done.stdout
 
 
 @pytest.mark.skipif(not can_read(), reason="needs bash and curl")

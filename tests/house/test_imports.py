@@ -87,7 +87,7 @@ INSIDE = {
         "router.batches",
     ),
     # as any other client: it knows nothing of the router
-    "router.client": ("router.inert", "router.private_files", "router.terminal"),
+    "router.client": ("router.direct", "router.inert", "router.private_files", "router.terminal"),
     "router.start": ("router",),
 }
 """Modules of its own package that each layer may import, beside itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -11,7 +12,9 @@ from typing import Any
 
 from policies.errors import ConfigError
 from policies.sla.pools import read_url
-from router.direct import direct_opener
+from router.direct import client_context, direct_opener
+from tls.errors import why_unanswered
+from tls.settings import TlsSettings
 
 KEY_VARIABLE = "POINTSMAN_ENGINE_KEY"
 """The environment variable with the engines' own API key."""
@@ -61,8 +64,8 @@ class Engine:
         return f"{self.url} is {self.kind}, by its {self.sign}{serves}"
 
 
-def find_engine(address: str, key: str | None = None) -> Engine:
-    """The engine at `address`, an http or https URL, asked with its API `key`.
+def find_engine(address: str, key: str | None = None, ca: str | None = None) -> Engine:
+    """The engine at `address`, an http or https URL, asked with its API `key`; `ca` is the file of its authorities.
 
     Raises ConfigError if the address is none, if nothing answers there within 5 s, if the key is missing or wrong, or
     if the answers are those of no known engine.
@@ -71,7 +74,8 @@ def find_engine(address: str, key: str | None = None) -> Engine:
         url = read_url(address).removesuffix("/v1")
     except ValueError as error:
         raise ConfigError(f"--to {address}: {error}", hint="write the engine's own address") from error
-    status, body = _get(url, _MODELS, key)
+    opener = direct_opener(client_context(TlsSettings(ca=ca)))
+    status, body = _get(opener, url, _MODELS, key)
     if status in (401, 403):
         hint = f"set {KEY_VARIABLE} to its key"
         raise ConfigError(f"{url} wants {'another' if key else 'an'} API key", hint=hint)
@@ -81,7 +85,7 @@ def find_engine(address: str, key: str | None = None) -> Engine:
         if kind := _OWNERS.get(str(card.get("owned_by")).lower()):
             return Engine(url, kind, _MODELS, models)
     for kind, path, mark in _SIGNS:
-        found, page = _get(url, path, key)
+        found, page = _get(opener, url, path, key)
         if found == 200 and mark in page:
             return Engine(url, kind, path, models)
     if cards is None:
@@ -90,31 +94,30 @@ def find_engine(address: str, key: str | None = None) -> Engine:
     return Engine(url, "openai_compatible", None, models)
 
 
-def file_for(engines: Sequence[Engine], *, has_key: bool) -> str:
+def file_for(engines: Sequence[Engine], *, has_key: bool, ca: str | None = None) -> str:
     """The SLA file of a router in front of `engines`: one pool for each kind."""
     key = f', key: "${{env:{KEY_VARIABLE}}}"' if has_key else ""
     urls: dict[str, list[str]] = {}
     for engine in dict.fromkeys(engines):
         urls.setdefault(engine.kind, []).append(f'"{engine.url}"')
-    lines = (f"  {kind}: {{kind: {kind}, at: [{', '.join(at)}]{key}}}" for kind, at in urls.items())
+    tls = f", tls: {{ca: {json.dumps(ca)}}}" if ca else ""
+    lines = (f"  {kind}: {{kind: {kind}, at: [{', '.join(at)}]{key}{tls}}}" for kind, at in urls.items())
     return "\n".join(("pools:", *lines, ""))
 
 
-def _get(url: str, path: str, key: str | None) -> tuple[int, bytes]:
+def _get(opener: urllib.request.OpenerDirector, url: str, path: str, key: str | None) -> tuple[int, bytes]:
     """Status and body of `path`. Raises ConfigError if nothing answers."""
     request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"} if key else {})  # noqa: S310 - read_url has checked the scheme
     try:
-        with direct_opener().open(request, timeout=_TIMEOUT_S) as reply:
+        with opener.open(request, timeout=_TIMEOUT_S) as reply:
             return reply.status, reply.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             return error.code, b""
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        hint = "start the engine first, or check the address"
-        raise ConfigError(
-            f"nothing answers at {url}: {getattr(reason, 'strerror', None) or reason}", hint=hint
-        ) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason, hint = why_unanswered(url, error)
+        hint = hint or "start the engine first, or check the address"
+        raise ConfigError(f"nothing answers at {url}: {reason}", hint=hint) from error
 
 
 def _cards(body: bytes) -> list[dict[str, Any]] | None:

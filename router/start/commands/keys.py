@@ -19,10 +19,10 @@ from router.terminal import inert_console
 
 
 class KeysDesk:
-    """The keys of one `tenant` at the admin port `url`. Each method prints what it did. Raises ExpectedError."""
+    """The keys of one `tenant` at an admin `port`. Each method prints what it did. Raises ExpectedError."""
 
-    def __init__(self, url: str, tenant: str) -> None:
-        self._port, self._tenant = AdminPort.from_environment(url), tenant
+    def __init__(self, port: AdminPort, tenant: str) -> None:
+        self._port, self._tenant = port, tenant
         self._path = f"/admin/tenants/{quote(tenant, safe='')}/keys"
 
     def __repr__(self) -> str:

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from router.start.arguments import USUAL_ADMIN, AdminAt
+from router.start.arguments import USUAL_ADMIN, AdminAt, Ca, Cert, CertKey, admin_port
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="List, issue, rotate, limit and revoke API keys at a router's admin port.\n\nReads an admin key from "
-    "POINTSMAN_ADMIN_KEY.",
+    "POINTSMAN_ADMIN_KEY.\n\n\b\nExample:\n  pointsman keys issue acme --name ci",
 )
 
 KeyTenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
@@ -32,12 +32,20 @@ KeyLimits = Annotated[
 def list_keys(
     tenant: KeyTenant,
     admin: AdminAt = USUAL_ADMIN,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the keys of TENANT, without the keys themselves, which are not stored."""
+    """Print the keys of TENANT, without the keys themselves, which are not stored.
+
+    \b
+    Example:
+      pointsman keys list acme
+    """
     from router.start.commands.keys import KeysDesk
 
-    KeysDesk(admin, tenant).list(as_json=json)
+    KeysDesk(admin_port(admin, ca, cert, key), tenant).list(as_json=json)
 
 
 @app.command("issue", short_help="A new key, printed once.")
@@ -48,6 +56,9 @@ def issue_key(
     team: Annotated[str | None, typer.Option(help="A team of the tenant.")] = None,
     limit: KeyLimits = None,
     admin: AdminAt = USUAL_ADMIN,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Print a new key of TENANT, alone on stdout. It is shown only now.
 
@@ -57,7 +68,7 @@ def issue_key(
     """
     from router.start.commands.keys import KeysDesk
 
-    KeysDesk(admin, tenant).issue(name, expires, team, limit or ())
+    KeysDesk(admin_port(admin, ca, cert, key), tenant).issue(name, expires, team, limit or ())
 
 
 @app.command("rotate", short_help="A new key in place of another one.")
@@ -69,11 +80,19 @@ def rotate_key(
         str | None, typer.Option(help="How long the new key is valid (default: as the old one).")
     ] = None,
     admin: AdminAt = USUAL_ADMIN,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
-    """Print a new key with the name, team and limits of the key ID, which stays valid for a while."""
+    """Print a new key with the name, team and limits of the key ID, which stays valid for a while.
+
+    \b
+    Example:
+      pointsman keys rotate acme key-2f6c0a9d1b7e --overlap 48h
+    """
     from router.start.commands.keys import KeysDesk
 
-    KeysDesk(admin, tenant).rotate(id, overlap, expires)
+    KeysDesk(admin_port(admin, ca, cert, key), tenant).rotate(id, overlap, expires)
 
 
 @app.command("limits", short_help="Other limits for a key.")
@@ -82,11 +101,19 @@ def limit_key(
     id: KeyId,  # noqa: A002
     limit: KeyLimits = None,
     admin: AdminAt = USUAL_ADMIN,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
-    """Give the key ID these limits in place of those that it has; without --limit it has none of its own."""
+    """Give the key ID these limits in place of those that it has; without --limit it has none of its own.
+
+    \b
+    Example:
+      pointsman keys limits acme key-2f6c0a9d1b7e --limit requests_per_minute=60
+    """
     from router.start.commands.keys import KeysDesk
 
-    KeysDesk(admin, tenant).limit(id, limit or ())
+    KeysDesk(admin_port(admin, ca, cert, key), tenant).limit(id, limit or ())
 
 
 @app.command("revoke", short_help="Refuse a key from now on.")
@@ -94,8 +121,16 @@ def revoke_key(
     tenant: KeyTenant,
     id: KeyId,  # noqa: A002
     admin: AdminAt = USUAL_ADMIN,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
-    """Refuse the key ID from now on; its running requests end normally."""
+    """Refuse the key ID from now on; its running requests end normally.
+
+    \b
+    Example:
+      pointsman keys revoke acme key-2f6c0a9d1b7e
+    """
     from router.start.commands.keys import KeysDesk
 
-    KeysDesk(admin, tenant).revoke(id)
+    KeysDesk(admin_port(admin, ca, cert, key), tenant).revoke(id)

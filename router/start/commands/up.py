@@ -14,20 +14,18 @@ from typing import NamedTuple
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.text import Text
 
 from policies.quantities import digits
 from policies.sla.config import Config
-from policies.sla.server import OPEN, STATE_OFF
+from policies.sla.server import OPEN
 from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
 from router.operate.telemetry.logs import LogOptions, log_to
-from router.start.address import Address
 from router.start.allocator import keep_freed_memory
 from router.start.app import Router
 from router.start.build import Parts
+from router.start.commands.greeting import greet
 from router.start.commands.local_shards import LocalShards, ShardCommand
-from router.start.commands.overrides import USUAL_ADMIN
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
 from router.start.commands.shard_options import link_options, shard_flags
 from router.start.config_file import Contents
@@ -116,7 +114,7 @@ async def serve_until_signal(
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         # handle signals while no backend is reached yet, too
-        greeting = asyncio.create_task(_greet_when_reached(console, config, router))
+        greeting = asyncio.create_task(greet(console, config, router))
         await stopped.wait()
         greeting.cancel()
         await asyncio.gather(greeting, return_exceptions=True)
@@ -206,39 +204,3 @@ class LoadingBars:
         if shard not in self._tasks:
             self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
         self._bars.update(self._tasks[shard], completed=share, what=what)
-
-
-async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
-    # backends that are discovered or announce themselves may come in a second or never
-    if any(pool.at for pool in config.pools.values()):
-        await router.wait_until_reached(timeout_s=30)
-    greet(console, config, router)
-
-
-def greet(console: Console, config: Config, router: Router) -> None:
-    """Print the router's addresses and an example command."""
-    models = sorted(router.models())
-    console.print(Text.assemble(("Pointsman", "bold"), f" serves {', '.join(models) or 'no model yet'}"))
-    console.print(f"  HTTP  {router.http_url}/v1{_metrics(router)}")
-    if router.grpc_address:
-        console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
-    if router.admin is not None:
-        url = f"{router.scheme('admin')}://{router.admin}"
-        top = f"pointsman top{_where(router.admin)}"
-        # a terminal breaks lines where they can be copied whole
-        console.print(f"  dashboard  {url}/dashboard   (in a terminal: {top})", soft_wrap=True)
-    if config.server.state not in {None, STATE_OFF}:
-        console.print(f"  state  {config.server.state}", soft_wrap=True)
-    key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
-    body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
-    console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
-    console.print("Ctrl-C ends it.")
-
-
-def _metrics(router: Router) -> str:
-    return "" if router.metrics_url is None else f"   (metrics: {router.metrics_url})"
-
-
-def _where(admin: Address) -> str:
-    return "" if str(admin) == USUAL_ADMIN else f" --admin {admin}"

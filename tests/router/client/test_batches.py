@@ -105,11 +105,7 @@ async def test_a_batch_is_cancelled(tmp_path: Path) -> None:
 def _results(at: str, batch: str) -> None:
     from router.client import batches
 
-    os.environ["POINTSMAN_KEY"] = KEY
-    try:
-        batches.results(at, batch, None, errors=False)
-    finally:
-        del os.environ["POINTSMAN_KEY"]
+    batches.results(BatchClient(at, KEY), batch, None, errors=False)
 
 
 async def test_lists_longer_than_a_page_are_whole(tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ async def pointsman(*arguments: str, piped: str | None = None) -> tuple[int, str
     return done.returncode, done.stdout, done.stderr
 
 
-async def test_a_pipe_gets_the_answer_alone() -> None:
+async def test_a_pipe_gets_the_answer_alone_and_a_document_comes_before_the_question() -> None:
     async with running(OpenAIServer(model="m", cached_tokens=4)) as server:
         status, answer, notes = await pointsman("chat", "Sum", "up", "--at", server.url, piped="a report\n")
     assert (status, answer) == (0, f"{TEXT}\n")
     assert "first token after" in notes
-    assert server.received[0].body["messages"] == [{"role": "user", "content": "Sum up\n\na report"}]
+    assert server.received[0].body["messages"] == [{"role": "user", "content": "a report\n\nSum up"}]
 
 
 async def test_a_question_needs_no_input() -> None:
