@@ -102,9 +102,13 @@ def why_unanswered(url: str, error: BaseException) -> tuple[str, str]:
     if isinstance(found, OSError) and found.errno is not None and not isinstance(found, ConnectionResetError):
         return os.strerror(found.errno), ""
     if isinstance(found, ConnectionError) or type(found).__name__ in _HUNG_UP:
-        return "it hung up without an answer", "" if _is_secure(url) else "if its port has TLS, write https://"
+        return "it hung up without an answer", _IT_MAY_WANT if _is_secure(
+            url
+        ) else "if its port has TLS, write https://"
     return str(found) or type(found).__name__, ""
 
+
+_IT_MAY_WANT = "it may want a certificate: set cert: and key: in the file, or --cert and --key"
 
 _HUNG_UP = ("ServerDisconnectedError", "RemoteDisconnected", "BadStatusLine", "IncompleteRead")
 """Exceptions of aiohttp and http.client for connections that end before an answer."""

@@ -25,7 +25,8 @@ EXPECTED = {
     "unknown CA": "its certificate is signed by a CA that is not trusted",
     "expired": "its certificate has expired",
     "wrong name": "its certificate is not for this address",
-    "wants a certificate": "the other side wants a certificate",
+    # some servers hang up before their reason arrives
+    "wants a certificate": ("the other side wants a certificate", "it hung up without an answer"),
     "nothing listens": "Connection refused",
     "no such name": ("Name or service not known", "Temporary failure in name resolution", "No address associated"),
 }
@@ -52,9 +53,10 @@ async def a_mistake(name: str, authority: Authority, stranger: Authority) -> Asy
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            # a ClientHello too gets an answer, as from any HTTP server
+            await reader.read(65536)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        except (OSError, EOFError, asyncio.LimitOverrunError):
+        except OSError:
             pass
         finally:
             writer.close()
