@@ -605,7 +605,7 @@ class HttpClient:
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
         kind = next((kind for cause, kind in _KINDS.items() if isinstance(error, cause)), BackendErred)
-        reason, hint = str(error) or type(error).__name__, f"is {self.url} up?"
+        reason = str(error) or type(error).__name__
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):
             if self._options.tls is not None:
@@ -613,9 +613,7 @@ class HttpClient:
             reason = sentence_of(cause)
         elif isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
             reason, _ = why_unanswered(self.url, cause)
-        elif isinstance(error, Disconnected) and self.url.startswith("http:") and self.describe() is None:
-            reason = f"{reason} (if its port has TLS, write https://)"
-        return kind(f"{self.name} cannot be reached: {reason}", hint=hint)
+        return kind(f"{self.name} cannot be reached: {reason}", hint=f"is {self.url} up?")
 
 
 class _Call(msgspec.Struct, eq=False):
