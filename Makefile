@@ -6,15 +6,15 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pythons check protos site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons check protos site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-	    || { echo "Pointsman needs Python 3.11 to 3.13; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
+	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' \
+	    || { echo "Pointsman needs Python 3.11 to 3.14; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
 	@echo "Setting up $(VENV): once, a minute or two, for torch and some libraries ..."
 	@$(PY) -m venv $(VENV)
 	@$(BIN)/python .ci/install.py -e '.[shard]' openai
@@ -73,6 +73,9 @@ chaos: $(VENV)/.ready-to-develop  ## every fault of tests/chaos and pairs of the
 
 fuzz: $(VENV)/.ready-to-develop   ## search for the bytes that cost each reader most, for two minutes
 	@$(BIN)/python -m tests.fuzz --patterns 200 --most 1 --seconds 60
+
+pins: $(VENV)/.ready-to-develop   ## whether every pin installs on each Python that is admitted, from the registry's metadata
+	@$(BIN)/python .ci/pins.py
 
 pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
 	@PY=$(PY) .ci/pythons 3.11 3.13

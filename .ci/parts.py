@@ -63,6 +63,7 @@ FIRST = (
 TESTS = (Part("test", "make test", 3600),)
 
 OTHERS = (
+    Part("pins", "make -s pins", 900),
     Part("bandit", "make -s bandit", 600),
     Part("kernels", "make kernels", 1800, only_x86_linux=True),
     Part("fuzz", "make fuzz", 900),

@@ -108,7 +108,9 @@ def main(arguments: list[str]) -> int:
     for fault in faults:
         print(fault)
     if not faults:
-        print(f"{len(pins_of(constraints))} pins install on Python {', '.join(first_releases(ROOT / 'pyproject.toml'))}")
+        print(
+            f"{len(pins_of(constraints))} pins install on Python {', '.join(first_releases(ROOT / 'pyproject.toml'))}"
+        )
     return 1 if faults else 0
 
 

@@ -37,6 +37,8 @@ class RedisAddress:
 
 
 _SCHEME = re.compile(r"(redis|rediss)(?:\+(sentinel|cluster))?://|unix://")
+# urllib takes no list of hosts with an IPv6 address in it, since Python 3.14
+_PARTS = re.compile(r"[^:]+://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:@]+)(?::(?P<port>[0-9]{1,5}))?")
 _USUAL_PORTS = {RedisKind.SENTINEL: 26379, RedisKind.CLUSTER: 6379}
 
@@ -58,14 +60,15 @@ def read_address(url: str) -> RedisAddress:
     kind = RedisKind(scheme[2] or "server")
     if kind is RedisKind.SERVER:
         return _server(url)
-    parts = urlsplit(url)
-    user, _, places = parts.netloc.rpartition("@")
+    parts = _PARTS.match(url)
+    assert parts is not None, "the scheme is known"
+    user, _, places = parts["netloc"].rpartition("@")
     name, _, password = user.partition(":")
     hosts = tuple(_host(each, _USUAL_PORTS[kind]) for each in places.split(","))
     if len(set(hosts)) != len(hosts):
         raise ValueError("must name each host once")
-    primary, db = _path(parts.path, kind)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    primary, db = _path(parts["path"], kind)
+    options = dict(parse_qsl(parts["query"] or "", keep_blank_values=True))
     known = ("sentinel_username", "sentinel_password") if kind is RedisKind.SENTINEL else ()
     if unknown := sorted(options.keys() - set(known)):
         hint = f" (known: {', '.join(known)})" if known else ""
@@ -85,7 +88,11 @@ def read_address(url: str) -> RedisAddress:
 
 
 def _server(url: str) -> RedisAddress:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # urllib's own words repeat the password
+        raise ValueError("must be an address like redis://user:password@host:6379/0") from None
     if url.startswith("unix://"):
         return RedisAddress(RedisKind.SERVER, f"{parts.path}?{parts.query}", url)
     if "," in parts.netloc.rpartition("@")[2]:

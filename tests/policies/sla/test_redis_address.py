@@ -58,3 +58,18 @@ def test_a_place_is_the_same_whichever_host_is_named_first_and_shows_no_password
 def test_mistakes_are_named(url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         read_address(url)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "unix", "redis+cluster", "redis+sentinel"])
+@given(
+    password=some.text("0123456789#?/:@[]%", min_size=4, max_size=20),
+    host=some.sampled_from(["host", "[::1]", "[", "a,[::1]", "[::1]x"]),
+)
+def test_no_error_repeats_the_password(scheme: str, password: str, host: str) -> None:
+    said = ""
+    try:
+        read_address(f"{scheme}://user:\u2100{password}@{host}/0")
+    except ValueError as error:
+        said = str(error)
+    assert "\u2100" not in said
+    assert password not in said.replace("user:password@host", "")

