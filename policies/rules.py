@@ -349,6 +349,18 @@ def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
     return msgspec.structs.replace(ruling, service_class=lowest)
 
 
+def with_targets(ruling: Ruling, ttft_s: float | None, tpot_s: float | None) -> Ruling:
+    """`ruling` with the targets that a caller names, in seconds, where its class has none, or tighter ones: as with a
+    priority, no caller gets more than the rules give."""
+    given = ruling.service_class
+    laxer = replace(given, ttft_s=_laxer(given.ttft_s, ttft_s), tpot_s=_laxer(given.tpot_s, tpot_s))
+    return msgspec.structs.replace(ruling, service_class=laxer)
+
+
+def _laxer(of_class: float | None, named: float | None) -> float | None:
+    return of_class if named is None else max(named, of_class or 0.0)
+
+
 def may_use(tenant: Tenant, service_class: str) -> bool:
     """Whether `tenant` may run in `service_class`."""
     return not tenant.classes or service_class in tenant.classes

@@ -76,6 +76,13 @@ class DocumentSpans(msgspec.Struct, frozen=True):
     size: int
 
 
+class Targets(msgspec.Struct, frozen=True):
+    """Latencies that a caller hopes for, in seconds: until the first token, and of each further one."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 Input = Chat | str | bytes
 """One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
 
@@ -118,6 +125,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Only the prompt is wanted in the answer: generated tokens are left out."""
     needs: frozenset[Capability] = frozenset()
     priority: str | None = None
+    targets: Targets | None = None
+    """They hold where the class has none, or tighter ones."""
     session: str | None = None
     user: str | None = None
     """The client's name for its user."""

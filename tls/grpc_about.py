@@ -7,18 +7,20 @@ grpc-proto, `grpc/health/v1/health.proto`, `grpc/reflection/v1/reflection.proto`
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
 
-Asked, Told = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
 _VERSION_1 = "grpc.reflection.v1.ServerReflection"
 
 
-class PortHealth(health.aio.HealthServicer):
+class PortHealth(health.aio.HealthServicer):  # type: ignore[misc] - its package has no types
     """The health of each service of one port, which `set` changes."""
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class PortHealth(health.aio.HealthServicer):
         return health_pb2.HealthListResponse(statuses=each)
 
 
-class Reflection(reflection.aio.ReflectionServicer):
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc] - its package has no types
     """The services of one port, in both versions."""
 
     async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Asked], context: Any) -> AsyncIterator[Told]:  # noqa: N802 - gRPC calls it so
@@ -67,12 +69,10 @@ def _of_a_file(asked: Asked) -> Asked:
         return asked
     pool, name = descriptor_pool.Default(), asked.file_containing_symbol
     for find in (pool.FindMethodByName, pool.FindFieldByName, pool.FindOneofByName):
-        try:
-            found = find(name)
-        except KeyError:
-            continue
-        of = found.containing_service if find == pool.FindMethodByName else found.containing_type
-        return Asked(host=asked.host, file_by_filename=of.file.name)
+        with suppress(KeyError):
+            found: Any = find(name)
+            of = found.containing_service if find == pool.FindMethodByName else found.containing_type
+            return Asked(host=asked.host, file_by_filename=of.file.name)
     return asked
 
 

@@ -40,7 +40,7 @@ from policies.predict import answer_s
 from policies.quantities import rounded_seconds
 from policies.quota.prices import PriceList
 from policies.quota.tags import tags_of
-from policies.rules import Facts, Ruling, classify, yielding
+from policies.rules import Facts, Ruling, classify, with_targets, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
@@ -150,6 +150,8 @@ async def serve(
                 account.service_class, account.rule = ruling.service_class.name, ruling.rule
                 if ask.yields:
                     ruling, account.service_class = yielding(ruling, config), ask.counted_as or YIELDING
+                hoped = ask.targets
+                ruling = ruling if hoped is None else with_targets(ruling, hoped.ttft_s, hoped.tpot_s)
                 prices = config.prices
                 if prices.later:
                     prices = prices.at(gateway.unix_time())

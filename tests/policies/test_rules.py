@@ -20,6 +20,7 @@ from policies.rules import (
     pools_within_reach,
     settled,
     stated,
+    with_targets,
     yielding,
 )
 from policies.sla.config import Config
@@ -252,3 +253,20 @@ def test_pools_of_rules_for_others_are_not_within_reach() -> None:
     assert pools_within_reach(labs, "m", config) == {"far"}
     assert pools_within_reach(acme, "m", config) is None
     assert pools_within_reach(acme, "big", config) == {"next"}
+
+
+_TARGET = st.none() | st.floats(0.001, 1000)
+
+
+@given(st.tuples(_TARGET, _TARGET), st.tuples(_TARGET, _TARGET))
+def test_targets_of_a_caller_are_never_tighter_than_those_of_its_class(
+    of_class: tuple[float | None, float | None], named: tuple[float | None, float | None]
+) -> None:
+    ruling = classify(facts(), CONFIG)
+    ruling = msgspec.structs.replace(
+        ruling, service_class=replace(ruling.service_class, ttft_s=of_class[0], tpot_s=of_class[1])
+    )
+    found = with_targets(ruling, *named).service_class
+    for before, hoped, after in zip(of_class, named, (found.ttft_s, found.tpot_s), strict=True):
+        assert after == (before if hoped is None else hoped if before is None else max(before, hoped))
+    assert replace(found, ttft_s=None, tpot_s=None) == replace(ruling.service_class, ttft_s=None, tpot_s=None)

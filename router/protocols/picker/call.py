@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Hashable, Mapping
+import math
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, Inva
 from policies.explain import Explanation
 from policies.nouns import ACCEPTED, ClusterView, Delta, Prompt
 from policies.quota.budget import Standing
-from router.ask import Ask
+from router.ask import Ask, Targets
 from router.call.bid import Placed
 from router.call.bodies import Held
 from router.call.caller import Placement
@@ -31,7 +32,16 @@ from router.protocols.http.models import model_entry
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.picker.answers import reader_of
 from router.protocols.picker.endpoints import Reach
-from router.protocols.picker.messages import OBJECTIVES, Destination, immediate, picked
+from router.protocols.picker.messages import (
+    FAIRNESS_IDS,
+    MODEL_REWRITES,
+    OBJECTIVES,
+    TPOT_TARGETS,
+    TTFT_TARGETS,
+    Destination,
+    immediate,
+    picked,
+)
 from router.protocols.picker.phases import Head, Phases, ResponseHead, Say
 from router.protocols.status import challenge, retry_after
 from router.protocols.strangers import address_in
@@ -85,6 +95,8 @@ class PickedCall:
             bodies=(ask.bodies[longest],),
             natives=ask.natives[longest : longest + 1],
             priority=ask.priority or self._objective(),
+            user=ask.user or self._said(FAIRNESS_IDS),
+            targets=self._targets(),
             deadline_s=self._deadline_s if ask.deadline_s is None else ask.deadline_s,
         )
 
@@ -185,17 +197,28 @@ class PickedCall:
     def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
         assert self._dialect is not None
         body, self._whole = decode_whole(raw)
-        changes = aliased(body, self._path, self._gateway.config.aliases)
+        name = self._said(MODEL_REWRITES)
+        if name is None and not body.get("model"):
+            name = self._gateway.only_model(self._tenant)
+        # the backend's name for it is among the fields that a backend always gets
+        meant = body if name is None else {**body, "model": name}
+        changes = aliased(meant, self._path, self._gateway.config.aliases)
         self._is_changed = bool(changes)
-        if not body.get("model") and (name := self._gateway.only_model(self._tenant)) is not None:
-            # the backend's name for it is among the fields that a backend always gets
-            changes = {**changes, "model": name}
-        return self._dialect.parse(changed(body, changes) if changes else body, self._headers), body
+        return self._dialect.parse(changed(meant, changes) if changes else meant, self._headers), body
 
     def _objective(self) -> str | None:
         """The objective that the request names, if it is a class of ours; a cluster may have others of that name."""
-        named = next((self._headers[name] for name in OBJECTIVES if name in self._headers), None)
+        named = self._said(OBJECTIVES)
         return named if named in self._gateway.config.classes else None
+
+    def _targets(self) -> Targets | None:
+        """The caller's own targets; None if it names none."""
+        found = Targets(*(_seconds(self._said(names)) for names in (TTFT_TARGETS, TPOT_TARGETS)))
+        return None if found == Targets() else found
+
+    def _said(self, names: Sequence[str]) -> str | None:
+        """The value of the first header of `names` that came with one."""
+        return next((value for name in names if (value := self._headers.get(name, "").strip())), None)
 
     async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
         phases, request = self._phases, placed.bid.request
@@ -258,6 +281,15 @@ def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -
         return None
     sent = {name: value for name, value in {**body, **changed}.items() if name not in changed or value is not None}
     return encoded(sent)
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    """A target in seconds; None where it is no number above 0, as gateways have it."""
+    try:
+        seconds = float(milliseconds or "") / 1000
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 def _size(prompt: object) -> int:

@@ -23,6 +23,11 @@ DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_IDS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+MODEL_REWRITES = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+TTFT_TARGETS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_TARGETS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+"""Headers of callers: the newer name, then the older one."""
 """Headers that name the objective of a request, the newer name first."""
 
 LB = "envoy.lb"

@@ -27,7 +27,7 @@ from router.operate.dashboard.board import Totals
 from router.protocols.picker import server
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
-from router.protocols.picker.messages import OBJECTIVES
+from router.protocols.picker.messages import FAIRNESS_IDS, MODEL_REWRITES, OBJECTIVES, TPOT_TARGETS, TTFT_TARGETS
 from router.start.app import Router
 from tests.router.parts import KEY, MODEL, a_tenant, board_of
 from tests.router.protocols.picker.parts import (
@@ -479,6 +479,37 @@ async def test_an_objective_that_is_a_class_of_ours_is_what_the_caller_asks_for(
             for objective, given in (("batch", "batch"), ("somebody-elses", "chat")):
                 reply = await chat(envoy, headers={**AUTH, name: objective})
                 assert reply.headers["x-pointsman-class"] == given
+
+
+@pytest.mark.parametrize("name", MODEL_REWRITES)
+async def test_the_model_of_a_header_takes_the_place_of_the_bodys(name: str) -> None:
+    async with a_gateway() as (envoy, _):
+        body = json.dumps({"model": "another", "messages": [{"role": "user", "content": "hi"}]}).encode()
+        assert (await chat(envoy, body)).status == 404
+        reply = await chat(envoy, body, headers={**AUTH, name: MODEL})
+        assert (reply.status, json.loads(reply.sent_body)["model"]) == (200, MODEL)
+        assert (await chat(envoy, headers={**AUTH, name: "another"})).status == 404
+
+
+@pytest.mark.parametrize("name", FAIRNESS_IDS)
+async def test_a_fairness_id_is_the_end_user_where_the_body_names_none(name: str) -> None:
+    tenant = replace(a_tenant(), needs_user=True)
+    async with a_gateway(config=a_picker_config_of(tenant)) as (envoy, _):
+        assert (await chat(envoy)).status == 400
+        assert (await chat(envoy, headers={**AUTH, name: "ann"})).status == 200
+
+
+@pytest.mark.parametrize("names", [TTFT_TARGETS, TPOT_TARGETS])
+async def test_targets_of_a_caller_reach_the_decision(names: tuple[str, str]) -> None:
+    async with a_gateway() as (envoy, router):
+        promised = list[ServiceClass | None]()
+        router.gateway.observer.decided = lambda request, *_, **__: promised.append(request.promised)  # type: ignore[method-assign]
+        for name in names:
+            for given in ("60000", "0", "-1", "nan", "inf", "soon", ""):
+                assert (await chat(envoy, headers={**AUTH, name: given})).status == 200
+        found = [None if each is None else (each.ttft_s, each.tpot_s)[names is TPOT_TARGETS] for each in promised]
+        assert found[0] == found[7] == 60.0
+        assert set(found[1:7]) == set(found[8:]) == {found[1]}
 
 
 async def test_the_choice_is_explained_on_request() -> None:
