@@ -37,7 +37,7 @@ class PairReader:
     """
 
     def __init__(self, syntax: ToolSyntax, marks: PairMarks, id_of: Callable[[int], str]) -> None:
-        self.calls = 0
+        self.calls, self._is_behind_call = 0, False
         self._opens, self._marks = syntax.format.opens, marks
         self._schemas, self._id_of = syntax.schemas, id_of
         self._held, self._kinds, self._pairs = "", dict[str, frozenset[str]](), 0
@@ -70,16 +70,18 @@ class PairReader:
         at = min((place for mark in self._opens if (place := held.find(mark)) >= 0), default=-1)
         if at >= 0:
             before = len(held[:at].rstrip())
+            self._is_behind_call &= before == 0
             parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._go(self._begin)
         begun = max(overlap(held, mark) for mark in self._opens)
         if self._is_last and self._is_cut and begun:
             certain = len(held[:-begun].rstrip())
         elif self._is_last:
-            certain = 0 if self.calls and not held.strip() else len(held)
+            certain = 0 if self._is_behind_call and not held.strip() else len(held)
         else:
             certain = len(held) - begun
             certain = certain if self._is_too_long() else len(held[:certain].rstrip())
+        self._is_behind_call &= certain == 0
         parsed.text, self._held = parsed.text + held[:certain], "" if self._is_last else held[certain:]
         return False
 
@@ -92,7 +94,7 @@ class PairReader:
         name = marks.name.match(body)
         if name is not None:
             parsed.call(self.calls, self._id_of(self.calls), name[1])
-            self.calls += 1
+            self.calls, self._is_behind_call = self.calls + 1, True
             self._kinds = kinds_of_properties(self._schemas.get(name[1]))
             self._held, self._pairs = body[name.end() :], 0
             return self._go(self._pair)
@@ -103,6 +105,7 @@ class PairReader:
             self._held = ""
             return False
         # not a call: its opening mark is text, and what follows may be
+        self._is_behind_call = False
         parsed.text, self._held = parsed.text + self._held[:start], body
         return self._go(self._seek)
 

@@ -84,8 +84,20 @@ def in_slices(push: Callable[[str, bool], ParsedText], text: str, *, is_last: bo
     """
     if len(text) <= _SLICE_CHARACTERS:
         return push(text, is_last)
-    ends = range(_SLICE_CHARACTERS, len(text) + _SLICE_CHARACTERS, _SLICE_CHARACTERS)
-    each = [push(text[end - _SLICE_CHARACTERS : end], is_last and end >= len(text)) for end in ends]
+    slices = sliced(text)
+    return joined([push(piece, is_last and piece is slices[-1]) for piece in slices])
+
+
+def sliced(text: str) -> list[str]:
+    """`text` in the slices that a reader looks at; at least one."""
+    starts = range(0, len(text) or 1, _SLICE_CHARACTERS)
+    return [text[start : start + _SLICE_CHARACTERS] for start in starts]
+
+
+def joined(each: list[ParsedText]) -> ParsedText:
+    """All of `each` as one, which takes them over."""
+    if len(each) == 1:
+        return each[0]
     arguments: dict[int, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
     for call in (call for parsed in each for call in parsed.calls):
@@ -93,8 +105,8 @@ def in_slices(push: Callable[[str, bool], ParsedText], text: str, *, is_last: bo
         arguments.setdefault(call["index"], []).append(call["function"]["arguments"])
     for number, pieces in arguments.items():
         calls[number]["function"]["arguments"] = "".join(pieces)
-    joined = "".join(parsed.text for parsed in each), "".join(parsed.thought for parsed in each)
-    return ParsedText(*joined, list(calls.values()))
+    texts = "".join(parsed.text for parsed in each), "".join(parsed.thought for parsed in each)
+    return ParsedText(*texts, list(calls.values()))
 
 
 def ended_by_calls(delta: Delta) -> Delta:

@@ -6,6 +6,7 @@ For backends that draw tokens and do not know tools, such as shards. Text that i
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -20,8 +21,10 @@ from router.text.parsed_text import (
     UnreadText,
     ended_by_calls,
     in_slices,
+    joined,
     namer,
     overlap,
+    sliced,
 )
 from router.text.tool_formats import ToolSyntax
 
@@ -100,12 +103,14 @@ class CallReader:
     """
 
     def __init__(self, syntax: ToolSyntax, id_of: Callable[[int], str]) -> None:
-        self.calls = 0
+        self.calls, self._is_behind_call = 0, False
         self._format, self._names, self._id_of = syntax.format, syntax.names, id_of
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
         self._step: Callable[[ParsedText], bool] = self._begin if syntax.format.is_bare else self._seek
-        self._is_last, self._is_cut, self._unread = False, False, UnreadText()
+        self._ends, self._is_cut, self._unread = False, False, UnreadText()
+        # slices behind what is held, of a text that was held and is no call
+        self._later = deque[str]()
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
@@ -121,10 +126,22 @@ class CallReader:
         held, parsed = self._unread.with_held(self._held, text, is_last=is_last), ParsedText()
         if held is None:
             return parsed
-        self._held, self._is_last = held, is_last
+        self._held, self._ends = held, is_last
+        each = [self._stepped(parsed)]
+        while self._later:
+            self._held += self._later.popleft()
+            each.append(self._stepped(ParsedText()))
+        return joined(each)
+
+    def _stepped(self, parsed: ParsedText) -> ParsedText:
         while self._step(parsed):
             pass
         return parsed
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether nothing comes behind what is held."""
+        return self._ends and not self._later
 
     # Each step looks at the held text, adds to `parsed` what later text cannot change, and returns whether to go on.
 
@@ -140,15 +157,17 @@ class CallReader:
         at, mark = min(((held.find(mark), mark) for mark in opens if mark in held), key=_first, default=(-1, ""))
         if at >= 0:
             before = len(held[:at].rstrip())
+            self._is_behind_call &= before == 0
             parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._look_for_call(at - before + len(mark))
         certain = len(held) - max(overlap(held, mark) for mark in opens)
         if self._is_last and self._is_cut and certain < len(held):
             certain = len(held[:certain].rstrip())
         elif self._is_last:
-            certain = 0 if self.calls and not held.strip() else len(held)
+            certain = 0 if self._is_behind_call and not held.strip() else len(held)
         elif not self._is_too_long():
             certain = len(held[:certain].rstrip())
+        self._is_behind_call &= certain == 0
         parsed.text, self._held = parsed.text + held[:certain], "" if self._is_last else held[certain:]
         return False
 
@@ -164,8 +183,10 @@ class CallReader:
         found = _OBJECT.match(text)
         if found is None:
             return self._wait(parsed) if self._format.may_become.fullmatch(text) else self._pass_on(parsed)
-        end = self._nesting.end_in(text, max(self._scanned, found.end() - 1), until=0)
+        end = self._nesting.end_in(text, max(self._scanned, found.end() - 1), until=0, is_json=True)
         self._scanned = len(text)
+        if self._nesting.is_broken:
+            return self._pass_on(parsed)
         if end is None:
             return self._wait(parsed)
         written = _written(text[found.end() - 1 : end])
@@ -240,7 +261,11 @@ class CallReader:
 
     def _pass_on(self, parsed: ParsedText) -> bool:
         """Not a call: its opening mark is text, and what follows may be."""
-        parsed.text, self._held = parsed.text + self._held[: self._body], self._held[self._body :]
+        # each further mark looks at all that is held behind it, so that is not much
+        self._is_behind_call = False
+        held, *later = sliced(self._held[self._body :])
+        self._later.extendleft(reversed(later))
+        parsed.text, self._held = parsed.text + self._held[: self._body], held
         return self._go(self._seek)
 
     def _may_name_a_tool(self) -> bool:
@@ -253,20 +278,32 @@ class CallReader:
 
     def _begin_call(self, parsed: ParsedText, name: str) -> None:
         parsed.call(self.calls, self._id_of(self.calls), name)
-        self.calls += 1
+        self.calls, self._is_behind_call = self.calls + 1, True
 
     def _is_too_long(self) -> bool:
         return len(self._held) > MOST_HELD_CHARACTERS
 
 
+_JSON = frozenset(" \t\r\n:,+-.0123456789Eaeflnrstu")
+"""What stands in JSON outside of strings, but for brackets."""
+
+
 class _Nesting:
-    """Depth of nesting in a JSON text that comes in pieces."""
+    """Depth of nesting in a JSON text that comes in pieces.
+
+    `is_broken`: a character stood outside of strings that JSON has nowhere there. No mark is JSON, so of the marks in a
+    text that never ends at most every second one has the others in its strings, and no character is looked at again for
+    each mark before it.
+    """
 
     def __init__(self, depth: int = 0) -> None:
-        self._depth, self._in_string, self._escaped = depth, False, False
+        self._depth, self._in_string, self._escaped, self.is_broken = depth, False, False, False
 
-    def end_in(self, text: str, start: int, *, until: int) -> int | None:
-        """Position behind the bracket in `text[start:]` that reduces the depth to `until`; None if there is none."""
+    def end_in(self, text: str, start: int, *, until: int, is_json: bool = False) -> int | None:
+        """Position behind the bracket in `text[start:]` that reduces the depth to `until`; None if there is none.
+
+        If the text has to be JSON (`is_json`), None at the first character that shows that it is none.
+        """
         for at in range(start, len(text)):
             letter = text[at]
             if self._escaped:
@@ -281,6 +318,9 @@ class _Nesting:
                 self._depth -= 1
                 if self._depth == until:
                     return at + 1
+            elif is_json and letter not in _JSON:
+                self.is_broken = True
+                return None
         return None
 
 

@@ -29,6 +29,7 @@ from router.text.tool_formats import (
     ToolSyntax,
     format_of,
 )
+from tests.work import work_of
 
 TOOLS = frozenset({"weather", "time_of.day"})
 FORMATS = {
@@ -333,10 +334,27 @@ fragments = st.sampled_from([*MARKS, *OBJECTS, *' \n,;[]{}"\\', "text ", "é😀
     st.lists(st.integers(0, 500), max_size=12),
 )
 @example("mistral", '[TOOL_CALLS]weather{"a": 1}, [TOOL', [28])
+@example("llama", '{"name": "weather", "parameters": {}}a ', [39])
+@example("glm 4.5", "<tool_call>weather</tool_call>a ", [31])
+@example("hermes", '<tool_call>{"' + "y" * 1500 + '<tool_call>{"name": "weather", "arguments": {}}', [700])
 def test_any_cut_of_any_text_gives_the_same(tool_format: str, text: str, places: list[int]) -> None:
     whole = read(FORMATS[tool_format], [text])
     assert read(FORMATS[tool_format], cut(text, places)) == whole
     assert read(FORMATS[tool_format], list(text)) == whole
+
+
+@pytest.mark.parametrize("tool_format", [name for name in sorted(FORMATS) if FORMATS[name].pairs is None])
+@pytest.mark.parametrize("beginning", ["{", '{"'], ids=["apart", "in one text"])
+@pytest.mark.parametrize("unit", ["{", '{"', '{"a": "', '{"a": ', "{\\", '"{', "{'", "["])
+def test_calls_that_never_end_cost_the_same_for_each_character(tool_format: str, beginning: str, unit: str) -> None:
+    """Each mark may begin a call, and none of them ends: the text behind a mark is not read anew for each."""
+    mark = FORMATS[tool_format].opens[-1]
+
+    def work(size: int) -> int:
+        text = mark + beginning + (mark + unit) * (size // len(mark + unit))
+        return work_of(lambda: read(FORMATS[tool_format], [text])).lines
+
+    assert work(8000) <= 2.2 * work(4000) + 2000
 
 
 @settings(deadline=None)
