@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 import typer
 
+from shards.before_loading import TokenSet, doubts_about, require_same_tokens
 from shards.bundled import NAME, weights
 from shards.kv.peer_identity import PeerTls, require_protected, secret_in
 from shards.lifeline import end_with_stdin
@@ -132,7 +133,7 @@ def load_model(
         share = done_bytes / max(1, total_bytes)
         announce(supervised, {"loading": what, "share": share}, f"loading {what} ... {share:4.0%}")
 
-    path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
+    path, usual_name = checkpoint_of(source)
     short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
     with exit_on_error(before=f"cannot load {path}: "), short:
         load = partial(Model.load, path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype)
@@ -155,6 +156,22 @@ def load_model(
         return leading(part, others)
 
 
+def checkpoint_of(source: str) -> tuple[Path, str | None]:
+    """The folder of the checkpoint at `source`, a directory or `bundled`, and its usual name if that is another one."""
+    return (weights(), NAME) if source == "bundled" else (Path(source), None)
+
+
+def check_before_loading(model: str, draft_model: str | None) -> None:
+    """Print what is doubtful about the checkpoint of `model`. Raises ValueError if it is none, or if `draft_model` has
+    other tokens."""
+    folder, _ = checkpoint_of(model)
+    own = TokenSet.of(folder)
+    for doubt in doubts_about(folder):
+        print(f"warning: {doubt}", file=sys.stderr, flush=True)  # noqa: T201
+    if draft_model is not None:
+        require_same_tokens(TokenSet.of(checkpoint_of(draft_model)[0]), own)
+
+
 def digesting(kv_dir: Path | None, *, is_needed: bool) -> Callable[[WeightFiles], None]:
     """What begins to read the files of weights for their digest, beside those that load them, if `is_needed`."""
 
@@ -166,8 +183,10 @@ def digesting(kv_dir: Path | None, *, is_needed: bool) -> Callable[[WeightFiles]
     return begin if is_needed else lambda _: None
 
 
-def refuse_alone(draft_model: str | None, draft_kv_memory: float | None) -> None:
-    """Raise ValueError for memory of a draft model that is not there."""
+def refuse_alone(draft_model: str | None, draft_kv_memory: float | None, *, verifies: bool) -> None:
+    """Raise ValueError for memory of a draft model that is not there, and for one whose tokens nothing verifies."""
+    if draft_model is not None and not verifies:
+        raise ValueError("--draft-model guesses tokens, and with --speculate off or --deterministic none are verified")
     if draft_model is None and draft_kv_memory is not None:
         raise ValueError("--draft-kv-memory is for --draft-model: add it, or leave this out")
 
@@ -216,13 +235,12 @@ def draft_kv_bytes(model: Model, asked_gib: float | None) -> int:
     return int((usual_gib if asked_gib is None else asked_gib) * 2**30)
 
 
-def drafting_by(draft: Model | None, model: Model, asked_gib: float | None, *, max_running: int) -> DraftModel | None:
-    """The model `draft`, ready to guess for `model`; None without one. Raises ValueError if it cannot."""
+def drafting_by(draft: Model | None, asked_gib: float | None, *, max_running: int) -> DraftModel | None:
+    """The model `draft`, ready to guess; None without one. Raises ValueError if it cannot."""
     if draft is None:
         return None
-    from shards.draft_model import DraftModel, require_same_tokens
+    from shards.draft_model import DraftModel
 
-    require_same_tokens(draft, model)
     size = draft_kv_bytes(draft, asked_gib)
     if not has_own_memory(draft):
         refuse_beyond(usable_bytes(), size, what=" for the draft model", hint="give --draft-kv-memory less")
@@ -453,8 +471,10 @@ def shard(
         port_tls, routers_tls = certificates_of(name, own), router_certificates(own, register_ca)
     with exit_on_error():
         kv_port = KvPort.of(name, kv_listen, kv_secret_file, kv_ca, own)
-        refuse_alone(draft_model, draft_kv_memory)
+        refuse_alone(draft_model, draft_kv_memory, verifies=speculate != "off" and not deterministic)
         refuse_apart(tensor_parallel, kv_dir, kv_listen, has_adapters=bool(lora or lora_dir), experts=experts)
+    with exit_on_error(before=f"cannot load {model}: "):
+        check_before_loading(model, draft_model)
     threads = threads or max(1, default_threads() // tensor_parallel)
     loaded = load_model(
         model,
@@ -515,7 +535,7 @@ def shard(
     )
     with exit_on_error():
         # its memory is taken first: what is left is for the large model's KV
-        drafting = drafting_by(draft, loaded, draft_kv_memory, max_running=max_running)
+        drafting = drafting_by(draft, draft_kv_memory, max_running=max_running)
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, gpu_shards=gpu_shards))
         hosted = 0 if draft is None or has_own_memory(draft) else draft_kv_bytes(draft, draft_kv_memory)
         refuse_beyond(usable_bytes(), tensor_parallel * host_kv_bytes(loaded, options) + hosted)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from shards.before_loading import require_same_tokens
 from shards.exec.batch import Batch, Row
 from shards.exec.drawing import Sample
 from shards.exec.model_drafter import MOST_LAG, DraftPace, ModelDrafter
@@ -78,7 +79,7 @@ class DraftModel:
 
     def bind(self, model: Model) -> None:
         """Guess for `model`. Raises ValueError if it has other tokens."""
-        require_same_tokens(self.model, model)
+        require_same_tokens(self.model.tokens, model.tokens)
         self._tokens = min(self._network.vocabulary, model.vocabulary)
 
     def prepare(self, rows: int) -> None:
@@ -318,24 +319,6 @@ class DraftModel:
             self._device.collect(self._device.submit(batch, ()))
         self._cost.observe(shape, self._clock() - started_s)
         return []
-
-
-def require_same_tokens(draft: Model, model: Model) -> None:
-    """Raise ValueError unless each token id means the same to both. Logits may be padded to different sizes."""
-    own, other = draft.tokenizer, model.tokenizer
-    if own is None or other is None:
-        own_size, other_size, difference = draft.vocabulary, model.vocabulary, "one of them has no tokenizer"
-        is_same = own is other and own_size == other_size
-    else:
-        ids, others = own.get_vocab(), other.get_vocab()
-        own_size, other_size, is_same = len(ids), len(others), ids == others
-        first = min((token for _, token in ids.items() ^ others.items()), default=0)
-        difference = f"the first that differs is {first}"
-    if not is_same:
-        raise ValueError(
-            f"the draft model {draft.name} has {own_size} tokens and {model.name} has {other_size}, and they are not "
-            f"the same ({difference}): choose a draft model with the same tokenizer"
-        )
 
 
 _UNSOUND = -1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from tokenizers import Tokenizer
 from torch import Tensor, dtype
 
+from shards.before_loading import TokenSet, require_checkpoint, tokenizer_in
 from shards.compiled import LEAST_WIDTH
 from shards.exec.batch import Batch
 from shards.exec.moves import KvMove
@@ -148,6 +149,11 @@ class Model:
         """Upper bound of token ids, exclusive."""
         return self.network.vocabulary
 
+    @property
+    def tokens(self) -> TokenSet:
+        """Its tokens, to compare with those of another model."""
+        return TokenSet(self.name, self.vocabulary, self.tokenizer)
+
     @classmethod
     def load(
         cls,
@@ -185,7 +191,9 @@ class Model:
         on = choose_device(device)
         if on.type == "cuda" and dtype == "int8":
             raise ValueError("dtype int8 is for CPUs; choose device cpu, or a checkpoint that is quantised already")
+        require_checkpoint(path)
         config = whole_config = read_config(path)
+        tokenizer = tokenizer_in(path)
         if on.type == "cuda":
             require_gpu_support(config)
         files = WeightFiles([path / "config.json", *safetensors_of(path)])
@@ -232,22 +240,9 @@ class Model:
         return cls(
             name=name or path.resolve().name,
             network=network,
-            tokenizer=_tokenizer(path),
+            tokenizer=tokenizer,
             eos_token_ids=config.eos_token_ids,
             path=path,
             dtype=dtype if dtype == "int8" else str(computed).removeprefix("torch."),
             files=files,
         )
-
-
-def _tokenizer(path: Path) -> Tokenizer | None:
-    from shards.network.errors import BrokenCheckpoint
-
-    file = path / "tokenizer.json"
-    if not file.exists():
-        return None
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:
-        # tokenizers raises bare Exception for every fault of the file
-        raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shards.__main__ import app, kv_bytes, pool_options
+from shards.before_loading import doubts_about
 from shards.bundled import weights
 from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
@@ -66,7 +67,7 @@ def test_memory_that_is_not_there_is_a_sentence() -> None:
 
 
 def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    assert f"cannot load {tmp_path}: {tmp_path}/config.json cannot be read" in started("--model", str(tmp_path)).stderr
+    assert f"cannot load {tmp_path}: {tmp_path} has no config.json" in started("--model", str(tmp_path)).stderr
 
 
 def test_options_that_cannot_be_are_a_sentence() -> None:
@@ -162,10 +163,10 @@ async def test_a_shard_with_a_draft_model_answers_as_without() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--draft-model", "/nowhere"], "cannot load /nowhere: /nowhere/config.json cannot be read"),
+        (["--draft-model", "/nowhere"], "there is no directory /nowhere (models are not downloaded: fetch one with"),
         (["--draft-model", "{tiny}"], "are not the same (one of them has no tokenizer): choose a draft model with the"),
-        (["--draft-model", "{own}", "--speculate", "off"], "with speculate off none are verified: leave one out"),
-        (["--draft-model", "{own}", "--deterministic"], "with deterministic none are verified: leave one out"),
+        (["--draft-model", "{own}", "--speculate", "off"], "with --speculate off or --deterministic none are verified"),
+        (["--draft-model", "{own}", "--deterministic"], "with --speculate off or --deterministic none are verified"),
         (["--draft-model", "{own}", "--draft-kv-memory", "1000000"], "for the draft model, but this machine has only"),
         (["--draft-kv-memory", "1"], "--draft-kv-memory is for --draft-model: add it, or leave this out"),
     ],
@@ -177,3 +178,69 @@ def test_a_draft_model_that_cannot_guess_is_a_sentence(options: list[str], sente
     result = started("--kv-memory", "0.01", *(option.format(**places) for option in options))
     (last,) = [line for line in result.stderr.splitlines() if not line.startswith("loading")]
     assert sentence in last
+
+
+def _said(*options: str) -> str:
+    """What a start with `options` says; it must end before weights are read."""
+    said = started(*options).stderr
+    assert "loading weights" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({}, "has no config.json (a checkpoint has config.json and *.safetensors)"),
+        ({"adapter_config.json": "{}"}, "is a LoRA adapter and no model (serve its base model, with --lora model="),
+        ({"model-1/config.json": "{}"}, "has no config.json (did you mean"),
+        ({"config.json": '{"architectures": ["GPT2LMHeadModel"]}'}, "architecture GPT2LMHeadModel is not supported"),
+        ({"config.json": "{"}, "config.json: Input data was truncated"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_said_with_what_to_do(
+    tmp_path: Path, files: dict[str, str], sentence: str
+) -> None:
+    folder = tmp_path / "model"
+    for name, text in {"empty": "", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    assert sentence in _said("--model", str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_file_that_is_no_checkpoint_is_said(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"1")
+    assert f"{name} is a file (name the directory with" in _said("--model", str(tmp_path / name))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read" in _said("--model", str(tmp_path))
+
+
+def test_a_draft_model_with_other_tokens_is_said_before_weights_are_read(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    a_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert "choose a draft model with the same tokenizer" in _said("--draft-model", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "doubt"),
+    [
+        ({}, "has no tokenizer.json, so clients have to send token ids"),
+        ({"tokenizer.model": b""}, "of tokenizer.model"),
+        ({"tokenizer.json": b"{}"}, "has no chat template, so /v1/chat/completions and its like are refused"),
+        ({"tokenizer.json": b"{}", "chat_template.jinja": b"{{ messages }}"}, None),
+        ({"tokenizer.json": b"{}", "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}, None),
+        ({"tokenizer.json": b"{}", "tokenizer_config.json": b"[1]"}, "has no chat template"),
+    ],
+)
+def test_what_a_checkpoint_lacks_for_some_requests_is_a_warning(
+    tmp_path: Path, files: dict[str, bytes], doubt: str | None
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    doubts = list(doubts_about(tmp_path))
+    assert len(doubts) == (doubt is not None)
+    assert doubt is None or doubt in doubts[0]
