@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from policies.quota.budget import (
     refusal,
     standing_of,
 )
-from policies.quota.periods import is_past
+from policies.quota.periods import Period
 
 KEPT_S = 120.0
 """How long the id of a settled reservation is remembered, so that a message that arrives twice counts once."""
@@ -48,11 +49,10 @@ class _Bucket:
 
 class MeterLevel(NamedTuple):
     """What was used of one meter, without open reservations, as it is kept beyond the life of its ledger: `used` at the
-    stamp `at`, of the meter called `name` with this `rate` (`policies.quota.budget.Meter`)."""
+    stamp `at`, of the meter called `name` (`policies.quota.budget.Meter`)."""
 
     ledger: str
     name: str
-    rate: int
     used: int
     at: int
 
@@ -62,11 +62,15 @@ class MeterLevel(NamedTuple):
         return self.ledger, self.name
 
     def is_past(self, now_ms: int) -> bool:
-        """Whether nothing of it counts any more at `now_ms`."""
-        if self.rate > 0:
-            return self.used <= self.rate * (now_ms - self.at)
-        return is_past(self.rate, self.at, now_ms)
+        """Whether nothing of it counts any more at `now_ms`, as far as the name tells: a limit is 1 at least."""
+        found = _BUDGET.match(self.name)
+        if found is None:
+            return self.used <= now_ms - self.at
+        return not found["span"] and Period(found["period"] or Period.DAY).number(now_ms) > self.at
 
+
+_BUDGET = re.compile(r"(?:soft/)?cost(?:/(?:(?P<span>of/)|(?P<period>hour|week|month)))?")
+"""The beginning of a budget's name (`policies.quota.budget.Meter`); others are limits a minute."""
 
 _NOTHING = Charge()
 
@@ -210,7 +214,7 @@ class Ledger:
         for (ledger, name), bucket in tuple(self._buckets.items()):
             used = max(0, bucket.used - (bucket.taken - bucket.settled))
             if used:
-                yield MeterLevel(ledger, name, bucket.meter.rate, used, bucket.at)
+                yield MeterLevel(ledger, name, used, bucket.at)
         yield from tuple(self._earlier.values())
 
     def check(self) -> None:

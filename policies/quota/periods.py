@@ -69,19 +69,6 @@ _NO_END = 99_999
 """The day, in the year 2243, that stands for no end."""
 
 
-_KEPT_DAYS = 40
-"""Days for which what was used of a fixed period can be asked for after its end."""
-
-
-def is_past(code: int, at: int, now_ms: int) -> bool:
-    """Whether a level with the stamp `at`, of the period with this code, no longer matters at `now_ms`."""
-    period = next((each for each, number in _CODES.items() if number == code), None)
-    if period is not None:
-        return period.number(now_ms) > at
-    end_day = -code % (_NO_END + 1)
-    return end_day != _NO_END and now_ms // DAY_MS >= end_day + _KEPT_DAYS
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """A fixed period: the days from the first to the last, both included, in days since 1970. None: for ever."""

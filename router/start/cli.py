@@ -131,9 +131,15 @@ def serve(
     admin: Admin = None,
     shadow: Shadow = None,
     processes: Annotated[
-        int, typer.Option(help="Number of routers on the same ports; they share state through FILE's store.", min=1)
-    ] = 1,
+        str,
+        typer.Option(
+            metavar="COUNT",
+            help="Number of routers on the same ports, or auto: one for each core. They share all state, by FILE's "
+            "store or a Redis of this machine.",
+        ),
+    ] = "1",
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
+    process_store: Annotated[str | None, typer.Option(hidden=True)] = None,
     picker: Picker = None,
     metrics: MetricsAt = None,
     ca: Annotated[
@@ -158,22 +164,23 @@ def serve(
       pointsman serve --to http://vllm:8000
     """
     from router.operate.telemetry.logs import LogOptions
+    from router.start.commands.cores import processes_of
     from router.start.commands.overrides import listening, logging_decisions
-    from router.start.commands.processes import place_of
     from router.start.commands.up import Files, run, run_many
     from router.start.state import name_for
 
     if (file is None) == (not to):
         raise typer.BadParameter("write either FILE or --to URL, such as: pointsman serve --to http://127.0.0.1:8000")
-    # of several processes, one tells about the file and its state
-    is_told = process is None or place_of(process)[0] == 0
+    count = processes_of(processes)
+    # of several processes, their parent tells about the file and its state
+    is_told = process is None
     contents = None if file is None else kept(started_with(file), is_told=is_told)
     if contents is not None:
         config = contents.config
     else:
         config = kept_for(config_for(to or (), ca), name_for("to", " ".join(sorted(to or ()))), is_told=is_told)
     # one of several processes has the admin port only if it is asked for
-    usual_admin = contents is None and processes == 1 and process is None
+    usual_admin = contents is None and count == 1 and process is None
     config = listening(config, http, grpc, admin, picker, metrics, usual_admin=usual_admin)
     config = logging_decisions(config, decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
@@ -182,12 +189,13 @@ def serve(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    if processes > 1 and process is None:
-        if not run_many(config, processes, sys.argv[1:]):
+    log = LogOptions(json_logs, verbose)
+    if count > 1 and process is None:
+        if not run_many(config, count, sys.argv[1:], log):
             raise typer.Exit(1)
         return
     files = Files(contents, started_with(shadow) if shadow else None)
-    run(config, files, local=False, log=LogOptions(json_logs, verbose), process=process)
+    run(config, files, local=False, log=log, process=process, store=process_store)
 
 
 @app.command(

@@ -82,10 +82,12 @@ def relay(shared: StoreSettings, certificates: Certificates | None = None) -> Re
 
 
 def key_store(config: Config, telemetry: Telemetry, certificates: Certificates | None = None) -> KeyStore | None:
-    """Where issued keys are kept: in Redis, or in a file; None if none can be issued."""
+    """Where issued keys are kept: in a file, or in Redis; None if none can be issued."""
     shared = config.store
+    if config.server.keys_file is not None:
+        return FileKeys(config.server.keys_file)
     if shared.redis is None:
-        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
+        return None
     from router.shared.keys.redis import RedisKeys
 
     return RedisKeys(shared.redis, key=f"{_prefix(shared)}:keys", on_event=telemetry.event, certificates=certificates)

@@ -26,8 +26,8 @@ from policies.keys import (
 from policies.nouns import Limits
 from router.shared.keys.base import Edit, KeyStore
 
-LOOK_EVERY_S = 1.0
-"""Longest time until a router learns of a key that another router issued or revoked."""
+LOOK_EVERY_S = 0.5
+"""Time between two looks: longest time until a router learns of a key that another router issued or revoked."""
 
 _log = logging.getLogger("pointsman.keys")
 

@@ -19,7 +19,7 @@ _TAKEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 _TABLE = """
 CREATE TABLE levels (
-  ledger TEXT, name TEXT, rate INTEGER NOT NULL, used INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (ledger, name)
+  ledger TEXT, name TEXT, used INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (ledger, name)
 ) WITHOUT ROWID
 """
 
@@ -83,7 +83,7 @@ class LevelsFile:
             return
         try:
             with self._database as transaction:
-                transaction.executemany("INSERT OR REPLACE INTO levels VALUES (?, ?, ?, ?, ?)", changed)
+                transaction.executemany("INSERT OR REPLACE INTO levels VALUES (?, ?, ?, ?)", changed)
                 transaction.executemany("DELETE FROM levels WHERE ledger = ? AND name = ?", gone)
         except sqlite3.Error as error:
             raise self._unkept(error) from error
@@ -114,7 +114,7 @@ class LevelsFile:
                 if version < _VERSION:
                     database.execute(_TABLE)
                     database.execute(f"PRAGMA user_version = {_VERSION}")
-            levels = [MeterLevel(*row) for row in database.execute("SELECT ledger, name, rate, used, at FROM levels")]
+            levels = [MeterLevel(*row) for row in database.execute("SELECT ledger, name, used, at FROM levels")]
         except BaseException:
             database.close()
             raise

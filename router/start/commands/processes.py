@@ -12,6 +12,7 @@ from pathlib import Path
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
+from policies.sla.redis_address import read_address
 from policies.sla.server import OPEN
 from router.operate.telemetry.decision_log import STANDARD_OUTPUT
 
@@ -119,10 +120,13 @@ def require_shareable(config: Config) -> None:
         raise ConfigError("several processes would mix their decisions on standard output", hint=hint)
 
 
-def as_process(config: Config, number: int, count: int) -> Config:
+def as_process(config: Config, number: int, count: int, own_store: str | None = None) -> Config:
     """`config` for process `number` of `count`: ports for operators and metrics and a decision log of its own, and its
-    share of each limit."""
+    share of each limit. `own_store` is the URL of what they share if the file names no store."""
     server, store = config.server, config.store
+    if own_store is not None:
+        # it ends with these processes, so that what it is owed then is owed to none
+        store = replace(store, redis=own_store, journal=str(Path(read_address(own_store).url[7:]).parent / "owed"))
     if server.admin is not None:
         server = replace(server, admin=_next(server.admin, number))
     if server.metrics not in (None, OPEN):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.quantities import digits
 from policies.sla.config import Config
-from policies.sla.server import OPEN
+from policies.sla.server import OPEN, STATE_OFF
 from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
 from router.operate.telemetry.logs import LogOptions, log_to
@@ -26,11 +27,13 @@ from router.start.app import Router
 from router.start.build import Parts
 from router.start.commands.greeting import greet
 from router.start.commands.local_shards import LocalShards, ShardCommand
+from router.start.commands.own_store import OwnStore, find_server
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
 from router.start.commands.shard_options import link_options, shard_flags
 from router.start.config_file import Contents
 from router.start.descriptors import raise_descriptor_limit
 from router.start.preflight import require_startable
+from router.start.state import BUDGETS
 from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
 from router.terminal import inert_console
@@ -44,19 +47,22 @@ class Files(NamedTuple):
     shadow: Contents | None = None
 
 
-def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None) -> None:
+def run(
+    config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None, store: str | None = None
+) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
     `process` is `NUMBER/COUNT` if other processes listen at the same addresses; it then also ends when its standard
-    input closes. Raises ConfigError, if possible before anything is started.
+    input closes, and `store` is the URL of what they share if the file names nothing. Raises ConfigError, if possible
+    before anything is started.
     """
     console = inert_console(stderr=True)
     log_to(console, log)
     raise_descriptor_limit()
     switch_often()
     if process is not None:
-        config = as_process(config, *place_of(process))
+        config = as_process(config, *place_of(process), store)
     require_startable(config, shares_ports=process is not None)
     if (in_clear := ports_in_clear(config)) and (process is None or place_of(process)[0] == 0):
         places = " and ".join(in_clear)
@@ -64,18 +70,27 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
     uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
 
 
-def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
-    """Serve `config` by `count` processes of `pointsman` with `arguments`; returns whether all ended well."""
+def run_many(config: Config, count: int, arguments: Sequence[str], log: LogOptions) -> bool:
+    """Serve `config` by `count` processes of `pointsman` with `arguments`; returns whether all ended well.
+
+    Without a store in the file they share one of their own. Raises ConfigError if there is no program for that.
+    """
     console = inert_console(stderr=True)
+    log_to(console, log)
     require_shareable(config)
-    if config.store.redis is None:
-        console.print(
-            f"{count} processes without `store:` share no state: each counts limits "
-            "alone and learns alone which prompts are cached. With store: {redis: ...} in the file they share both."
-        )
     if config.server.admin is None and config.server.metrics in (None, OPEN):
         console.print("Without `server.admin` or an address in `server.metrics`, /metrics shows one of the processes.")
-    return uvloop.run(run_processes(arguments, count, console.print))
+    if config.store.redis is not None:
+        return uvloop.run(run_processes(arguments, count, console.print))
+    state = config.server.state
+    budgets = None if state in {None, STATE_OFF} else Path(state) / BUDGETS
+    store = OwnStore(find_server(os.environ), config.store.namespace, budgets)
+    return uvloop.run(_run_sharing(store, arguments, count, console))
+
+
+async def _run_sharing(store: OwnStore, arguments: Sequence[str], count: int, console: Console) -> bool:
+    async with store:
+        return await run_processes((*arguments, "--process-store", store.url), count, console.print)
 
 
 async def serve_until_signal(

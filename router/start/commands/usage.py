@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -34,6 +35,9 @@ def run(config: Config, asked: Mapping[str, str], format: str) -> None:  # noqa:
     """Print the usage that is `asked` for, by the names of the admin port's parameters. Raises ExpectedError."""
     if config.usage is None:
         raise ConfigError("this file has no place for usage", hint="write usage: {store: usage.sqlite}")
+    if "://" not in config.usage.store and not (folder := Path(config.usage.store).parent).is_dir():
+        hint = "a router of another user or service has another one: name it with STATE_DIRECTORY or server.state"
+        raise ConfigError(f"no router has kept usage in {folder}", hint=hint)
     query = UsageQuery.read(asked, now=time.time())
     database = UsageDatabase(config.usage.store)
     try:

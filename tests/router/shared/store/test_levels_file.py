@@ -15,8 +15,8 @@ import pytest
 from policies.quota.ledger import MeterLevel
 from router.shared.store.levels_file import LevelsFile, LevelsUnkept
 
-DAY = MeterLevel("acme", "cost", 0, 1_500, 19_675)
-MINUTE = MeterLevel("acme", "requests~Zoë 'x'", 10, 60_000, 1_700_049_600_000)
+DAY = MeterLevel("acme", "cost", 1_500, 19_675)
+MINUTE = MeterLevel("acme", "requests~Zoë 'x'", 60_000, 1_700_049_600_000)
 
 OTHER = """
 import sys
@@ -124,7 +124,7 @@ def test_a_disk_without_room_loses_no_level_that_was_saved(tmp_path: Path) -> No
     assert file._database is not None
     (pages,) = file._database.execute("PRAGMA page_count").fetchone()
     file._database.execute(f"PRAGMA max_page_count = {pages}")
-    many = [MeterLevel("acme", f"cost~{number:0>200}", 0, 1, 1) for number in range(100)]
+    many = [MeterLevel("acme", f"cost~{number:0>200}", 1, 1) for number in range(100)]
     with pytest.raises(LevelsUnkept, match="full"):
         file.save([DAY, *many])
     file._database.execute("PRAGMA max_page_count = 100000")

@@ -45,9 +45,10 @@ async def a_life(path: Path, clock: HandClock, *work: Callable[[MemoryStore], ob
         await store.close()
     else:
         # killed: what it kept last is there
-        await store._keep()
-        assert store._task is not None
-        store._task.cancel()
+        assert store.keeper is not None
+        await store.keeper.keep()
+        assert store.keeper._task is not None
+        store.keeper._task.cancel()
         file.close()
 
 
@@ -96,14 +97,15 @@ async def test_a_second_store_counts_alone_and_takes_the_file_over_when_the_firs
     first, second = (MemoryStore(clock, LevelsFile(path), on_event=events.append) for _ in range(2))
     await first.start()
     await second.start()
+    assert second.keeper is not None
     assert not events, "nothing was counted yet, so nothing is lost"
     used("a", LIMITS, cost=4_000)(first)
     used("b", LIMITS, cost=3_000)(second)
-    await second._keep()
+    await second.keeper.keep()
     assert events == ["budgets_unkept"]
     assert "in use by another router" in caplog.text
     await first.close()
-    await second._keep()
+    await second.keeper.keep()
     assert events == ["budgets_unkept", "budgets_kept"]
     refused("c", LIMITS, cost=3_001)(second)
     used("d", LIMITS, cost=3_000)(second)

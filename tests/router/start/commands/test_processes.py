@@ -108,6 +108,15 @@ def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> 
     assert as_process(config, 2, 4).store.replicas == 4
 
 
+def test_a_process_uses_the_store_of_their_own_only_if_it_is_given_one() -> None:
+    config = replace(a_config(), server=ServerSettings(keys_file="/keys"))
+    own = as_process(config, 0, 2, "unix:///tmp/x/redis.sock")
+    assert (own.store.redis, own.store.journal, own.store.replicas) == ("unix:///tmp/x/redis.sock", "/tmp/x/owed", 2)
+    # keys stay in the file, which a single process has too
+    assert own.server.keys_file == "/keys"
+    assert as_process(config, 0, 2).store.redis is None
+
+
 @pytest.mark.parametrize("wrong", ["", "1", "2/2", "a/3", "-1/2"])
 def test_an_invalid_place_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
@@ -170,7 +179,6 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
         parent.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(parent.communicate, timeout=20)
         assert parent.returncode == 0, errors
-        assert b"share no state" in errors
         assert not answers(urls[0])
 
 
@@ -227,6 +235,7 @@ async def running_in(client: aiohttp.ClientSession, admin: int) -> float | None:
     return None
 
 
+@pytest.mark.timeout(240)  # six interpreters start, on a machine that may be busy
 async def test_a_killed_process_takes_its_own_streams_with_it_and_no_others_and_comes_back(tmp_path: Path) -> None:
     http, admin = free_ports(2)
     engine = OpenAIServer(text="a" * 100, delay_s=0.05)

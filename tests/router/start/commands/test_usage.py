@@ -64,10 +64,14 @@ def test_a_file_without_a_place_and_a_wrong_question_are_errors_for_people(file:
     assert usage(file, "--format", "xml").exit_code == 2
     wrong = usage(file, "--by", "tennant")
     assert isinstance(wrong.exception, InvalidRequest)
-    (tmp_path / "other.yaml").write_text("")
+    (tmp_path / "other.yaml").write_text("server: {state: off}")
     nowhere = usage(tmp_path / "other.yaml")
     assert isinstance(nowhere.exception, ConfigError)
     assert nowhere.exception.hint == "write usage: {store: usage.sqlite}"
+    (tmp_path / "other.yaml").write_text("")
+    unused = usage(tmp_path / "other.yaml")
+    assert isinstance(unused.exception, ConfigError)
+    assert unused.exception.message.startswith("no router has kept usage in ")
 
 
 def test_a_store_that_is_no_database_is_an_error_for_people(file: Path, tmp_path: Path) -> None:
