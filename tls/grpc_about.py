@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as T
 _VERSION_1 = "grpc.reflection.v1.ServerReflection"
 
 
-class PortHealth(health.aio.HealthServicer):  # type: ignore[misc] - its package has no types
+class PortHealth(health.aio.HealthServicer):  # type: ignore[misc]
     """The health of each service of one port, which `set` changes."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PortHealth(health.aio.HealthServicer):  # type: ignore[misc] - its package
         return health_pb2.HealthListResponse(statuses=each)
 
 
-class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc] - its package has no types
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
     """The services of one port, in both versions."""
 
     async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Asked], context: Any) -> AsyncIterator[Told]:  # noqa: N802 - gRPC calls it so
