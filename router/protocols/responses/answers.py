@@ -156,8 +156,10 @@ class ResponseStream:
         """Do nothing: no answer of this dialect is continued behind a backend's own events."""
 
     def progress(self, text: str) -> bytes:
-        """A comment."""
-        return comment(text)
+        """An event of no consequence, as OpenAI sends in long silences, and a comment for people: for Codex only events
+        show that a stream lives."""
+        # OpenAI's own client takes no other event before the first two
+        return comment(text) + b"".join(self._begin()) + self._event("keepalive")
 
     def render(self, index: int, delta: Delta) -> bytes:  # noqa: ARG002 - a response has one choice
         """The events for one piece."""

@@ -15,7 +15,8 @@ from openai.types.responses import ResponseOutputMessage
 from backends.openai.responses import RESPONSES_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
-from router.protocols.dialect import usage_sum
+from router.protocols.dialect import Head, usage_sum
+from router.protocols.responses.answers import ResponseStream
 from router.protocols.responses.request import responses_ask
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 from tests.router.protocols.anthropic.test_request import a_call
@@ -239,6 +240,16 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     body = backend.prompts[1].body
     assert body is not None
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool", "tool"]
+
+
+def test_long_silences_have_events_that_are_numbered_like_the_others() -> None:
+    stream = ResponseStream(Head("resp_1", 1, MODEL), {"input": "hi"})
+    raw = stream.progress("prefill 1/9") + stream.progress("prefill 2/9") + stream.render(0, Delta("ok"))
+    events = [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
+    begun = ["response.created", "response.in_progress", "keepalive", "keepalive", "response.output_item.added"]
+    assert [event["type"] for event in events[:5]] == begun
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert b": prefill 1/9" in raw
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
