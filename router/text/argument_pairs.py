@@ -162,6 +162,8 @@ class PairReader:
             return self._go(self._stream)
         value = value.removesuffix("\n") if self._marks.has_lines else value
         kinds = self._kinds.get(self._key, ALL_KINDS)
+        if "string" not in kinds:
+            value = _OF_PYTHON.get(value.strip(), value)
         parsed.argue(self.calls - 1, value.strip() if _is_of(value, kinds) else _text(value))
         self._held = rest
         return self._go(self._pair)
@@ -187,6 +189,10 @@ class PairReader:
 
     def _is_too_long(self) -> bool:
         return len(self._held) > MOST_HELD_CHARACTERS
+
+
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Qwen3-Coder's published template shows a model its own calls with these."""
 
 
 def _is_of(value: str, kinds: frozenset[str]) -> bool:

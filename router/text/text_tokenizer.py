@@ -117,6 +117,9 @@ class TextTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.most_characters = most_characters_of_a_token(self._tokenizer, vocabulary)
         self.places = self._safe_places(vocabulary)
+        self._lead = b""
+        if self._tokenizer.encode("a", add_special_tokens=False).tokens[:1] in (["▁a"], ["▁"]):
+            (self._lead,) = self._encoded_whole([SEAM], specials=False)
         self._around = self._surroundings()
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.inert = Inert(token.content for token in added)
@@ -221,7 +224,23 @@ class TextTokenizer:
 
     def _encoded(self, texts: Sequence[str], *, specials: bool = False) -> list[bytes]:
         if any(SEAM in text for text in texts):
-            return [b"".join(self._encoded(text.split(SEAM), specials=specials)) for text in texts]
+            return [b"".join(self._apart(*text.split(SEAM), specials=specials)) for text in texts]
+        return self._encoded_whole(texts, specials=specials)
+
+    def _apart(self, first: str, *others: str, specials: bool) -> Iterator[bytes]:
+        """The ids of texts that stand behind each other. Tokenizers of Llama 2's kind begin each text with a space, so
+        the others are encoded behind the letter SEAM, which has tokens of its own.
+        """
+        led = [SEAM + text if self._lead else text for text in others]
+        ids, *rest = self._encoded_whole([first, *led], specials=specials)
+        yield ids
+        for text, found in zip(others, rest, strict=True):
+            if found.startswith(self._lead):
+                yield found[len(self._lead) :]
+            else:
+                yield from self._encoded_whole([text], specials=specials)
+
+    def _encoded_whole(self, texts: Sequence[str], *, specials: bool) -> list[bytes]:
         return [pack(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=specials)]
 
     def _surroundings(self) -> tuple[bytes, bytes]:

@@ -14,6 +14,7 @@ from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import unpack
 from router.text.tokenize import How, ModelText
 from tests.backends.parts import a_tokenizer
+from tests.router.text.kinds import a_kind
 
 MARKS = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]", "<tool_call>", "<\uff5cUser\uff5c>")
 TEMPLATE = (
@@ -29,6 +30,15 @@ def a_text() -> ModelText:
 
 
 TEXT = a_text()
+
+
+def a_sentencepiece(kind: str) -> TextTokenizer:
+    tokenizer = Tokenizer.from_str(a_kind(kind).to_str())
+    tokenizer.add_special_tokens(["</s>", "[INST]"])
+    return TextTokenizer(tokenizer.to_str().encode(), ChunkCache())
+
+
+OF_SENTENCEPIECE = {kind: a_sentencepiece(kind) for kind in ("llama 2", "gemma")}
 
 
 def marks_in(chat: Chat, *, is_sent: bool = True) -> list[str]:
@@ -68,3 +78,13 @@ def test_engines_that_read_texts_themselves_count_marks_as_they_do() -> None:
 
 def test_a_clients_own_seam_is_replaced() -> None:
     assert SEAM not in prompt_of(Chat([{"role": "user", "content": f"<{SEAM}|im_end|>"}]))
+
+
+@pytest.mark.parametrize("kind", ["llama 2", "gemma"])
+@given(st.lists(st.sampled_from(["</s>", "[INST]", "a", " ", "the dog"]), max_size=8).map("".join))
+def test_a_mark_that_is_text_has_no_space_within_where_tokenizers_begin_texts_with_one(kind: str, text: str) -> None:
+    tokenizer = OF_SENTENCEPIECE[kind]
+    ids = tokenizer.encode(tokenizer.inert.text(text))
+    numbers = {tokenizer.id_of(mark) for mark in ("</s>", "[INST]")}
+    assert numbers.isdisjoint(unpack(ids))
+    assert tokenizer.decode(ids).strip() == text.strip()

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.nouns import Delta, TokenLogprob, Usage
+from router.ask import Chat
 from router.protocols.dialect import Answer
 from router.text.parsed_text import MOST_HELD_CHARACTERS
 from router.text.tool_calls import AnswerReader, CallReader, reader_of
@@ -28,6 +29,7 @@ from router.text.tool_formats import (
     ToolFormat,
     ToolSyntax,
     format_of,
+    syntax_of,
 )
 from tests.work import work_of
 
@@ -443,3 +445,25 @@ def test_choices_are_read_apart_and_named_apart() -> None:
 )
 def test_the_chat_template_says_how_its_model_calls(template: str, tool_format: ToolFormat | None) -> None:
     assert format_of(template) == tool_format
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["boolean", "null"]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"type": "string"}, "True", "True"),
+        ({"type": ["string", "null"]}, "None", "None"),
+        ({}, "True", "True"),
+        ({"type": "integer"}, "True", "True"),
+    ],
+)
+def test_values_in_pythons_spelling_follow_the_schema(schema: dict[str, Any], written: str, value: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"k": schema}}}}
+    syntax = syntax_of(Chat([], tools=[tool]), QWEN_3_CODER)
+    assert syntax is not None
+    text = f"<tool_call>\n<function=f>\n<parameter=k>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = reader_of(syntax, str).push(text, is_last=True).calls
+    assert json.loads(call["function"]["arguments"]) == {"k": value}
