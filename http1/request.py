@@ -53,12 +53,12 @@ class Response:
 
 
 class Stream:
-    """An answer that is written piece by piece. Its head is sent with the first piece, which may be empty."""
+    """An answer that is written piece by piece. Its `head` is sent with the first piece, which may be empty."""
 
-    __slots__ = ("_connection", "_goes_on", "_has_body", "_head", "_is_chunked", "is_ended")
+    __slots__ = ("_connection", "_goes_on", "_has_body", "_head", "_is_chunked", "head", "is_ended")
 
     def __init__(self, connection: ClientConnection, head: bytes, *, is_chunked: bool, has_body: bool) -> None:
-        self._connection, self._head = connection, head
+        self._connection, self._head, self.head = connection, head, head
         self._is_chunked, self._has_body = is_chunked, has_body
         # is its head sent, and does its body go in chunks?
         self._goes_on = False

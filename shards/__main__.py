@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +19,7 @@ from shards.before_loading import TokenSet, doubts_about, require_same_tokens
 from shards.bundled import NAME, weights
 from shards.kv.peer_identity import PeerTls, require_protected, secret_in
 from shards.lifeline import end_with_stdin
+from shards.logs import log_to_stderr, tell
 from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
 from tls.certificates import Certificates
@@ -48,7 +49,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     """Report to a supervisor as JSON on stdout, or to a person on stderr."""
-    print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
+    if supervised:
+        print(json.dumps(event), flush=True)  # noqa: T201
+    else:
+        tell(sentence)
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def exit_on_error(*, before: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, BrokenModel, CannotExport, DeviceLost, EngineError, LinkBroken) as error:
-        print(f"{before}{error}", file=sys.stderr)  # noqa: T201
+        tell(f"{before}{error}", logging.ERROR)
         raise typer.Exit(1) from error
 
 
@@ -102,7 +106,7 @@ class KvPort(NamedTuple):
         host, port = host_and_port(listen)
         doubt = require_protected(host, is_protected=bool(secret) or tls is not None)
         if doubt:
-            print(f"warning: {doubt}", file=sys.stderr, flush=True)  # noqa: T201
+            tell(f"warning: {doubt}", logging.WARNING)
         return cls((host, port), secret, tls)
 
 
@@ -167,7 +171,7 @@ def check_before_loading(model: str, draft_model: str | None) -> None:
     folder, _ = checkpoint_of(model)
     own = TokenSet.of(folder)
     for doubt in doubts_about(folder):
-        print(f"warning: {doubt}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"warning: {doubt}", file=sys.stderr, flush=True)
     if draft_model is not None:
         require_same_tokens(TokenSet.of(checkpoint_of(draft_model)[0]), own)
 
@@ -452,6 +456,7 @@ def shard(
         typer.Option(metavar="sha256:HEX", help="A public key that routers may have; may be repeated."),
     ] = None,
     tls_min_version: Annotated[TlsVersion, typer.Option(help="Lowest version of TLS.")] = "1.2",
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Log one JSON object per line.")] = False,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve one replica of a model to routers.
@@ -460,6 +465,7 @@ def shard(
     Example:
       pointsman shard --model ./Qwen3-0.6B --listen 0.0.0.0:7001 --threads 8 --kv-memory 8
     """
+    log_to_stderr(as_json=json_logs)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # read when torch is loaded: steps of changing sizes leave no gaps between pieces of fixed sizes

@@ -18,6 +18,7 @@ from policies.sla.server import OPEN
 from router.batches.api.all import add_batches
 from router.operate.admin.server import AdminEndpoints, MetricsEndpoint
 from router.protocols.grpc.server import GrpcServer
+from router.protocols.http.access_log import AccessLog
 from router.protocols.http.endpoints import HttpEndpoints
 from router.protocols.picker.server import PickerServer
 from router.protocols.registration.announcements import add_announcements
@@ -214,9 +215,8 @@ class Router:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""
         endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self._strangers)
         add_batches(endpoints.routes, self.gateway, self.operations.batches)
-        return await self._serve_http(
-            stack, "http", address, endpoints.answer, endpoints.refuse, shares_port=self._shares_ports
-        )
+        answer = AccessLog(endpoints.answer).answer if AccessLog.is_wanted() else endpoints.answer
+        return await self._serve_http(stack, "http", address, answer, endpoints.refuse, shares_port=self._shares_ports)
 
     async def _serve_http(
         self,

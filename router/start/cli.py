@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence, Sized
@@ -17,6 +18,7 @@ from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
 from router.start.commands.keys_app import app as keys_app
 from router.start.completion import whole_descriptions
+from shards.logs import tell
 from tls.settings import TlsSettings
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ app.add_typer(config_app, name="config", short_help="Change a running router's S
 Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that also decides, without effect; differences are counted."),
+]
+AccessLogs = Annotated[
+    bool, typer.Option("--access-log", help="Log each HTTP request: client, path, status, time, tenant, backend.")
 ]
 JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object per line.")]
 Decisions = Annotated[
@@ -89,6 +94,7 @@ def up(
     shadow: Shadow = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
+    access_log: AccessLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
@@ -101,13 +107,15 @@ def up(
     """
     from policies.sla.parse import default_config
     from policies.sla.pools import BUNDLED
-    from router.operate.telemetry.logs import LogOptions
+    from router.operate.telemetry.logs import LogOptions, log_to
     from router.start.commands.overrides import listening, logging_decisions
     from router.start.commands.up import Files, run
     from router.start.state import name_for
+    from router.terminal import inert_console
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model need a start without FILE; write `local:` and `model:` into it")
+    notices = log_to(inert_console(stderr=True), LogOptions(json_logs, verbose, access_log))
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
         config = default_config(local=shards or 2, model=model or BUNDLED)
@@ -116,7 +124,7 @@ def up(
         files = Files(contents := kept(started_with(file)), started_with(shadow) if shadow else None)
         config = contents.config
     config = listening(config, http, grpc, admin, usual_admin=True)
-    run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
+    run(logging_decisions(config, decisions), files, notices, local=True)
 
 
 @app.command(short_help="The router alone, in front of FILE's backends or of --to URL.")
@@ -147,6 +155,7 @@ def serve(
     ] = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
+    access_log: AccessLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names, until Ctrl-C or SIGTERM.
@@ -163,14 +172,16 @@ def serve(
       pointsman serve sla.yaml --shadow next.yaml
       pointsman serve --to http://vllm:8000
     """
-    from router.operate.telemetry.logs import LogOptions
+    from router.operate.telemetry.logs import LogOptions, log_to
     from router.start.commands.cores import processes_of
     from router.start.commands.overrides import listening, logging_decisions
     from router.start.commands.up import Files, run, run_many
     from router.start.state import name_for
+    from router.terminal import inert_console
 
     if (file is None) == (not to):
         raise typer.BadParameter("write either FILE or --to URL, such as: pointsman serve --to http://127.0.0.1:8000")
+    notices = log_to(inert_console(stderr=True), LogOptions(json_logs, verbose, access_log))
     count = processes_of(processes)
     # of several processes, their parent tells about the file and its state
     is_told = process is None
@@ -189,13 +200,12 @@ def serve(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    log = LogOptions(json_logs, verbose)
     if count > 1 and process is None:
-        if not run_many(config, count, sys.argv[1:], log):
+        if not run_many(config, count, sys.argv[1:]):
             raise typer.Exit(1)
         return
     files = Files(contents, started_with(shadow) if shadow else None)
-    run(config, files, local=False, log=log, process=process, store=process_store)
+    run(config, files, notices, local=False, process=process, store=process_store)
 
 
 @app.command(
@@ -771,7 +781,7 @@ def started_with(file: Path, *, may_be_absent: bool = False) -> Contents:
     """The contents of `file`, as from `opened`; prints doubtful settings as warnings."""
     contents = opened(file, may_be_absent=may_be_absent)
     for doubt in contents.doubts:
-        print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
+        _warn(doubt)
     return contents
 
 
@@ -805,7 +815,7 @@ def kept_for(config: Config, name: str, *, is_told: bool = True) -> Config:
 
 
 def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)  # noqa: T201
+    tell(f"warning: {sentence}", logging.WARNING)
 
 
 def config_for(addresses: Sequence[str], ca: str | None = None) -> Config:
@@ -821,14 +831,15 @@ def config_for(addresses: Sequence[str], ca: str | None = None) -> Config:
     text = file_for(engines, has_key=bool(key), ca=ca)
     lines = (*text.splitlines(), f'server: {{admin: "{USUAL_ADMIN}"}}')
     shown = "\n".join(f"  {line}" for line in lines)
-    print(*engines, sep="\n", file=sys.stderr)  # noqa: T201
-    print(f"The same as a file, for `pointsman serve FILE`:\n{shown}", file=sys.stderr)  # noqa: T201
+    for engine in engines:
+        tell(str(engine))
+    tell(f"The same as a file, for `pointsman serve FILE`:\n{shown}")
     return parse(text, source="--to", environment=os.environ)
 
 
 def fail(message: str, hint: str = "") -> NoReturn:
     """Print `message` for a person and exit with 1."""
-    print(f"{message}\n  {hint}" if hint else message, file=sys.stderr)  # noqa: T201
+    tell(f"{message}\n  {hint}" if hint else message, logging.ERROR)
     raise typer.Exit(1)
 
 
@@ -838,5 +849,5 @@ def main() -> None:
         with inert_output(), whole_descriptions(os.environ):
             app()
     except ExpectedError as error:
-        print(inert(str(error)), file=sys.stderr)  # noqa: T201
+        tell(inert(str(error)), logging.ERROR)
         sys.exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import sys
 from typing import cast
@@ -9,6 +11,7 @@ from typing import cast
 import msgspec
 
 from shards.lifeline import end_with_stdin
+from shards.logs import AS_JSON, log_to_stderr, tell
 from shards.parallel.job import PartJob
 from shards.parallel.link import PartLink
 from shards.threads import use_threads
@@ -46,9 +49,10 @@ def main(job: PartJob) -> None:
 
 if __name__ == "__main__":
     end_with_stdin()
+    log_to_stderr(as_json=AS_JSON in os.environ)
     asked = msgspec.json.decode(sys.argv[1], type=PartJob)
     try:
         main(asked)
     except Exception as error:  # noqa: BLE001 - the supervisor: any exception ends this process, and so the shard
-        print(f"part {asked.rank} of {asked.size} failed: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        tell(f"part {asked.rank} of {asked.size} failed: {type(error).__name__}: {error}", logging.ERROR)
         sys.exit(1)

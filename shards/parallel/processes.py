@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shards.logs import tell
 from shards.parallel.collectives import WAITS_S, Collectives, meeting_point
 from shards.parallel.followers import Followers
 from shards.parallel.job import PartJob
@@ -147,7 +148,7 @@ class PartProcesses:
             self._lost = reason
             self._on_lost(reason)
         if not self._closed.wait(_ENDING_S):
-            print(f"{reason}; this process hangs and is ended", file=sys.stderr, flush=True)  # noqa: T201
+            tell(f"{reason}; this process hangs and is ended", logging.ERROR)
             self._abort(EXIT_STATUS)
 
 

@@ -29,7 +29,15 @@ MAY_IMPORT = {
     "backends": ("http1", "tls", "policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
     "router": (
         *("http1", "tls", "policies", "backends", "simulation.command"),
-        *("shards.wire", "shards.kv.keys", "shards.kv.chunks", "shards.bundled", "shards.collector", "shards.__main__"),
+        *(
+            "shards.wire",
+            "shards.kv.keys",
+            "shards.kv.chunks",
+            "shards.bundled",
+            "shards.collector",
+            "shards.logs",
+            "shards.__main__",
+        ),
     ),
     # it runs the scheduler of the engine, of which nothing knows torch
     "simulation": ("policies", "backends", "router", "shards.kv.keys", *SCHEDULER),

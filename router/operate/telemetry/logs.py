@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from rich.console import Console
-from rich.logging import RichHandler
 
 from router.inert import inert, inert_line
+from router.protocols.http.access_log import ACCESS
+from shards.logs import STARTED, TEXT, JsonLines, LogFields
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Format of the log, and whether it has every decision and outcome."""
+    """Format of the log, whether it has every decision and outcome, and whether it has every request over HTTP."""
 
     as_json: bool = False
     verbose: bool = False
-
-
-class LogFields:
-    """Named values as the message of a log record; its text is their JSON."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-
-    def __str__(self) -> str:
-        return _encoded(self.values)
+    access: bool = False
 
 
 class InertLines(logging.Formatter):
@@ -46,38 +34,51 @@ class InertLines(logging.Formatter):
         return inert(super().formatException(ei))
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object for each record: time, level, logger, its LogFields or message, and a traceback if any."""
+class ConsoleLines(logging.Handler):
+    """A line of the console for each record, above bars that it shows; a terminal breaks the line where it must."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of `record`, without its newline."""
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        line |= record.msg.values if isinstance(record.msg, LogFields) else {"message": record.getMessage()}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return _encoded(line)
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the line of `record`."""
+        try:
+            style = "red" if record.levelno >= logging.ERROR else None
+            self._console.print(self.format(record), style=style, highlight=False, soft_wrap=True)
+        except Exception:  # noqa: BLE001 - as every handler: a log that cannot be written ends nothing
+            self.handleError(record)
 
 
-def log_to(console: Console, options: LogOptions) -> None:
-    """Log to `console`, with dates if it is not a terminal; or to standard error as JSON lines."""
+class Notices:
+    """What a program tells the person that has started it: lines of the console; with `as_json` of the log."""
+
+    def __init__(self, console: Console, *, as_json: bool = False) -> None:
+        self.console, self.as_json = console, as_json
+
+    def __repr__(self) -> str:
+        return f"<Notices {'as JSON' if self.as_json else 'as text'}>"
+
+    def show(self, *lines: str, **values: Any) -> None:
+        """Print `lines` as one piece; in the log they are `values`, and the first line is their message."""
+        if self.as_json:
+            logging.getLogger(STARTED).info(LogFields({"message": lines[0].strip(), **values}))
+        else:
+            # unbroken, so that a terminal breaks lines where they can be copied whole
+            self.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def log_to(console: Console, options: LogOptions) -> Notices:
+    """Log to `console`, one line with its time for each record; or to standard error as JSON lines."""
     if options.as_json:
         handler: logging.Handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
-    elif not console.is_terminal:
-        handler = logging.StreamHandler(console.file)
-        handler.setFormatter(InertLines("%(asctime)s %(levelname)s %(message)s"))
     else:
-        handler = RichHandler(console=console, show_path=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler = ConsoleLines(console)
+        handler.setFormatter(InertLines(TEXT))
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, handlers=[handler])
     # operators want to see that their change of the file took effect, and where the audit log ended
-    for name in ("pointsman.config", "pointsman.audit"):
+    for name in ("pointsman.config", "pointsman.audit", STARTED):
         logging.getLogger(name).setLevel(logging.INFO)
-
-
-def _encoded(values: dict[str, Any]) -> str:
-    return msgspec.json.encode(values, enc_hook=str).decode()
+    logging.getLogger(ACCESS).setLevel(logging.INFO if options.access else logging.WARNING)
+    return Notices(console, as_json=options.as_json)

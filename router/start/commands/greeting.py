@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from policies.sla.config import Config
 from policies.sla.pools import PoolSpec
 from policies.sla.server import STATE_OFF
+from router.operate.telemetry.logs import Notices
 from router.start.address import Address
 from router.start.app import Router
 from router.start.commands.overrides import USUAL_ADMIN
@@ -19,16 +18,24 @@ PATIENCE_S = 2.0
 _MOST_NAMED = 3
 
 
-async def greet(console: Console, config: Config, router: Router, patience_s: float = PATIENCE_S) -> None:
-    """Print the addresses; then the models, as soon as every pool has a healthy backend.
+async def greet(notices: Notices, config: Config, router: Router, patience_s: float = PATIENCE_S) -> None:
+    """Show the addresses; then the models, as soon as every pool has a healthy backend.
 
-    After `patience_s` prints what the router waits for, with the models that it serves meanwhile.
+    After `patience_s` shows what the router waits for, with the models that it serves meanwhile.
     """
-    _show(console, *addresses(config, router))
+    listeners = {"http": router.http_url, "grpc": router.grpc_address, "metrics": router.metrics_url}
+    notices.show(*addresses(config, router), **listeners)
     if not await router.wait_until_reached(patience_s):
-        _show(console, *missing(config, router), *(example(config, router) if _served(router) else ()))
+        for pool, line in missing(config, router):
+            notices.show(line, pool=pool)
+        if _served(router):
+            _show_example(notices, config, router)
         await router.wait_until_reached(None)
-    _show(console, *example(config, router))
+    _show_example(notices, config, router)
+
+
+def _show_example(notices: Notices, config: Config, router: Router) -> None:
+    notices.show(*example(config, router), models=_served(router))
 
 
 def addresses(config: Config, router: Router) -> Iterator[str]:
@@ -60,8 +67,8 @@ def _served(router: Router) -> list[str]:
     return sorted(model for model in router.models() if any(cluster.may_serve(name, model) for name in cluster.names()))
 
 
-def missing(config: Config, router: Router) -> Iterator[str]:
-    """What each pool waits for that has no healthy backend, with the reason as far as it is known."""
+def missing(config: Config, router: Router) -> Iterator[tuple[str, str]]:
+    """Each pool that has no healthy backend, and what it waits for, with the reason as far as it is known."""
     ready = router.gateway.cluster.pools_ready()
     for pool in config.pools.values():
         if ready.get(pool.name) or pool.wake is not None:
@@ -70,7 +77,8 @@ def missing(config: Config, router: Router) -> Iterator[str]:
         ill = list(_troubles(router, pool.name))
         more = f"; and {len(ill) - _MOST_NAMED} more" if len(ill) > _MOST_NAMED else ""
         where = f" at {', '.join(pool.at[:_MOST_NAMED])}" if pool.at else ""
-        yield f"Waiting for pool '{pool.name}'{where}: {'; '.join(ill[:_MOST_NAMED]) or _unfound(pool)}{more}"
+        reasons = "; ".join(ill[:_MOST_NAMED]) or _unfound(pool)
+        yield pool.name, f"Waiting for pool '{pool.name}'{where}: {reasons}{more}"
 
 
 def _troubles(router: Router, pool: str) -> Iterator[str]:
@@ -84,11 +92,6 @@ def _troubles(router: Router, pool: str) -> Iterator[str]:
 def _unfound(pool: PoolSpec) -> str:
     where = [*map(str, pool.sources), *(["backends that register"] if pool.register else [])]
     return f"none was found yet ({', '.join(where)})" if where else "no backend answers yet"
-
-
-def _show(console: Console, *lines: str) -> None:
-    # as one piece: a terminal breaks lines where they can be copied whole, and no log line comes between
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _where(admin: Address) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from policies.sla.config import Config
 from policies.sla.server import OPEN, STATE_OFF
 from router.fleet.cluster.names import backend_name
 from router.operate.telemetry.export import begin_metrics, begin_tracing
-from router.operate.telemetry.logs import LogOptions, log_to
+from router.operate.telemetry.logs import Notices
 from router.start.allocator import keep_freed_memory
 from router.start.app import Router
 from router.start.build import Parts
@@ -36,8 +37,9 @@ from router.start.preflight import require_startable
 from router.start.state import BUDGETS
 from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
-from router.terminal import inert_console
 from shards.collector import spare_what_stays
+
+_log = logging.getLogger("pointsman.start")
 
 
 class Files(NamedTuple):
@@ -48,7 +50,13 @@ class Files(NamedTuple):
 
 
 def run(
-    config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None, store: str | None = None
+    config: Config,
+    files: Files,
+    notices: Notices,
+    *,
+    local: bool,
+    process: str | None = None,
+    store: str | None = None,
 ) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
@@ -57,8 +65,6 @@ def run(
     input closes, and `store` is the URL of what they share if the file names nothing. Raises ConfigError, if possible
     before anything is started.
     """
-    console = inert_console(stderr=True)
-    log_to(console, log)
     raise_descriptor_limit()
     switch_often()
     if process is not None:
@@ -66,35 +72,33 @@ def run(
     require_startable(config, shares_ports=process is not None)
     if (in_clear := ports_in_clear(config)) and (process is None or place_of(process)[0] == 0):
         places = " and ".join(in_clear)
-        console.print(f"Keys reach {places} in clear text: write server.tls, or let a proxy or mesh do TLS.")
-    uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
+        _log.warning("Keys reach %s in clear text: write server.tls, or let a proxy or mesh do TLS.", places)
+    uvloop.run(serve_until_signal(config, files, notices, local=local, is_one_of_many=process is not None))
 
 
-def run_many(config: Config, count: int, arguments: Sequence[str], log: LogOptions) -> bool:
+def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
     """Serve `config` by `count` processes of `pointsman` with `arguments`; returns whether all ended well.
 
     Without a store in the file they share one of their own. Raises ConfigError if there is no program for that.
     """
-    console = inert_console(stderr=True)
-    log_to(console, log)
     require_shareable(config)
     if config.server.admin is None and config.server.metrics in (None, OPEN):
-        console.print("Without `server.admin` or an address in `server.metrics`, /metrics shows one of the processes.")
+        _log.warning("Without `server.admin` or an address in `server.metrics`, /metrics shows one of the processes.")
     if config.store.redis is not None:
-        return uvloop.run(run_processes(arguments, count, console.print))
+        return uvloop.run(run_processes(arguments, count, _log.warning))
     state = config.server.state
     budgets = None if state in {None, STATE_OFF} else Path(state) / BUDGETS
     store = OwnStore(find_server(os.environ), config.store.namespace, budgets)
-    return uvloop.run(_run_sharing(store, arguments, count, console))
+    return uvloop.run(_run_sharing(store, arguments, count))
 
 
-async def _run_sharing(store: OwnStore, arguments: Sequence[str], count: int, console: Console) -> bool:
+async def _run_sharing(store: OwnStore, arguments: Sequence[str], count: int) -> bool:
     async with store:
-        return await run_processes((*arguments, "--process-store", store.url), count, console.print)
+        return await run_processes((*arguments, "--process-store", store.url), count, _log.warning)
 
 
 async def serve_until_signal(
-    config: Config, files: Files, console: Console, *, local: bool, is_one_of_many: bool = False
+    config: Config, files: Files, notices: Notices, *, local: bool, is_one_of_many: bool = False
 ) -> None:
     """Start everything, print the addresses, wait for a signal, drain."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -109,8 +113,8 @@ async def serve_until_signal(
     async with AsyncExitStack() as stack:
         tracing = begin_tracing(stack)
         if local:
-            with LoadingBars(console) as bars:
-                shards = LocalShards(list(commands(config)), bars.update)
+            with LoadingBars(notices.console, is_shown=not notices.as_json) as bars:
+                shards = LocalShards(list(commands(config, json_logs=notices.as_json)), bars.update)
                 if not await started_unless(stopped, shards, stack):
                     return
             config = with_addresses(config, shards.addresses)
@@ -129,11 +133,11 @@ async def serve_until_signal(
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         # handle signals while no backend is reached yet, too
-        greeting = asyncio.create_task(greet(console, config, router))
+        greeting = asyncio.create_task(greet(notices, config, router))
         await stopped.wait()
         greeting.cancel()
         await asyncio.gather(greeting, return_exceptions=True)
-        console.print("draining ...")
+        notices.show("draining ...")
 
 
 async def started_unless(stopped: asyncio.Event, shards: LocalShards, stack: AsyncExitStack) -> bool:
@@ -159,7 +163,7 @@ def _orphaned(stopped: asyncio.Event) -> None:
     stopped.set()
 
 
-def commands(config: Config) -> Iterator[ShardCommand]:
+def commands(config: Config, *, json_logs: bool = False) -> Iterator[ShardCommand]:
     """One command per local shard. The machine's cores are divided among their processes, one left to the router if
     there are enough, except where a pool has the option `threads`. If there is a GPU, those that may use it divide its
     memory.
@@ -170,6 +174,7 @@ def commands(config: Config) -> Iterator[ShardCommand]:
     for pool in config.pools.values():
         for number in range(pool.local):
             flags = ("--threads", str(threads), "--gpu-shards", str(on_gpu), *shard_flags(pool.options))
+            flags += ("--json-logs",) if json_logs else ()
             yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
 
 
@@ -197,13 +202,14 @@ def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
 class LoadingBars:
     """Progress bars, one per shard, on a terminal; one line per shard elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, is_shown: bool = True) -> None:
         self._bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[what]}", markup=False),
             console=console,
+            disable=not is_shown,
         )
         self._tasks: dict[str, TaskID] = {}
 

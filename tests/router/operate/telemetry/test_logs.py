@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.operate.telemetry.logs import JsonLines, LogFields, LogOptions, log_to
+from router.operate.telemetry.logs import LogOptions, log_to
+from shards.logs import JsonLines, LogFields
 
 
 def a_record(message: object, *args: object, exc_info: Any = None, level: int = logging.INFO) -> logging.LogRecord:

@@ -9,6 +9,7 @@ from io import StringIO
 import pytest
 
 from policies.sla.parse import parse
+from router.operate.telemetry.logs import Notices
 from router.start.app import Router
 from router.start.commands.greeting import greet
 from router.terminal import inert_console
@@ -52,7 +53,7 @@ async def test_addresses_are_printed_while_no_backend_is_up_then_what_the_router
     port = str(a_closed_port())
     config, shown = parse(file_of(pool.replace("PORT", port))), StringIO()
     async with Router(config) as router:
-        greeting = asyncio.create_task(greet(inert_console(file=shown), config, router, patience_s=0))
+        greeting = asyncio.create_task(greet(Notices(inert_console(file=shown)), config, router, patience_s=0))
         said = await until(shown, "Waiting for pool 'far'")
         greeting.cancel()
     first, second, *_ = said.splitlines()
@@ -68,7 +69,7 @@ async def test_models_of_some_pools_are_named_beside_pools_that_the_router_waits
         async with Router(config) as router:
             while not router.models():
                 await router.gateway.cluster.health_changed()
-            greeting = asyncio.create_task(greet(inert_console(file=shown), config, router, patience_s=0))
+            greeting = asyncio.create_task(greet(Notices(inert_console(file=shown)), config, router, patience_s=0))
             said = await until(shown, "curl ")
             greeting.cancel()
     assert "Waiting for pool 'lost' at http://127.0.0.1:9" in said
@@ -82,7 +83,7 @@ async def test_the_models_follow_when_every_backend_is_there_and_no_line_is_brok
     ) as engine:
         config, shown = parse(file_of(f'near: {{kind: vllm, at: ["{engine.url}"]}}')), StringIO()
         async with Router(config) as router:
-            await greet(inert_console(file=shown, width=40), config, router)
+            await greet(Notices(inert_console(file=shown, width=40)), config, router)
     assert "Waiting" not in shown.getvalue()
     (curl,) = (line for line in shown.getvalue().splitlines() if line.startswith("curl"))
     assert curl.endswith('"messages": [{"role": "user", "content": "Hello"}]}\'')
