@@ -27,8 +27,8 @@ from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.batch_metrics import BatchMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.operate.telemetry.decision_record import Ended
-from router.operate.telemetry.logs import LogFields
 from router.operate.telemetry.metrics import Metrics
+from shards.logs import LogFields
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)

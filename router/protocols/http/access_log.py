@@ -14,7 +14,7 @@ from shards.logs import LogFields
 ACCESS = "pointsman.access"
 
 CLIENT_GONE = 499
-"""The status of a request whose client left before the end of its answer, as in nginx's log."""
+"""The status of a request with a client that left before the end of its answer, as in nginx's log."""
 
 _NAMED = {"x-pointsman-tenant": "tenant", "x-pointsman-class": "class", "x-pointsman-backend": "backend"}
 _ID = "x-request-id"
@@ -50,7 +50,8 @@ class AccessLog:
     async def answer(self, request: Request) -> Reply:
         """As `handler`."""
         began = self._clock()
-        status, names = 500, {}
+        status = 500
+        names: dict[str, str] = {}
         try:
             reply = await self._handler(request)
             status, names = _head_of(reply)

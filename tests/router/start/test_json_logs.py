@@ -56,10 +56,11 @@ def test_addresses_what_is_waited_for_and_the_end_are_lines_of_json(tmp_path: Pa
     process = begun(tmp_path, "serve", "sla.yaml")
     assert process.stderr is not None
     lines = []
-    for line in process.stderr:
-        lines.append(checked(line))
-        if lines[-1].get("pool") == "far":
-            process.send_signal(signal.SIGTERM)
+    with process.stderr as said:
+        for line in said:
+            lines.append(checked(line))
+            if lines[-1].get("pool") == "far":
+                process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     (listens,) = (line for line in lines if "http" in line)
     assert str(listens["http"]).startswith("http://127.0.0.1:")
