@@ -171,7 +171,7 @@ def check_before_loading(model: str, draft_model: str | None) -> None:
     folder, _ = checkpoint_of(model)
     own = TokenSet.of(folder)
     for doubt in doubts_about(folder):
-        print(f"warning: {doubt}", file=sys.stderr, flush=True)
+        tell(f"warning: {doubt}", logging.WARNING)
     if draft_model is not None:
         require_same_tokens(TokenSet.of(checkpoint_of(draft_model)[0]), own)
 
