@@ -6,11 +6,11 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons check protos site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons check protos command-line site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' \
@@ -89,6 +89,9 @@ bandit: $(VENV)/.ready-to-develop  ## patterns of code that are known to be unsa
 protos: $(VENV)/.ready-to-develop ## generate the code of proto/ again
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 	    $$(cd proto && find * -name '*.proto' | sort)
+
+command-line: $(VENV)/.ready-to-develop ## docs/command-line.md and the man page again, after a change of a command
+	@$(BIN)/python .ci/command_line.py
 
 site: $(VENV)/.ready-to-develop   ## the pages of docs/ as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
