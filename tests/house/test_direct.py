@@ -20,9 +20,11 @@ LIBRARIES = ("requests", "httpx", "urllib3")
 """They read the variables unless each client is told not to, so the router has none of its own."""
 
 
-def places(tree: ast.Module) -> Iterator[str]:
+def places(text: str) -> Iterator[str]:
     """The calls of ALLOWED, the imports of LIBRARIES, and sessions that trust the environment."""
-    for node in ast.walk(tree):
+    if not any(word in text for word in (*ALLOWED, *LIBRARIES, "trust_env")):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in ALLOWED:
@@ -41,7 +43,7 @@ def places(tree: ast.Module) -> Iterator[str]:
 def test_connections_are_made_where_no_variable_diverts_them(folder: str) -> None:
     for file in (ROOT / folder).rglob("*.py"):
         where = file.relative_to(ROOT).as_posix()
-        for name in places(ast.parse(file.read_text())):
+        for name in places(file.read_text()):
             assert where in ALLOWED.get(name, ()), f"{where} uses {name}: see router/direct.py and tls/grpc_client.py"
 
 
@@ -56,4 +58,4 @@ def test_connections_are_made_where_no_variable_diverts_them(folder: str) -> Non
     ],
 )
 def test_a_connection_that_a_variable_could_divert_is_seen(text: str) -> None:
-    assert list(places(ast.parse(text)))
+    assert list(places(text))

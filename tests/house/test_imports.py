@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -106,25 +107,33 @@ LARGE = {"torch", "transformers", "triton", "sqlalchemy"}
 PURE = {"socket", "asyncio", "time", "random", "os", "threading", "subprocess", "grpc", "aiohttp", "redis", "torch"}
 
 
-def imports_of(file: Path, *, at_run_time_only: bool = False) -> Iterator[str]:
+def imports_of(file: Path, *, at_run_time_only: bool = False) -> list[str]:
     """Dotted names that `file` imports, each `from a import b` as a.b."""
-    for node in walk(ast.parse(file.read_text()), at_run_time_only):
+    return [name for name, is_at_run_time in found_imports(file) if is_at_run_time or not at_run_time_only]
+
+
+@cache
+def found_imports(file: Path) -> list[tuple[str, bool]]:
+    """Each name that `file` imports, and whether that is at run time: not below `if TYPE_CHECKING:`."""
+    found: list[tuple[str, bool]] = []
+    below: list[tuple[ast.AST, bool]] = [(ast.parse(file.read_text()), True)]
+    while below:
+        node, is_at_run_time = below.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [(alias.name, is_at_run_time) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [(f"{node.module}.{alias.name}", is_at_run_time) for alias in node.names]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            below += [(child, False) for child in node.body]
+            below += [(child, is_at_run_time) for child in node.orelse]
+        elif not isinstance(node, ast.expr):
+            # no expression has an import below it
+            below += [(child, is_at_run_time) for child in ast.iter_child_nodes(node)]
+    return found
 
 
-def walk(node: ast.AST, at_run_time_only: bool) -> Iterator[ast.AST]:
-    """All nodes below `node`, without `if TYPE_CHECKING:` blocks if asked."""
-    for child in ast.iter_child_nodes(node):
-        if at_run_time_only and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from walk(child, at_run_time_only)
-
-
+@cache
 def files_of(package: str) -> list[Path]:
     return sorted(file for file in (ROOT / package).rglob("*.py") if "_pb2" not in file.name)
 
@@ -188,7 +197,7 @@ def test_modules_form_no_cycle(package: str) -> None:
     assert not edges, f"import cycle among {sorted(edges)}"
 
 
-def targets(imported: Iterator[str], names: dict[str, Path]) -> Iterator[str]:
+def targets(imported: list[str], names: dict[str, Path]) -> Iterator[str]:
     for name in imported:
         for candidate in (name, name.rpartition(".")[0]):
             if candidate in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,7 @@ in one file: `shards/` knows nothing of the router.
 """
 
 
+@cache
 def definitions() -> dict[str, list[str]]:
     """Public classes at the top of modules: name -> the files that define one, generated code left out."""
     found: dict[str, list[str]] = defaultdict(list)

@@ -22,7 +22,10 @@ def test_no_program_of_ours_is_started_with_the_working_directory_on_its_path() 
 
 def _bare(file: Path) -> Iterator[str]:
     """Where `file` has "-m" and a package of ours behind it in a list or a tuple, and no "-P" before."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    text = file.read_text("utf-8")
+    if '"-m"' not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.List | ast.Tuple | ast.Call):
             continue
         items = node.args if isinstance(node, ast.Call) else node.elts
