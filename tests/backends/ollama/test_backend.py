@@ -177,3 +177,30 @@ def test_nonsense_about_a_model_is_a_failure() -> None:
     with pytest.raises(BackendFailed):
         shown_of({"model_info": [1]}, "d")
     assert shown_of({}, "d").completes
+
+
+@pytest.mark.parametrize(
+    ("version", "is_served"),
+    [
+        ("0.12.4", True),
+        ("0.12.4-rc1", True),
+        ("0.12.10", True),
+        ("1.0.0+build.7", True),
+        ("0.12.3", False),
+        ("0.12.3-rc9", False),
+        ("0.12", False),
+        ("0.9.14-2-gabc123", False),
+        # from source: commits behind no tag that says anything
+        ("0.0.0", True),
+        ("0.0.0-rc1", True),
+        ("0.0.0-37-g1e7f", True),
+        ("main", True),
+    ],
+)
+async def test_a_version_is_its_first_three_numbers_whatever_follows(version: str, is_served: bool) -> None:
+    async with a_backend(OllamaServer(version=version)) as (backend, _):
+        if is_served:
+            await backend.probe()
+        else:
+            with pytest.raises(BackendFailed, match="silently truncates"):
+                await backend.probe()

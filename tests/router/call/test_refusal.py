@@ -67,3 +67,16 @@ def test_nor_does_a_long_context_that_lacks_what_is_needed() -> None:
 def test_the_error_for_an_estimated_length_has_the_lower_bound() -> None:
     error = refused(SMALL, least_prompt_tokens=1200)
     assert "at least 1200 input tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(1, ""), (7, ""), (8, ""), (9, " and 1 more"), (10, " and 2 more"), (30, " and 22 more")]
+)
+def test_eight_backends_are_named_and_the_others_counted(count: int, more: str) -> None:
+    error = refused(*(a_backend(f"own-{number}", healthy=False) for number in range(count)))
+    assert isinstance(error, NoBackend)
+    named = [f"own-{number}: " for number in range(count)]
+    assert error.hint is not None
+    assert [name in error.hint for name in named] == [True] * min(count, 8) + [False] * (count - 8)
+    assert error.hint.endswith(more)
+    assert (" more" in error.hint) is bool(more)

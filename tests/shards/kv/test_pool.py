@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import struct
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,14 @@ def test_a_collision_stops_the_chain_for_good():
     other = a_table(pool, 3, 2)
     assert not other.is_chained
     assert len(pool.prefix) == 1
+
+
+@pytest.mark.parametrize("busy", [(), ("disk",), ("peers",), ("lending",), ("disk", "peers", "lending")], ids=" ".join)
+def test_blocks_move_while_any_of_the_ways_that_they_take_is_busy(busy):
+    pool = BlockPool(4, model="m")
+    for way in ("disk", "peers", "lending"):
+        setattr(pool, way, SimpleNamespace(is_busy=way in busy))
+    assert pool.is_moving is bool(busy)
 
 
 def test_ten_thousand_operations_lose_no_block_and_mix_no_domain():
