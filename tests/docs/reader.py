@@ -370,10 +370,14 @@ class Reader:
 
 
 def copy_of_repository(to: Path) -> None:
-    """Copy the packages, the tests, the pages and the settings of the tools to the new folder `to`."""
+    """Copy the packages, the tests, the pages and the settings of the tools to the new folder `to`.
+
+    Compiled code is copied too. It is valid there, as a copy keeps the time of its source, and so a page's commands do
+    not compile hundreds of modules.
+    """
     to.mkdir()
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        shutil.copytree(ROOT / name, to / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, to / name)
 
