@@ -21,12 +21,16 @@ class Loop:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()
+    # tests/conftest.py spares all tests
+    gc.unfreeze()
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)
+    gc.freeze()
 
 
 def test_what_is_there_is_looked_at_no_more_and_what_comes_later_is_freed() -> None:
+    assert gc.get_freeze_count() == 0
     spare_what_stays()
     assert gc.get_freeze_count() > 1000
     assert gc.get_threshold()[0] == NEW_OBJECTS
