@@ -61,6 +61,7 @@ class _Coming:
 
     arrivals: Sequence[Arrival]
     then: Mapping[str, Then]
+    guessed: int = 0
 
 
 def run(wanted: Wanted) -> None:
@@ -111,14 +112,15 @@ def _coming(wanted: Wanted) -> _Coming:
         return _Coming(sped_up(read_trace(wanted.trace, most=wanted.most), wanted.speed), {})
     assert wanted.decisions is not None, "one of the two options is given"
     log = read_log(wanted.decisions, most=wanted.most)
-    return _Coming(sped_up(log.arrivals, wanted.speed), log.then)
+    return _Coming(sped_up(log.arrivals, wanted.speed), log.then, log.guessed)
 
 
 def _simulated(name: str, config: Config, wanted: Wanted, coming: _Coming, profile: Path | None) -> Summary:
     fleet, arrivals = _prepared(config, wanted, coming, profile)
     with _progress(name, len(arrivals)) as on_progress:
         done = simulate(config, fleet, arrivals, seed=wanted.seed, on_progress=on_progress, log=wanted.log)
-    return summary_of(done, agreement(done.calls, coming.then) if coming.then else None)
+    agreed = agreement(done.calls, coming.then) if coming.then else None
+    return summary_of(done, agreed, guessed=coming.guessed)
 
 
 def _prepared(config: Config, wanted: Wanted, coming: _Coming, profile: Path | None) -> tuple[Fleet, list[Arrival]]:

@@ -29,10 +29,14 @@ class Then:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The requests of a decision log in order of time, and the decisions on them, by id."""
+    """The requests of a decision log in order of time, and the decisions on them, by id.
+
+    The answers of `guessed` of them are not in the log.
+    """
 
     arrivals: Sequence[Arrival]
     then: Mapping[str, Then]
+    guessed: int = 0
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -57,7 +61,8 @@ def read_log(path: Path, *, most: int | None = None) -> Log:
     then = {record.request: _then(record) for _, record in records}
     if len(then) != len(records):
         raise InvalidRequest(f"{path} has a request twice", hint="replay the logs of several routers one by one")
-    return Log(sorted(arrivals, key=lambda arrival: arrival.at_s), then)
+    guessed = sum(not record.completion_tokens for _, record in records)
+    return Log(sorted(arrivals, key=lambda arrival: arrival.at_s), then, guessed)
 
 
 def agreement(calls: Iterable[Call], then: Mapping[str, Then]) -> Agreement:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from policies.quantities import written_seconds
+from policies.quota.budget import COST_UNIT, rounded_cost
 from router.terminal import inert_console
 from simulation.summary import BackendSummary, ClassSummary, Spread, Summary
 
@@ -28,7 +29,9 @@ def shown(renderable: RenderableType) -> str:
 
 def tables(summary: Summary) -> RenderableType:
     """All results of one simulation."""
-    return Group(_head(summary), _classes(summary), _tenants(summary), _backends(summary), *_rest(summary))
+    return Group(
+        _head(summary), _classes(summary), _tenants(summary), _backends(summary), *_rest(summary), *_noted(summary)
+    )
 
 
 def compared(named: Mapping[str, Summary]) -> RenderableType:
@@ -103,7 +106,7 @@ def _tenants(summary: Summary) -> Table:
             row.name,
             f"{row.requests:,}",
             f"{row.share:.1%}",
-            _amount(row.spend),
+            _spend(row.spend, summary.currency),
             _amount(row.prompt_tokens),
             _amount(row.completion_tokens),
             _count(row.refused),
@@ -148,6 +151,10 @@ def _rest(summary: Summary) -> Iterator[str]:
             count / max(1, agreed.requests) for count in (agreed.same_class, agreed.same_backend)
         )
         yield f"as in the log  class {same_class:.1%}, backend {same_backend:.1%} of {agreed.requests:,} requests"
+
+
+def _noted(summary: Summary) -> Iterator[str]:
+    return (f"note  {note}" for note in summary.notes)
 
 
 def _classes_compared(first: Summary, second: Summary) -> Table:
@@ -257,6 +264,10 @@ def _promise(row: ClassSummary) -> str:
 
 def _count(count: int) -> str:
     return f"{count:,}" if count else "-"
+
+
+def _spend(units: float, currency: str | None) -> str:
+    return _amount(units) if currency is None else rounded_cost(round(units * COST_UNIT), currency)
 
 
 def _amount(count: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -60,7 +60,8 @@ class ClassSummary(msgspec.Struct, frozen=True):
 
 
 class TenantSummary(msgspec.Struct, frozen=True):
-    """One tenant. `spend` is in the units of the file's `cost`, `share` its part of all tenants' spend."""
+    """One tenant. `spend` is in the units of the file's `cost`, millionths of its currency if it has one, `share`
+    its part of all tenants' spend."""
 
     name: str
     requests: int
@@ -94,7 +95,9 @@ class BackendSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """One simulation. `steps` counts the tries of `on_miss`, as (class, step, times)."""
+    """One simulation. `notes` say how many requests could not be judged, or only roughly. `steps` counts the
+    tries of `on_miss`, as (class, step, times).
+    """
 
     config: str
     requests: int
@@ -106,10 +109,15 @@ class Summary(msgspec.Struct, frozen=True):
     backends: tuple[BackendSummary, ...]
     steps: tuple[tuple[str, str, int], ...]
     agreement: Agreement | None = None
+    currency: str | None = None
+    notes: tuple[str, ...] = ()
 
 
-def summary_of(run: Run, agreement: Agreement | None = None) -> Summary:
-    """The results of `run`, and its agreement with the log that it replayed, if it did. Pure."""
+def summary_of(run: Run, agreement: Agreement | None = None, *, guessed: int = 0) -> Summary:
+    """The results of `run`, and its agreement with the log that it replayed, if it did. Pure.
+
+    The log had no answer of `guessed` requests.
+    """
     config, calls = run.config, run.calls
     names = [*config.classes, *sorted({call.service_class for call in calls} - config.classes.keys())]
     classes = tuple(_class_row(name, _of(calls, lambda c: c.service_class, name), config) for name in names)
@@ -126,7 +134,20 @@ def summary_of(run: Run, agreement: Agreement | None = None) -> Summary:
         backends=backends,
         steps=tuple((*names, count) for names, count in sorted(run.steps.items())),
         agreement=agreement,
+        currency=config.prices.currency,
+        notes=tuple(_notes(calls, rows, guessed)),
     )
+
+
+def _notes(calls: Sequence[Call], classes: Sequence[ClassSummary], guessed: int) -> Iterator[str]:
+    """How many requests cannot be judged, and why."""
+    aimless = [row for row in classes if row.keeps is None]
+    if count := sum(row.requests for row in aimless):
+        yield f"{count:,} requests are judged by no target: {', '.join(row.name for row in aimless)} has none"
+    if guessed:
+        yield f"{guessed:,} requests have no answer in the log: theirs are taken to be as long as the class's mean"
+    if count := sum(not call.arrival.chunks for call in calls):
+        yield f"{count:,} prompts have no keys: no cache can have any of them, so their prefill is the longest possible"
 
 
 def spread_of(seconds: Iterable[float | None]) -> Spread | None:

@@ -21,7 +21,9 @@ from simulation.arrivals import Arrival, sped_up
 from simulation.client import Call, SimulatedCaller
 from simulation.fleet import Fleet, with_named_keys
 from simulation.replay import Then, agreement, read_log
+from simulation.report import shown, tables
 from simulation.speed import Machine
+from simulation.summary import summary_of
 from tests.simulation.scene import EVEN, TWO_CLASSES, a_config, a_fleet, arrivals, ready, simulated, written
 from tests.virtual_time import run_virtually
 
@@ -142,3 +144,19 @@ def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
 def test_what_is_no_decision_log_is_refused(tmp_path: Path, lines: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         read_log(written(tmp_path / "log", *lines))
+
+
+def test_requests_that_cannot_be_judged_are_counted_and_spend_is_money_in_a_currency(
+    tmp_path: Path,
+) -> None:
+    config = a_config(FILE + "cost: {currency: USD, uncached: 2, cached: 1, output: 4}\n")
+    known = {"tenant": next(iter(config.tenants)), "service_class": next(iter(config.classes))}
+    lines = (a_record(**known), a_record(**known, request="r1", completion_tokens=4))
+    log = read_log(written(tmp_path / "log", *lines))
+    assert log.guessed == 1
+    coming = [replace(arrival, model=None) for arrival in sped_up(log.arrivals, 1.0)]
+    summary = summary_of(simulated(config, coming), guessed=log.guessed)
+    text = shown(tables(summary))
+    assert "note  1 requests have no answer in the log" in text
+    assert "note  2 prompts have no keys" in text
+    assert " USD" in text

@@ -49,18 +49,19 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One limit of a tenant and the amount that is left."""
+    """One limit of a tenant and what is left of it; `left` is that as people read it: `12.35 USD`, `420 tokens`."""
 
     limit: int
     remaining: int
+    left: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
     """One tenant. `share` is its part of all tenants' usage in the window (by cost), `entitled` the part of its weight
     among tenants with usage or waiting requests; both 0..1. `cost_minute` (in the window) and `cost` (since the router
-    started) are in units of the budgets. `hit_share` is the cached part of `reported_tokens`, which counts the
-    prompts at backends that report their cached tokens; None without any.
+    started) are in units of the budgets, millionths of `currency` if the file has one. `hit_share` is the cached part
+    of `reported_tokens`, which counts the prompts at backends that report their cached tokens; None without any.
     """
 
     name: str
@@ -78,6 +79,7 @@ class TenantRow:
     cost_minute: float
     cost: float
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    currency: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

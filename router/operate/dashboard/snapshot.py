@@ -12,7 +12,7 @@ from policies.health import Trouble
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
 from policies.objections import worded
 from policies.prefix.parity import ParityReport, Trust
-from policies.quota.budget import descriptors, meters
+from policies.quota.budget import COST_UNIT, descriptors, meters, rounded_cost
 from router.call.gateway import Gateway
 from router.call.mirrors import Compared
 from router.call.splits import Standing
@@ -178,6 +178,7 @@ async def _tenant_row(tenant: Tenant, operations: Operations, now: float) -> Ten
         cost_minute=minute.cost / _UNIT,
         cost=whole.cost / _UNIT,
         budgets=await _budgets(tenant, gateway),
+        currency=gateway.config.prices.currency,
     )
 
 
@@ -191,11 +192,19 @@ async def _budgets(tenant: Tenant, gateway: Gateway) -> dict[str, Budget]:
     except StoreFailed:
         return {}
     allowances = {"requests": standing.requests, "tokens": standing.tokens, "cost": standing.cost}
+    currency = tenant.limits.currency
     return {
-        name: Budget(allowance.limit, allowance.remaining)
+        name: Budget(allowance.limit, allowance.remaining, _left(name, allowance.remaining, currency))
         for name, allowance in allowances.items()
         if allowance is not None
     }
+
+
+def _left(name: str, remaining: int, currency: str | None) -> str:
+    """What is left of a limit, as people read it."""
+    if name == "cost" and currency is not None:
+        return rounded_cost(remaining * COST_UNIT, currency)
+    return f"{remaining:,} {name}"
 
 
 def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:

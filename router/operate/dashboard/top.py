@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policies.errors import ExpectedError
+from policies.quota.budget import COST_UNIT, rounded_cost
 from router.inert import inert
 from router.operate.admin_port import AdminPort
 from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Snapshot, TargetMeasure, TenantRow
@@ -163,8 +164,8 @@ def _tenant(tenant: TenantRow) -> Row:
         tenant.name,
         f"{tenant.weight:g}",
         *numbers,
-        _count(tenant.cost_minute),
-        _count(tenant.cost),
+        _cost(tenant.cost_minute, tenant.currency),
+        _cost(tenant.cost, tenant.currency),
         _budgets(tenant.budgets),
     )
 
@@ -242,7 +243,14 @@ def _counts(outcomes: Mapping[str, int]) -> str:
 
 
 def _budgets(budgets: Mapping[str, Budget]) -> str:
-    return ", ".join(f"{_count(budget.remaining)} {name}" for name, budget in budgets.items()) or "no limits"
+    shown = (
+        budget.left if name == "cost" else f"{_count(budget.remaining)} {name}" for name, budget in budgets.items()
+    )
+    return ", ".join(shown) or "no limits"
+
+
+def _cost(cost: float, currency: str | None) -> str:
+    return _count(cost) if currency is None else rounded_cost(round(cost * COST_UNIT), currency)
 
 
 def _seconds(seconds: float | None) -> str:

@@ -90,10 +90,22 @@ def hit_report(
             ideal_tokens=sum(account.ideal for account in counted),
             measured_tokens=sum(account.measured for account in counted),
             losses=losses,
+            unjudged=_unjudged(requests, sum(silent.values())),
         ),
         silent,
         ideal,
     )
+
+
+def _unjudged(requests: Sequence[LoggedRequest], silent: int) -> dict[str, int]:
+    unanswered = sum(not request.visits for request in requests)
+    untold = sum(bool(request.visits) and request.cached_tokens is None for request in requests)
+    reasons = {
+        "reached no backend": unanswered,
+        "have no number of cached tokens": untold,
+        "were at backends that report none": silent,
+    }
+    return {why: count for why, count in reasons.items() if count}
 
 
 def accounts_of(

@@ -37,7 +37,8 @@ class TokenLoss(msgspec.Struct, frozen=True):
 class HitRate(msgspec.Struct, frozen=True):
     """Why `measured_tokens` of `prompt_tokens` were cached, and not `ideal_tokens`: the losses in order.
 
-    The tokens of all losses together are the ideal ones minus the measured ones.
+    The tokens of all losses together are the ideal ones minus the measured ones. `unjudged` has the number of the other
+    requests of the log, by the reason for which they are not in it.
     """
 
     requests: int
@@ -45,6 +46,7 @@ class HitRate(msgspec.Struct, frozen=True):
     ideal_tokens: int
     measured_tokens: int
     losses: tuple[TokenLoss, ...]
+    unjudged: dict[str, int] = {}
 
     @property
     def ideal(self) -> float:
@@ -72,7 +74,7 @@ class MissedTarget(msgspec.Struct, frozen=True):
     """Why answers of the log missed one `target`, `TTFT` or `TPOT`. `requests` had the target, `missed` missed it.
 
     `seconds` is the sum of the missed ones' times, for `TPOT` those from the first to the last token: the seconds of
-    all causes together.
+    all causes together. `unjudged` has the number of the other requests of the log, by reason.
     """
 
     target: str
@@ -80,6 +82,7 @@ class MissedTarget(msgspec.Struct, frozen=True):
     missed: int
     seconds: float
     causes: tuple[TimeCause, ...]
+    unjudged: dict[str, int] = {}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

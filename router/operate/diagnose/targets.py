@@ -14,6 +14,8 @@ from heapq import nlargest
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from router.operate.diagnose.causes import TPOT_CAUSES, TTFT_CAUSES, CauseText
 from router.operate.diagnose.logged import LoggedRequest, Visit
 from router.operate.diagnose.nouns import LoggedExample, MissedTarget, TimeCause
@@ -79,11 +81,24 @@ def missed_targets(
             TimeAccount(requests[at], _ttft_parts(requests[at], company[at], ideal.get(requests[at].id, 0)))
             for at in late
         ]
-        found.append(_missed("TTFT", have_ttft, accounts, TTFT_CAUSES))
+        found.append(replace(_missed("TTFT", have_ttft, accounts, TTFT_CAUSES), unjudged=_without_ttft(requests)))
     if have_tpot:
         accounts = [TimeAccount(requests[at], _tpot_parts(requests[at], company[at])) for at in slow]
-        found.append(_missed("TPOT", have_tpot, accounts, TPOT_CAUSES))
+        found.append(replace(_missed("TPOT", have_tpot, accounts, TPOT_CAUSES), unjudged=_without_tpot(requests)))
     return tuple(found)
+
+
+def _without_ttft(requests: Sequence[LoggedRequest]) -> dict[str, int]:
+    untold = sum(request.ttft_target_s is not None and request.ttft_s is None for request in requests)
+    aimless = sum(request.ttft_target_s is None for request in requests)
+    return {why: count for why, count in (("have no target", aimless), ("have no first token", untold)) if count}
+
+
+def _without_tpot(requests: Sequence[LoggedRequest]) -> dict[str, int]:
+    untold = sum(request.tpot_target_s is not None and request.tpot_s is None for request in requests)
+    aimless = sum(request.tpot_target_s is None for request in requests)
+    short = "have fewer than two timed tokens"
+    return {why: count for why, count in (("have no target", aimless), (short, untold)) if count}
 
 
 def _is_late(request: LoggedRequest) -> bool:

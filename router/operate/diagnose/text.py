@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from io import StringIO
 
@@ -48,7 +48,7 @@ def _head(diagnosis: Diagnosis) -> str:
 def _hit_rate(found: HitRate) -> Iterator[RenderableType]:
     yield Text(
         f"Hit rate: {found.measured:.1f} % measured, {found.ideal:.1f} % with one infinite cache, of "
-        f"{found.prompt_tokens:,} prompt tokens in {found.requests:,} requests"
+        f"{found.prompt_tokens:,} prompt tokens in {found.requests:,} requests{_unjudged(found.unjudged)}"
     )
     lost = found.ideal_tokens - found.measured_tokens
     table = _table("", "tokens", "points", "requests", "of the loss")
@@ -69,7 +69,8 @@ def _hit_rate(found: HitRate) -> Iterator[RenderableType]:
 
 def _target(found: MissedTarget) -> Iterator[RenderableType]:
     share = found.missed / max(1, found.requests)
-    yield Text(f"{found.target}: {found.missed:,} of {found.requests:,} requests missed their target ({share:.1%})")
+    judged = f"{found.target}: {found.missed:,} of {found.requests:,} requests missed their target ({share:.1%})"
+    yield Text(f"{judged}{_unjudged(found.unjudged)}")
     if not found.missed:
         return
     table = _table("", "seconds", "share", "mean", "largest part of")
@@ -88,6 +89,13 @@ def _target(found: MissedTarget) -> Iterator[RenderableType]:
         if cause.seconds > _LEAST_SHARE * found.seconds:
             yield from _advice(cause.cause, cause.meaning, cause.remedy)
             yield from (_line(_example(example, f"{example.amount:,.3f} s")) for example in cause.examples)
+
+
+def _unjudged(reasons: Mapping[str, int]) -> str:
+    if not reasons:
+        return ""
+    shown = ", ".join(f"{count:,} {why}" for why, count in reasons.items())
+    return f"; {sum(reasons.values()):,} more cannot be judged: {shown}"
 
 
 def _advice(cause: str, meaning: str, remedy: str) -> Iterator[RenderableType]:

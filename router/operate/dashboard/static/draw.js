@@ -91,6 +91,13 @@ export const seconds = (s) => {
 
 export const lasting = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
 
+/** A cost in units, or in millionths of a currency. */
+export const money = (cost, currency) => {
+  if (!currency) return count(cost);
+  const amount = cost / 1e6;
+  return `${amount && amount < 0.01 ? "below 0.01" : amount.toFixed(2)} ${currency}`;
+};
+
 export const count = (n) => {
   if (n === null || n === undefined) return "–";
   for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {

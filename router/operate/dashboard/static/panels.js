@@ -1,6 +1,6 @@
 // What each panel shows of a snapshot.
 
-import { bar, bullet, choices, clock, count, h, row, seconds, share, strip, sync, trend } from "./draw.js";
+import { bar, bullet, choices, clock, count, h, money, row, seconds, share, strip, sync, trend } from "./draw.js";
 
 const MOST_LISTED = 100;
 const TREND = 90;
@@ -80,10 +80,10 @@ export function classes(now) {
 }
 
 function limits(budgets) {
-  const shown = Object.entries(budgets).map(([name, { limit, remaining }]) => {
+  const shown = Object.entries(budgets).map(([name, { limit, remaining, left: amount }]) => {
     const left = limit ? remaining / limit : 0;
     const low = left < 0.1;
-    return h("span", { title: `${remaining} of ${limit} left` }, bar(left, { width: 60, bad: low }), h("small", { class: low ? "bad" : null }, `${low ? "✕ " : ""}${count(remaining)} ${name}`));
+    return h("span", { title: `${amount} left, ${share(left)} of the limit` }, bar(left, { width: 60, bad: low }), h("small", { class: low ? "bad" : null }, `${low ? "✕ " : ""}${name === "cost" ? amount : `${count(remaining)} ${name}`}`));
   });
   return shown.length ? h("div", { class: "limits" }, shown) : h("span", { class: "dim" }, "no limits");
 }
@@ -94,7 +94,7 @@ export function tenants(now) {
     h("span", { class: "meter" }, bar(tenant.share, { tick: tenant.entitled, width: 80 }), share(tenant.share)),
     count(tenant.running), count(tenant.waiting),
     hits(tenant) ?? share(tenant.hit_share),
-    count(tenant.cost_minute), count(tenant.cost), limits(tenant.budgets),
+    money(tenant.cost_minute, tenant.currency), money(tenant.cost, tenant.currency), limits(tenant.budgets),
   ];
   sync(body("tenants"), now.tenants, (tenant) => tenant.name, () => row(cells, ["", "", "n", "n", "n", "n", "n"]));
 }

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from policies.errors import BackendFailed, InvalidRequest
 from router.operate.admin_port import KEY_VARIABLE, AdminPort
+from router.operate.dashboard.nouns import Budget
 from router.operate.dashboard.top import OperatorsPort, frame
 from router.start.cli import app
 from tests.router.operate.dashboard.scene import PacedBackend
@@ -138,3 +139,23 @@ async def test_the_narrower_a_terminal_the_fewer_columns_it_shows(table: str, or
                 shown = {name: width for name in re.split(r"  +", line.strip()) if name not in shown} | shown
     # the column that needs the widest terminal is the first that a narrower one leaves out
     assert [name for name in sorted(shown, key=lambda name: -shown[name]) if name in order] == order
+
+
+async def test_money_is_shown_as_money_where_the_file_has_a_currency() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        snapshot, _ = await asyncio.to_thread(OperatorsPort(AdminPort(str(operator.router.admin), None)).read)
+    (tenant, *others) = snapshot.tenants
+    paid = replace(
+        tenant,
+        cost_minute=12_345.0,
+        cost=12_345_678.0,
+        currency="USD",
+        budgets={"cost": Budget(50_000_000, 37_654_322, "37.65 USD"), "tokens": Budget(1000, 400, "400 tokens")},
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(frame(replace(snapshot, tenants=(paid, *others)), [], lines=30, width=200))
+    (line,) = (line for line in captured.get().splitlines() if line.startswith("acme"))
+    assert "0.012 USD" in line
+    assert "12.35 USD" in line
+    assert "37.65 USD, 400 tokens" in line

@@ -10,8 +10,9 @@ from hypothesis import strategies as some
 
 from policies.learning.cost import Latency
 from router.operate.diagnose.logged import LoggedRequest
-from router.operate.diagnose.nouns import MissedTarget
+from router.operate.diagnose.nouns import Diagnosis, MissedTarget
 from router.operate.diagnose.targets import missed_targets
+from router.operate.diagnose.text import as_text
 from tests.router.operate.diagnose.scene import a_request, a_visit
 
 SPEED = Latency(fixed_s=0.0, token_s=1e-3, pair_s=0.0, step_s=0.01, sequence_s=0.001, context_s=0.0)
@@ -149,3 +150,13 @@ def test_the_causes_are_never_negative_and_sum_up_to_the_measured_seconds(rows: 
         if whole == "TTFT":
             waited = [request.ttft_s or 0.0 for request in requests]
             assert found.seconds == pytest.approx(sum(seconds for seconds in waited if seconds > 0.2))
+
+
+def test_each_target_counts_the_requests_that_it_cannot_judge_and_says_why() -> None:
+    judged = late(ttft_s=2.0, ttft_target_s=1.0)
+    silent, aimless = late(ttft_s=None, ttft_target_s=1.0), late(ttft_s=2.0, ttft_target_s=None)
+    (found,) = missed_targets([judged, silent, aimless, aimless])
+    assert found.requests + sum(found.unjudged.values()) == 4
+    assert found.unjudged == {"have no target": 2, "have no first token": 1}
+    diagnosis = Diagnosis(4, 0.0, 1.0, (), None, (found,))
+    assert "3 more cannot be judged: 2 have no target, 1 have no first token" in as_text(diagnosis)
