@@ -20,8 +20,8 @@ from tests.helm.chart import NAMESPACE, RELEASE, render  # noqa: E402
 FILE = ROOT / "examples/compose/sla.yaml"
 HEAD = """\
 # Alerts, and what the dashboards show and a router does not count itself, for a Prometheus without Kubernetes. For
-# a file of your own: `python .ci/rules.py FILE > rules.yml` in a clone with the development tools, or replace the classes'
-# targets (le=) below. The labels namespace and service are those of prometheus.yml.
+# a file of your own: `python .ci/rules.py FILE > rules.yml` in a clone with the development tools, or replace the
+# targets of classes (le=) below. The labels namespace and service are those of prometheus.yml.
 """
 
 
