@@ -188,7 +188,7 @@ def digesting(kv_dir: Path | None, *, is_needed: bool) -> Callable[[WeightFiles]
 
 
 def refuse_alone(draft_model: str | None, draft_kv_memory: float | None, *, verifies: bool) -> None:
-    """Raise ValueError for memory of a draft model that is not there, and for one whose tokens nothing verifies."""
+    """Raise ValueError for memory of no draft model, and for a draft model of which no token is verified."""
     if draft_model is not None and not verifies:
         raise ValueError("--draft-model guesses tokens, and with --speculate off or --deterministic none are verified")
     if draft_model is None and draft_kv_memory is not None:

@@ -24,7 +24,7 @@ server: {http: "127.0.0.1:0", grpc: "off"}
 
 def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "router", *arguments, "--json-logs"],
+        [sys.executable, "-P", "-m", "router", *arguments, "--json-logs"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder)},
         stderr=subprocess.PIPE,
