@@ -845,6 +845,8 @@ def fail(message: str, hint: str = "") -> NoReturn:
 
 def main() -> None:
     """Run the command line."""
+    # a process that we start runs another program at once: gRPC's handlers of forks would only wait for its threads
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         with inert_output(), whole_descriptions(os.environ):
             app()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.sla.config import Config
-from policies.sla.pools import PoolSpec
+from policies.sla.pools import BUNDLED, PoolSpec
 from policies.sla.server import STATE_OFF
 from router.operate.telemetry.logs import Notices
 from router.start.address import Address
@@ -16,6 +16,10 @@ PATIENCE_S = 2.0
 """Backends that run already are reached in this time; it is the time after which those that are not are named."""
 
 _MOST_NAMED = 3
+
+_BUNDLED = """\
+  the bundled model is for trying out: it copies facts about mills, gates and stations that the prompt states, and \
+knows nothing else; `pointsman up --model DIRECTORY` serves one of yours"""
 
 
 async def greet(notices: Notices, config: Config, router: Router, patience_s: float = PATIENCE_S) -> None:
@@ -56,6 +60,8 @@ def example(config: Config, router: Router) -> Iterator[str]:
     """The models, and a command that asks one of them."""
     models = _served(router)
     yield f"Pointsman serves {', '.join(models) or 'no model yet'}"
+    if any(pool.local and pool.model == BUNDLED for pool in config.pools.values()):
+        yield _BUNDLED
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     yield f"\ncurl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'\n"

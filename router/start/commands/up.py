@@ -27,6 +27,7 @@ from router.start.allocator import keep_freed_memory
 from router.start.app import Router
 from router.start.build import Parts
 from router.start.commands.greeting import greet
+from router.start.commands.lending import lending_flags, secret_of_a_run
 from router.start.commands.local_shards import LocalShards, ShardCommand
 from router.start.commands.own_store import OwnStore, find_server
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
@@ -114,7 +115,8 @@ async def serve_until_signal(
         tracing = begin_tracing(stack)
         if local:
             with LoadingBars(notices.console, is_shown=not notices.as_json) as bars:
-                shards = LocalShards(list(commands(config, json_logs=notices.as_json)), bars.update)
+                secret = stack.enter_context(secret_of_a_run())
+                shards = LocalShards(list(commands(config, secret, json_logs=notices.as_json)), bars.update)
                 if not await started_unless(stopped, shards, stack):
                     return
             config = with_addresses(config, shards.addresses)
@@ -163,18 +165,18 @@ def _orphaned(stopped: asyncio.Event) -> None:
     stopped.set()
 
 
-def commands(config: Config, *, json_logs: bool = False) -> Iterator[ShardCommand]:
-    """One command per local shard. The machine's cores are divided among their processes, one left to the router if
-    there are enough, except where a pool has the option `threads`. If there is a GPU, those that may use it divide its
-    memory.
+def commands(config: Config, secret: Path, *, json_logs: bool = False) -> Iterator[ShardCommand]:
+    """One command per local shard. They lend KV to each other by the secret in the file `secret`. The machine's cores
+    are divided among their processes, one left to the router if there are enough, except where a pool has the option
+    `threads`. If there is a GPU, those that may use it divide its memory.
     """
     count = sum(pool.local * _processes(pool.options) for pool in config.pools.values())
     on_gpu = max(1, sum(pool.local for pool in config.pools.values() if pool.options.get("device") != "cpu"))
     threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
     for pool in config.pools.values():
         for number in range(pool.local):
-            flags = ("--threads", str(threads), "--gpu-shards", str(on_gpu), *shard_flags(pool.options))
-            flags += ("--json-logs",) if json_logs else ()
+            flags = ("--threads", str(threads), "--gpu-shards", str(on_gpu), *lending_flags(pool, secret))
+            flags += (*shard_flags(pool.options), *(("--json-logs",) if json_logs else ()))
             yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
 
 

@@ -8,10 +8,10 @@ from io import StringIO
 
 import pytest
 
-from policies.sla.parse import parse
+from policies.sla.parse import default_config, parse
 from router.operate.telemetry.logs import Notices
 from router.start.app import Router
-from router.start.commands.greeting import greet
+from router.start.commands.greeting import example, greet
 from router.terminal import inert_console
 from tests.standins.standin import running
 from tests.standins.vllm import VLLMServer
@@ -87,3 +87,12 @@ async def test_the_models_follow_when_every_backend_is_there_and_no_line_is_brok
     assert "Waiting" not in shown.getvalue()
     (curl,) = (line for line in shown.getvalue().splitlines() if line.startswith("curl"))
     assert curl.endswith('"messages": [{"role": "user", "content": "Hello"}]}\'')
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("bundled", True), ("/models/own", False)])
+async def test_the_bundled_model_is_called_what_it_is(model: str, is_told: bool) -> None:
+    async with running(VLLMServer(model="m")) as engine:
+        config = parse(file_of(f'near: {{kind: vllm, at: ["{engine.url}"]}}'))
+        async with Router(config) as router:
+            shown = "\n".join(example(default_config(model=model), router))
+    assert ("copies facts" in shown) == is_told
