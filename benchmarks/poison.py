@@ -35,7 +35,7 @@ from aiohttp import web
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from shards.bundled import NAME, weights
-from tests.chaos.test_poison import Fragile
+from tests.chaos.test_blame import Fragile
 from tests.engines.programs import MISSING, VLLMOptions, a_vllm, free_ports
 
 ROOT = Path(__file__).parents[1]

@@ -215,6 +215,10 @@ class BackendErred(BackendFailed):
     """
 
 
+class BackendHung(BackendErred):
+    """BackendErred by silence: nothing of an answer came for too long from a backend that answers others or probes."""
+
+
 class BackendLost(BackendFailed):
     """BackendFailed by a connection that ended while the backend had the request: it may have crashed over it."""
 

@@ -190,24 +190,31 @@ class Health:
     ) -> None:
         """Record that `request` (its id), on trial the trial request, failed by its fault. Overload is no such failure.
 
-        A failure that the request may have caused says nothing while other tenants than `tenant` are served, unless
-        as many requests of each of two tenants have failed since one ended well as make it ill.
+        A failure that the request may have caused says nothing by itself, unless as many requests of each of two
+        tenants have failed since one ended well as make it ill (one of each, while it is on trial): one tenant may be
+        to blame, but hardly two at the same time. `answered_elsewhere` tells of the others.
         """
         self.count_ended()
-        if may_be_request and self.serves_others(tenant, now):
+        if may_be_request:
             self._doubtful.append((tenant, request))
-            by_tenant = Counter(one for one, _ in self._doubtful).most_common(2)
-            if len(by_tenant) < 2 or by_tenant[1][1] < self.rules.failures:
+            most = Counter(one for one, _ in self._doubtful).most_common(2)
+            if len(most) < 2 or most[1][1] < (1 if self.is_on_trial else self.rules.failures):
                 return
-            # one tenant may be to blame, but hardly two at the same time
             self._in_row.extend(self._doubtful)
         else:
             self._in_row.append((tenant, request))
-        newest = self._slice(now)
-        newest.requests += 1
-        newest.failed.append((tenant, request))
-        if self.is_on_trial or (self.is_well and self._fails_too_often()):
-            self._open(reason, now=now, retry_at=now + self._pause_s())
+        self._count_failure(now, reason, (tenant, request))
+
+    def answered_elsewhere(self, now: float, tenant: str, request: str) -> None:
+        """Another backend answered `request` (its id), at which this one failed: so it was the fault of this one,
+        unless other tenants are served here.
+        """
+        failure = (tenant, request)
+        self.count_ended()
+        if failure in self._doubtful and not self.serves_others(tenant, now):
+            self._doubtful.remove(failure)
+            self._in_row.append(failure)
+            self._count_failure(now, "others answer what it fails", failure)
 
     def acquit(self, tenant: str, request: str) -> None:
         """Take back the last failure of `request` (its id), if it was counted: the request was to blame."""
@@ -246,6 +253,13 @@ class Health:
         failures = sum(len(part.failed) for part in self._window)
         many = requests >= self.rules.least_requests and failures >= self.rules.failure_share * requests
         return many or len(self._in_row) >= self.rules.failures
+
+    def _count_failure(self, now: float, reason: str, failure: tuple[str, str]) -> None:
+        newest = self._slice(now)
+        newest.requests += 1
+        newest.failed.append(failure)
+        if self.is_on_trial or (self.is_well and self._fails_too_often()):
+            self._open(reason, now=now, retry_at=now + self._pause_s())
 
     def _slice(self, now: float) -> _Slice:
         """The slice of `now`; older ones than the window are forgotten."""

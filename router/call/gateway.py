@@ -12,10 +12,10 @@ from policies.hedging import HedgeBudget
 from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import AnswerLengths, TextLengths
 from policies.nouns import Tenant
-from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
 from policies.sla.config import Config
 from router.call.admission import Admission, Doors
+from router.call.blaming import Blaming
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.identify import Identities
@@ -83,7 +83,7 @@ class Gateway:
     feeds: Feeds
     prefixes: Prefixes
     document_sets: DocumentSets
-    poison: PoisonRequests
+    blaming: Blaming
     hedges: HedgeBudget
     documents: DocumentUses
     first_legs: FirstLegs
@@ -131,7 +131,7 @@ class Gateway:
         self.later.flush()
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.fleet, self.tokenizers)
         texts = (self.bodies, self.prefixes, self.engine_text, self.text_lengths, self.documents, self.document_sets)
-        for part in (*parts, *texts, self.poison, self.hedges, self.mirrors, self.waking):
+        for part in (*parts, *texts, self.blaming, self.hedges, self.mirrors, self.waking):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -13,13 +13,10 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from xxhash import xxh3_128
 
 from backends.base import Backend
 from policies.errors import (
-    BackendErred,
     BackendFailed,
-    BackendLost,
     BeyondAsked,
     ContextExceeded,
     DeadlineExceeded,
@@ -85,9 +82,6 @@ NO_LIMIT = nullcontext()
 
 YIELDING = "yielding"
 """In place of a class, for telemetry: a call that no client asked for keeps no promise and breaks none."""
-
-_TOGETHER_S = 0.05
-"""Requests that a backend has when it is lost are known to be lost after this."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -227,20 +221,6 @@ async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
-def digest(bid: Bid) -> bytes:
-    """What the same prompt has again, with the same parameters; 16 bytes.
-
-    Of the bytes as they came, 0.6 ms for 16 MB. A body without them, such as one of several prompts, is written out.
-    """
-    prompt, request = bid.prompt, bid.request
-    raw = prompt.native.raw if prompt.native is not None else b""
-    written = b"" if raw else repr(prompt.body).encode("utf-8", "surrogatepass")
-    parts = (request.model, prompt.path, prompt.token_ids, written, repr(request.sampling))
-    hashed = xxh3_128(raw)
-    hashed.update(msgspec.msgpack.encode(parts))
-    return hashed.digest()
-
-
 class _Others(ExitStack):
     """The `permits` of one prompt at models that it was degraded to, which are settled when this is left."""
 
@@ -279,8 +259,8 @@ class _Call(msgspec.Struct, frozen=True):
         others = _Others() if steps else None
         with trace or NO_SPAN, others or NO_SPAN:
             bid = self._bid(at, model, prompt, trace=trace)
-            if bid.request.tenant in gateway.poison.by_tenant and self._is_known_to_fail(bid):
-                raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago")
+            if bid.request.tenant in gateway.blaming.blame.by_tenant:
+                gateway.blaming.require_harmless(bid)
             placer, dispatcher = gateway.placer, gateway.dispatcher
             with NO_SPAN if trace is None else trace.queue():
                 if others is None:
@@ -371,6 +351,8 @@ class _Call(msgspec.Struct, frozen=True):
         bid, gateway = placed.bid, self.gateway
         flight, cluster, has_other = placed.flight, gateway.cluster, True
         leg, fetch = placed.found.decision.prefill, placed.found.decision.fetch
+        if bid.failed:
+            gateway.blaming.sent(bid, flight)
         try:
             try:
                 backend = cluster.on_the_way[flight].backend
@@ -407,8 +389,8 @@ class _Call(msgspec.Struct, frozen=True):
                     finally:
                         if delivery.pending is not None:
                             delivery.close()
-                if bid.request.tenant in gateway.poison.by_tenant:
-                    gateway.poison.passed(bid.request.tenant, digest(bid))
+                if bid.failed or bid.request.tenant in gateway.blaming.blame.by_tenant:
+                    gateway.blaming.answered(bid, flight)
             except BaseException as failure:
                 cluster.end(flight, failure)
                 raise
@@ -443,11 +425,7 @@ class _Call(msgspec.Struct, frozen=True):
             if placed.chosen.needs_prefill and not bid.may_retry_prefill(failed):
                 raise failure
             return failure
-        may_be_request = isinstance(failure, BackendErred | BackendLost)
-        if isinstance(failure, IdleLost):
-            # that happens once
-            may_be_request = bool(bid.failed)
-        if may_be_request and await self._is_to_blame(placed, failure):
+        if isinstance(failure, BackendFailed) and await gateway.blaming.is_to_blame(placed, failure):
             raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
         if isinstance(failure, BackendFailed | Overloaded):
             _log.warning("request %s: %s", bid.request.id, failure)
@@ -524,30 +502,6 @@ class _Call(msgspec.Struct, frozen=True):
         """The backend of `placed`, the second one of a race, begins its answer first."""
         self.gateway.observer.event("hedge_won")
         self._announce(at, placed, self.gateway.cluster.backend_of(placed.flight))
-
-    def _is_known_to_fail(self, bid: Bid) -> bool:
-        """Did two backends fail at the prompt of `bid` of late, though they serve others?"""
-        gateway, tenant = self.gateway, bid.request.tenant
-        return gateway.poison.refuses(tenant, digest(bid), gateway.clock(), gateway.cluster.served_since)
-
-    async def _is_to_blame(self, placed: Placed, failure: ExpectedError) -> bool:
-        """Is the prompt of `placed` the cause of `failure`? Then no backend that failed at it is to blame."""
-        gateway, bid, name = self.gateway, placed.bid, placed.chosen.name
-        tenant, request, prompt = bid.request.tenant, bid.request.id, digest(bid)
-        is_lost = isinstance(failure, BackendLost | IdleLost) and not placed.flight.answered
-        failures = gateway.poison.failed(
-            tenant, prompt, request, name, gateway.clock(), gateway.cluster.served_since, is_lost=is_lost
-        )
-        if not failures and is_lost and gateway.poison.is_suspect(tenant, prompt):
-            # the backend's other requests end in the same moment
-            await asyncio.sleep(_TOGETHER_S)
-            failures = gateway.poison.killed(tenant, prompt, gateway.clock())
-        if not failures:
-            return False
-        _log.warning("%s is to blame: these failed at it, and not at others: %s", bid, ", ".join(failures))
-        gateway.observer.event("poison_request")
-        gateway.cluster.acquit(tenant, failures)
-        return True
 
     def _settle(self, placed: Placed, others: _Others | None) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered, unless the

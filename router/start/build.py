@@ -14,11 +14,11 @@ from typing import TypedDict, Unpack
 
 from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
 from backends.kinds import Surroundings
+from policies.blame import Blame
 from policies.health import HealthRules
 from policies.hedging import HedgeBudget
 from policies.learning.document_uses import DocumentUses
 from policies.learning.text_length import AnswerLengths, TextLengths
-from policies.poison import PoisonRequests
 from policies.quota.end_users import EndUsers
 from policies.sla.batches import BatchSettings
 from policies.sla.config import Config
@@ -32,6 +32,7 @@ from router.batches.store.base import BatchStore
 from router.batches.store.directory import DirectoryStore
 from router.batches.store.s3 import S3BatchStore
 from router.call.admission import Admission, Doors
+from router.call.blaming import Blaming
 from router.call.bodies import Bodies
 from router.call.dispatch import Dispatcher
 from router.call.gateway import Gateway
@@ -181,7 +182,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
             backends=list(parts["backends"](beliefs.index)) if "backends" in parts else None,
         ),
         feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
-        poison=PoisonRequests(),
+        blaming=Blaming(Blame(), cluster, base.clock, base.telemetry),
         hedges=HedgeBudget(),
         documents=DocumentUses(),
         first_legs=FirstLegs(cluster, base.clock),

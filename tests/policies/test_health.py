@@ -183,26 +183,62 @@ def test_errors_that_a_request_may_have_caused_say_nothing_while_other_tenants_a
         health.request_failed(2.0, "answered 500", "good", may_be_request=True)
     assert health.is_well
     health.request_failed(2.0, "answered 500", "good", may_be_request=True)
-    assert not health.is_well, "no other tenant is served"
+    assert not health.is_well, "two tenants are hardly to blame at once"
 
 
-def test_errors_of_the_only_tenant_count_and_those_of_a_lost_connection_always_do() -> None:
-    only, lost = a_well_one(), a_well_one()
-    only.request_ended(1.0, "acme")
-    lost.request_ended(1.0, "good")
+def test_errors_of_the_only_tenant_say_nothing_by_themselves_and_those_without_a_doubt_always_count() -> None:
+    only, gone = a_well_one(), a_well_one()
+    gone.request_ended(1.0, "good")
+    for number in range(50):
+        only.request_failed(2.0, "answered 500", "acme", f"r{number}", may_be_request=True)
     for _ in range(3):
-        only.request_failed(2.0, "answered 500", "acme", may_be_request=True)
-        lost.request_failed(2.0, "the connection was reset", "bad")
-    assert not only.is_well
-    assert not lost.is_well
+        gone.request_failed(2.0, "it cannot be reached", "bad")
+    assert only.is_well
+    assert not gone.is_well
 
 
-def test_what_was_served_before_the_window_is_no_sign_of_health() -> None:
+def test_errors_at_requests_that_another_backend_answers_count_unless_other_tenants_are_served_here() -> None:
+    alone, beside = a_well_one(), a_well_one()
+    beside.request_ended(1.9, "good")
+    for number in range(3):
+        assert alone.is_well
+        for health in (alone, beside):
+            health.request_failed(2.0, "answered 500", "acme", f"r{number}", may_be_request=True)
+            health.answered_elsewhere(2.1, "acme", f"r{number}")
+            health.answered_elsewhere(2.1, "acme", f"r{number}")
+            health.check()
+    assert not alone.is_well
+    assert beside.is_well
+    long_after = 2.0 + RULES.window_s
+    for number in range(3):
+        beside.request_failed(long_after, "answered 500", "acme", f"s{number}", may_be_request=True)
+        beside.answered_elsewhere(long_after, "acme", f"s{number}")
+    assert not beside.is_well, "what was served before the window is no sign of health"
+
+
+def on_trial() -> Health:
     health = a_well_one()
-    health.request_ended(1.0, "good")
-    for _ in range(3):
-        health.request_failed(1.0 + health.rules.window_s, "answered 500", "bad", may_be_request=True)
-    assert not health.is_well
+    for now in (1.0, 2.0, 3.0):
+        health.probe_failed(now, "away")
+    health.probe_passed(3.0)
+    assert health.is_on_trial
+    return health
+
+
+def test_errors_of_one_tenant_end_no_trial_and_those_of_two_do() -> None:
+    health = on_trial()
+    for number in range(50):
+        health.request_failed(4.0, "answered 500", "bad", f"r{number}", may_be_request=True)
+    assert health.is_on_trial, "the next request may be another tenant's"
+    health.request_failed(4.0, "answered 500", "good", "g", may_be_request=True)
+    assert not health.may_serve
+
+
+def test_a_trial_request_that_another_backend_answers_ends_the_trial() -> None:
+    health = on_trial()
+    health.request_failed(4.0, "answered 500", "acme", "r", may_be_request=True)
+    health.answered_elsewhere(4.1, "acme", "r")
+    assert not health.may_serve
 
 
 def test_of_the_tenants_that_were_served_the_last_64_are_known() -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from backends.base import Backend, Leaver, Ranked
+from policies.blame import Failure
 from policies.bursts import LEAST_TOKENS
-from policies.errors import BackendErred, BackendFailed
+from policies.errors import BackendFailed, BackendHung
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, Turnover, prior_of
 from policies.nouns import ClusterView, Fetch, Request
@@ -441,11 +442,18 @@ class Cluster:
         """Did a request at `name` end well after `at`?"""
         return name in self._members and self._members[name].health.served_since(at)
 
-    def acquit(self, tenant: str, failures: Mapping[str, str]) -> None:
-        """Backends failed at requests (ids) of `tenant` by the fault of these: take back what was counted of that."""
-        for name, request in failures.items():
+    def acquit(self, failures: Iterable[Failure]) -> None:
+        """Backends failed by the fault of requests: take back what was counted of that."""
+        for failure in failures:
+            if failure.backend in self._members:
+                self._members[failure.backend].health.acquit(failure.suspect.tenant, failure.suspect.request)
+
+    def answered_elsewhere(self, request: Request, failed: Iterable[str]) -> None:
+        """A backend answers `request`, at which those that `failed` have failed before."""
+        now = self._clock()
+        for name in failed:
             if name in self._members:
-                self._members[name].health.acquit(tenant, request)
+                self._members[name].answered_elsewhere(request, now)
 
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""
@@ -606,12 +614,19 @@ class Cluster:
         """Give up the requests with a backend that is late, if another one can take them or the ceiling has passed."""
         now = self._clock()
         for flight, member in tuple(self.on_the_way.items()):
-            late = None if flight.give_up is None else member.overdue(flight, now)
-            if late is None or not (late.is_beyond_most or self._may_go_elsewhere(flight, member.server)):
+            late, server = None if flight.give_up is None else member.overdue(flight, now), member.server
+            if late is None:
+                continue
+            if not (late.is_beyond_most or self._may_go_elsewhere(flight, server)):
+                if flight is server.trial:
+                    # it may stay, but others need not wait for what becomes of it
+                    server.trial = None
+                    self._changed_at(server)
                 continue
             assert flight.give_up is not None, "it was looked at a moment ago"
-            # a backend that answers others meanwhile does not hang as a whole: the request may be the cause
-            kind = BackendErred if member.flights.heard_at > flight.alive_at else BackendFailed
+            # a backend that answers others or its probes does not hang as a whole: the request may be the cause
+            answers = server.health.probes_failed == 0 and not server.is_suspect
+            kind = BackendHung if answers or member.flights.heard_at > flight.alive_at else BackendFailed
             flight.give_up(kind(f"{flight.backend} sent no {late.what} for {rounded_seconds(late.quiet_s)}"))
 
     def has_other(self, flight: Flight) -> bool:

@@ -438,6 +438,12 @@ class Member:
             self.adapters.end(flight.request.model)
         self.landed.set()
 
+    def answered_elsewhere(self, request: Request, now: float) -> None:
+        """Another backend answers `request`, at which this one failed."""
+        before = self.health.may_serve, self.health.is_well
+        self.health.answered_elsewhere(now, request.tenant, request.id)
+        self._tell(before)
+
     def probed(self, failure: BackendFailed | None, *, now: float) -> None:
         """A probe passed, or ended with `failure`."""
         before = self.health.may_serve, self.health.is_well

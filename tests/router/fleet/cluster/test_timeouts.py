@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
-from policies.errors import BackendErred, BackendFailed
+from policies.errors import BackendFailed, BackendHung
 from policies.health import HealthRules
 from policies.nouns import ACCEPTED, Delta, ServiceClass, Usage
 from policies.timeouts import Bounds, Timeouts
@@ -237,13 +237,24 @@ async def test_a_request_may_be_in_the_queue_of_a_server_that_reports_one_and_an
     assert waits in fleet.given_up, "the queue does not move either"
 
 
-@pytest.mark.parametrize(("others_are_answered", "kind"), [(True, BackendErred), (False, BackendFailed)])
-async def test_a_request_that_hangs_alone_may_be_the_cause(others_are_answered: bool, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("others_are_answered", "probes_are", "kind"),
+    [
+        (True, False, BackendHung),
+        (False, True, BackendHung),
+        (False, False, BackendFailed),
+    ],
+)
+async def test_a_request_that_hangs_alone_may_be_the_cause(
+    others_are_answered: bool, probes_are: bool, kind: type
+) -> None:
     fleet = await a_fleet()
     hangs, other = fleet.send(), fleet.send()
     fleet.now += 1.0
     if others_are_answered:
         fleet.hears(other)
+    if not probes_are:
+        fleet.cluster.server_of(hangs.backend).health.probe_failed(fleet.now, "no answer")
     fleet.passes(1.5)
     assert type(fleet.given_up[hangs]) is kind
 

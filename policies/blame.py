@@ -1,0 +1,334 @@
+"""Whether a request or the backend that failed at it is to blame: decided on the failures of late. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+_BLOCKED_S = 60.0
+"""Failures count for this long. A request that is to blame is refused for as long; then one goes on trial: an engine
+that was repaired serves it."""
+
+_REMEMBERED_S = 600.0
+"""How long a request that is to blame is remembered after its last failure."""
+
+_MOST = 1024
+"""Failures that are remembered, requests that are to blame, and shapes that were answered."""
+
+_MOST_ALONE = 3
+"""Failures at one backend that tell as much as those of two backends."""
+
+_MOST_IN_TURN = 3
+"""Requests of one shape that may harm backends, one after the other, before others of that shape are refused."""
+
+_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 60.0
+"""How long requests of a shape that is to blame are refused after a trial that failed; twice as long after each further
+one. The first trial is at once: there may be many requests of a shape, and few of them may do harm."""
+
+_TRIAL_S = 10.0
+"""After so long without an end the trial of a shape is followed by another one."""
+
+_MOST_HARMS = 16
+"""Harms that are remembered of one shape."""
+
+_MOST_EXPLAINED = 64
+"""Deaths that are remembered with the request that is to blame for them."""
+
+_COMPANIONS_S = 1.0
+"""Requests that a backend has when it is lost are lost within this time."""
+
+ServedSince = Callable[[str, float], bool]
+"""(backend, time) -> has that backend served any request since?"""
+
+
+_Key = tuple[str, Hashable]
+"""A tenant, and the digest or shape of its requests."""
+
+
+class Harm(StrEnum):
+    """What a backend did at a request that it failed: it answered, if only an error or nonsense; it was silent for too
+    long; or it was lost.
+    """
+
+    ERRED = "erred"
+    HUNG = "hung"
+    DIED = "died"
+
+
+class Suspect(NamedTuple):
+    """A request as far as blame goes. Two with the same `digest` ask the same; two of one `shape` use the same features
+    of the API, with a prompt of a similar length. `request` is its id.
+    """
+
+    tenant: str
+    digest: bytes
+    shape: Hashable
+    request: str
+
+    @property
+    def key(self) -> _Key:
+        """Of its digest."""
+        return self.tenant, self.digest
+
+    @property
+    def shape_key(self) -> _Key:
+        """Of its shape."""
+        return self.tenant, self.shape
+
+
+class Failure(NamedTuple):
+    """`backend` failed at a request at the time `at`, in seconds, which it was sent at `sent_at`."""
+
+    sent_at: float
+    at: float
+    backend: str
+    suspect: Suspect
+    harm: Harm
+
+
+class _Sentence(NamedTuple):
+    """Requests of a digest or shape are to blame. `trial_at`: when one of them may go to a backend again, which is
+    `pause_s` after the last failure.
+    """
+
+    trial_at: float
+    forgotten_at: float
+    pause_s: float
+
+
+class Blame:
+    """The failures of late, and the requests that are to blame for some of them; the oldest go first beyond `most`.
+
+    Requests of one digest are to blame once two backends failed at them, or one three times, and one of these has
+    served other requests since. If backends hung or died at them, twice is enough where nothing else explains it:
+    neither did these backends so at another request at another time, nor was another request there at two of the
+    deaths.
+
+    Requests of one shape are to blame once three of them, each sent after the one before had ended, did such harm, with
+    none of that shape answered since, and those of other tenants do not explain it.
+    """
+
+    def __init__(
+        self, *, blocked_s: float = _BLOCKED_S, remembered_s: float = _REMEMBERED_S, most: int = _MOST
+    ) -> None:
+        self._blocked_s, self._remembered_s, self._most = blocked_s, remembered_s, most
+        # oldest first; those that a request is to blame for are not among them
+        self._failures: dict[Failure, None] = {}
+        self._by_digest: dict[_Key, list[Failure]] = {}
+        self._sentences: OrderedDict[_Key, _Sentence] = OrderedDict()
+        # what requests of a shape did since one of them was answered
+        self._harms: OrderedDict[_Key, deque[Failure]] = OrderedDict()
+        # of those that requests are to blame for: what else was lost there has an explanation
+        self._explained: deque[Failure] = deque(maxlen=_MOST_EXPLAINED)
+        self.by_tenant: Counter[str] = Counter()
+        """What is remembered of each tenant, changed here alone: without anything no digest has to be computed."""
+
+    def __repr__(self) -> str:
+        return f"<Blame {len(self._failures)} failures, {len(self._sentences)} requests to blame>"
+
+    def failed(self, failure: Failure, served_since: ServedSince) -> Sequence[Failure]:
+        """Record `failure`. Returns the failures that its request is to blame for; none: a backend may be broken."""
+        suspect = failure.suspect
+        self._forget(failure.at)
+        is_known = suspect.key in self._sentences or suspect.shape_key in self._sentences
+        if not is_known and any(_is_companion(failure, death) for death in self._explained):
+            return ()
+        if failure not in self._failures:
+            self._failures[failure] = None
+            self._by_digest.setdefault(suspect.key, []).append(failure)
+            self.by_tenant[suspect.tenant] += 1
+        if len(self._failures) > self._most:
+            self._drop(next(iter(self._failures)))
+        if failure.harm is not Harm.ERRED:
+            self._note_harm(failure)
+        alike = self._by_digest[suspect.key]
+        # the backend that failed last had no time to serve others
+        if suspect.key in self._sentences or (_are_enough(alike) and _served_others(alike[:-1], served_since)):
+            return self._condemn(suspect.key, alike, failure.at)
+        if suspect.shape_key in self._sentences and failure.harm is not Harm.ERRED:
+            return self._condemn_shape(suspect.shape_key, alike, failure.at)
+        return ()
+
+    def is_suspect(self, suspect: Suspect) -> bool:
+        """Did requests of its digest or shape do so much harm that they may be to blame for it?"""
+        return self._of_digest(suspect) is not None or self._of_shape(suspect) is not None
+
+    def judge(self, suspect: Suspect, now: float) -> Sequence[Failure]:
+        """The failures that `suspect`, or requests of its shape, are to blame for by the harm that they did; none if
+        something else explains that. Asked once what failed with it is recorded too.
+        """
+        harmful = [each for each in self._failures if each.harm is not Harm.ERRED]
+        alike, shaped = self._of_digest(suspect), self._of_shape(suspect)
+        if alike is not None and not _are_explained(alike, [each for each in harmful if each not in alike]):
+            return self._condemn(suspect.key, alike, now)
+        others = [each for each in harmful if each.suspect.tenant != suspect.tenant]
+        if shaped is not None and not _are_explained(shaped, others, by_shape=True):
+            return self._condemn_shape(suspect.shape_key, shaped, now)
+        return ()
+
+    def refuses(self, suspect: Suspect, now: float, served_since: ServedSince) -> bool:
+        """Are requests of this digest or shape to blame, so that `suspect` is sent nowhere?
+
+        Once in a while one such request may try again: then not.
+        """
+        self._forget(now)
+        alike = self._by_digest.get(suspect.key, [])
+        if _are_enough(alike) and _served_others(alike, served_since):
+            self._condemn(suspect.key, alike, alike[-1].at)
+        sentences = {key: self._sentences[key] for key in (suspect.key, suspect.shape_key) if key in self._sentences}
+        if any(now < sentence.trial_at for sentence in sentences.values()):
+            return True
+        for key, sentence in sentences.items():
+            # others are refused until this one has failed or passed
+            trial_s = self._blocked_s if key == suspect.key else _TRIAL_S
+            self._sentences[key] = sentence._replace(trial_at=now + trial_s)
+        return False
+
+    def passed(self, suspect: Suspect) -> None:
+        """A request was answered: neither its digest nor its shape is to blame."""
+        for failure in tuple(self._by_digest.get(suspect.key, ())):
+            self._drop(failure)
+        self._release(suspect.key)
+        self._release(suspect.shape_key)
+        self._forget_harms(suspect.shape_key)
+
+    def check(self) -> None:
+        """Assert that the bound on memory holds, and that the counts agree."""
+        sizes = len(self._failures), len(self._sentences), len(self._harms)
+        assert max(sizes) <= self._most, f"{self!r}: remembers too much"
+        indexed = Counter(failure for failures in self._by_digest.values() for failure in failures)
+        assert indexed == Counter(self._failures.keys()), f"{self!r}: failures are lost"
+        counted = Counter(each.suspect.tenant for each in self._failures)
+        counted.update(tenant for tenant, _ in (*self._sentences, *self._harms))
+        assert self.by_tenant == counted, f"{self!r}: counts are wrong"
+
+    def _of_digest(self, suspect: Suspect) -> Sequence[Failure] | None:
+        """The harm that requests of its digest did; None if that is too little to tell anything."""
+        alike = [each for each in self._by_digest.get(suspect.key, ()) if each.harm is not Harm.ERRED]
+        return alike if len(alike) > 1 else None
+
+    def _of_shape(self, suspect: Suspect) -> Sequence[Failure] | None:
+        """The harm that requests of its shape did; None if that is too little to tell anything."""
+        harms = self._harms.get(suspect.shape_key)
+        if not harms:
+            return None
+        shaped = [each for each in harms if harms[-1].at - each.at < self._blocked_s]
+        return shaped if _in_turn(shaped) >= _MOST_IN_TURN else None
+
+    def _condemn_shape(self, key: _Key, failures: Sequence[Failure], now: float) -> Sequence[Failure]:
+        """Requests of a shape are to blame for `failures`."""
+        known, pause_s = self._sentences.get(key), 0.0
+        if known is not None:
+            pause_s = min(_LONGEST_PAUSE_S, max(_PAUSE_S, 2.0 * known.pause_s))
+        return self._condemn(key, failures, now, pause_s=pause_s)
+
+    def _condemn(
+        self, key: _Key, failures: Sequence[Failure], now: float, *, pause_s: float | None = None
+    ) -> Sequence[Failure]:
+        """Requests of `key` are to blame for `failures`, and for those of the requests that were lost with them."""
+        pause_s = self._blocked_s if pause_s is None else pause_s
+        self._release(key)
+        self._sentences[key] = _Sentence(now + pause_s, now + self._remembered_s, pause_s)
+        self.by_tenant[key[0]] += 1
+        if len(self._sentences) > self._most:
+            self._release(next(iter(self._sentences)))
+        theirs = [
+            each for each in self._failures if each in failures or any(_is_companion(each, one) for one in failures)
+        ]
+        self._explained.extend(failures)
+        for failure in theirs:
+            self._drop(failure)
+            harms = self._harms.get(failure.suspect.shape_key)
+            if harms is not None and failure not in failures and failure in harms:
+                harms.remove(failure)
+                if not harms:
+                    self._forget_harms(failure.suspect.shape_key)
+        return theirs
+
+    def _note_harm(self, failure: Failure) -> None:
+        key = failure.suspect.shape_key
+        harms = self._harms.pop(key, None)
+        if harms is None:
+            harms = deque(maxlen=_MOST_HARMS)
+            self.by_tenant[key[0]] += 1
+        self._harms[key] = harms
+        harms.append(failure)
+        if len(self._harms) > self._most:
+            self._forget_harms(next(iter(self._harms)))
+
+    def _forget(self, now: float) -> None:
+        while self._failures and (oldest := next(iter(self._failures))).at <= now - self._blocked_s:
+            self._drop(oldest)
+        while self._sentences and next(iter(self._sentences.values())).forgotten_at <= now:
+            self._release(next(iter(self._sentences)))
+        while self._harms and next(iter(self._harms.values()))[-1].at <= now - self._blocked_s:
+            self._forget_harms(next(iter(self._harms)))
+
+    def _drop(self, failure: Failure) -> None:
+        key = failure.suspect.key
+        del self._failures[failure]
+        self._by_digest[key].remove(failure)
+        if not self._by_digest[key]:
+            del self._by_digest[key]
+        self._uncount(failure.suspect.tenant)
+
+    def _release(self, key: _Key) -> None:
+        if self._sentences.pop(key, None) is not None:
+            self._uncount(key[0])
+
+    def _forget_harms(self, key: _Key) -> None:
+        if self._harms.pop(key, None) is not None:
+            self._uncount(key[0])
+
+    def _uncount(self, tenant: str) -> None:
+        self.by_tenant[tenant] -= 1
+        if not self.by_tenant[tenant]:
+            del self.by_tenant[tenant]
+
+
+def _are_enough(failures: Sequence[Failure]) -> bool:
+    """Did two backends fail, or one again and again?"""
+    return len({failure.backend for failure in failures}) > 1 or len(failures) >= _MOST_ALONE
+
+
+def _served_others(failures: Iterable[Failure], served_since: ServedSince) -> bool:
+    """Has one of the backends that failed served others since?"""
+    return any(served_since(failure.backend, failure.at) for failure in failures)
+
+
+def _is_companion(failure: Failure, other: Failure) -> bool:
+    """Were both lost in one death?"""
+    is_death = failure.harm is other.harm is Harm.DIED
+    return is_death and failure.backend == other.backend and abs(failure.at - other.at) <= _COMPANIONS_S
+
+
+def _are_explained(failures: Sequence[Failure], others: Iterable[Failure], *, by_shape: bool = False) -> bool:
+    """Do `others`, failures at other requests, explain what backends did in `failures`?
+
+    They do if the same backends did so at other times, or if one other request, or requests of one other shape
+    (`by_shape`), were there at two of the deaths.
+    """
+    backends = {failure.backend for failure in failures}
+    shared: dict[_Key, set[tuple[str, float]]] = {}
+    for other in others:
+        if other.backend not in backends:
+            continue
+        death = next((failure for failure in failures if _is_companion(other, failure)), None)
+        if death is None:
+            return True
+        key = other.suspect.shape_key if by_shape else other.suspect.key
+        shared.setdefault(key, set()).add((death.backend, death.at))
+    return any(len(deaths) > 1 for deaths in shared.values())
+
+
+def _in_turn(harms: Sequence[Failure]) -> int:
+    """How many different requests did `harms`, each sent after the one before had ended?"""
+    digests, ended_at = set[bytes](), -math.inf
+    for harm in harms:
+        if harm.sent_at > ended_at and harm.suspect.digest not in digests:
+            digests.add(harm.suspect.digest)
+            ended_at = harm.at
+    return len(digests)
