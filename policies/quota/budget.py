@@ -449,11 +449,16 @@ def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
     return tuple([meter for one in descriptors for meter in one.meters])
 
 
-def standing_of(metered: Sequence[Meter], levels: Sequence[int], *, now_ms: int) -> Standing:
-    """The quota of a caller with `metered` limits at these levels."""
+def standing_of(
+    metered: Sequence[Meter], levels: Sequence[int], reserved: Sequence[int] = (), *, now_ms: int
+) -> Standing:
+    """The quota of a caller with `metered` limits at these levels, of which open requests have `reserved`, most of
+    which they will give back: of a budget counts what is settled."""
     tightest: dict[str, Allowance] = {}
     near: tuple[Near, ...] = ()
-    for meter, level in zip(metered, levels, strict=True):
+    for at, (meter, level) in enumerate(zip(metered, levels, strict=True)):
+        if meter.period is not None and reserved:
+            level = max(0, level - reserved[at])  # noqa: PLW2901
         left = max(0, meter.capacity - level)
         if meter.period is not None:
             if not meter.period.holds(now_ms):
@@ -477,8 +482,10 @@ def _tightness(allowance: Allowance) -> tuple[int, float]:
     return allowance.remaining, -math.inf if allowance.reset_s is None else -allowance.reset_s
 
 
-def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, now_ms: int) -> Refused | None:
-    """The reason why `charge` does not fit on these levels; None if it fits."""
+def refusal(
+    metered: Sequence[Meter], levels: Sequence[int], charge: Charge, reserved: Sequence[int] = (), *, now_ms: int
+) -> Refused | None:
+    """The reason why `charge` does not fit on these levels, of which open requests have `reserved`; None if it fits."""
     binding: list[tuple[Meter, int | None]] = []
     for meter, level, amount in zip(metered, levels, charge.amounts(metered), strict=True):
         # an amount beyond the capacity may still fit: `wait_ms` says so
@@ -488,7 +495,7 @@ def refusal(metered: Sequence[Meter], levels: Sequence[int], charge: Charge, *, 
         return None
     meter, longest = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
     retry_after_s = None if longest is None else longest / 1000
-    standing = standing_of(metered, levels, now_ms=now_ms)
+    standing = standing_of(metered, levels, reserved, now_ms=now_ms)
     refusing = {one.id for one, _ in binding}
     if any(one.meter.id in refusing for one in standing.near):
         near = tuple([replaced(one, is_reached=one.is_reached or one.meter.id in refusing) for one in standing.near])

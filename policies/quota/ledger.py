@@ -37,11 +37,13 @@ _Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Bucket:
-    """One meter's level `used` at the stamp `at`. `taken` and `settled` are totals since the bucket was created."""
+    """One meter's level `used` at the stamp `at`, of which open reservations have `reserved` of a budget. `taken` and
+    `settled` are totals since the bucket was created."""
 
     meter: Meter
     used: int = 0
     at: int = 0
+    reserved: int = 0
     taken: int = 0
     settled: int = 0
     holders: int = 0
@@ -134,10 +136,14 @@ class Ledger:
                 amounts.append(amount)
                 is_beyond = is_beyond or level + amount > meter.capacity
             # what is beyond the capacity may have room nevertheless
-            if is_beyond and (refused := refusal(metered, levels, charge, now_ms=now_ms)):
+            if is_beyond and (refused := refusal(metered, levels, charge, _reserved(buckets), now_ms=now_ms)):
                 return refused
             levels = self._hold(asked.id, buckets, amounts, now_ms)
-        return replace(asked, standing=standing_of(metered, levels, now_ms=now_ms), levels=tuple(levels))
+        reserved = []
+        for bucket in buckets:
+            reserved.append(bucket.reserved)  # noqa: PERF401 - a comprehension is a call before Python 3.12
+        standing = standing_of(metered, levels, reserved, now_ms=now_ms)
+        return replace(asked, standing=standing, levels=tuple(levels))
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""
@@ -188,7 +194,13 @@ class Ledger:
 
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
         """The present quota of `descriptors`."""
-        return standing_of(meters(descriptors), self.levels(descriptors, now=now), now_ms=milliseconds(now))
+        metered, levels, now_ms = meters(descriptors), self.levels(descriptors, now=now), milliseconds(now)
+        reserved = []
+        for meter in metered:
+            bucket = self._buckets.get(meter.id)
+            is_current = bucket is not None and bucket.at >= meter.stamp(now_ms)
+            reserved.append(bucket.reserved if bucket is not None and is_current else 0)
+        return standing_of(metered, levels, reserved, now_ms=now_ms)
 
     def levels(self, descriptors: Sequence[Descriptor], *, now: float) -> list[int]:
         """The present levels of the meters of `descriptors`, in their order."""
@@ -287,6 +299,7 @@ class Ledger:
             is_counted = bucket.meter.period is None or bucket.meter.holds(now_ms)
             taken = amount if is_counted else 0
             bucket.used += taken
+            bucket.reserved += taken
             bucket.taken += taken
             bucket.holders += 1
             parts.append((bucket, taken, bucket.at if is_counted else _UNCOUNTED))
@@ -309,6 +322,7 @@ class Ledger:
             # a request belongs to the period in which it began: yesterday's difference does not touch today's budget
             if at >= bucket.at or meter.period is None:
                 bucket.used = max(0, bucket.used + amount - reserved)
+                bucket.reserved = max(0, bucket.reserved - reserved)
             bucket.taken += amount - reserved
             bucket.settled += amount
 
@@ -344,10 +358,16 @@ class Ledger:
                     bucket.used = max(0, bucket.used - meter.limit * (now_ms - bucket.at))
                 elif bucket.used:
                     bucket.used = meter.level(bucket.used, bucket.at, now_ms=now_ms)
+                    bucket.reserved = 0
                 bucket.at = stamp
             buckets.append(bucket)
             levels.append(bucket.used)
         return buckets, levels
+
+
+def _reserved(buckets: Sequence[_Bucket]) -> list[int]:
+    """What open reservations have of each."""
+    return [bucket.reserved for bucket in buckets]
 
 
 def _is_full(bucket: _Bucket, now_ms: int) -> bool:

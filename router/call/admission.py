@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from policies.errors import CutOff, ExpectedError, QuotaExceeded, Unavailable
 from policies.nouns import Outcome, Tenant, Usage
@@ -157,9 +156,8 @@ class Admission:
         look_s: float = LOOK_S,
     ) -> None:
         self.store, self._on_near, self._look_s = store, on_near, look_s
-        # budget -> the reservations of open permits; tenants with budgets to look at soon
-        self._reserved: Counter[tuple[str, str]] = Counter()
-        self._looks: set[str] = set()
+        # tenant -> when its budgets are looked at
+        self._looks: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Permit] = set()
         self._running: dict[tuple[str, str], int] = {}
@@ -186,7 +184,6 @@ class Admission:
         """Assert that the counts agree with the open permits; with none open, all counts are zero."""
         counted = Counter(descriptor.id for permit in self._open for descriptor in permit.asked.descriptors)
         assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
-        assert self._open or not self._reserved, f"{self!r}: budgets are reserved without a permit"
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
 
     def admit(self, asked: Reservation, tell: Tell = lambda _: None) -> Permit | Coroutine[Any, Any, Permit]:
@@ -231,10 +228,7 @@ class Admission:
     def _answered(self, permit: Permit, answer: Reservation | Refused, tell: Tell) -> Permit:
         """`permit` with the store's `answer`. Raises QuotaExceeded."""
         standing = answer.standing
-        if isinstance(answer, Reservation) and answer.charge.cost:
-            self._reserved.update(_of_budgets(answer))
         if standing.near:
-            standing = replace(standing, near=self._settled(standing.near))
             self._on_near(standing.near)
         tell(standing)
         if isinstance(answer, Refused):
@@ -242,26 +236,12 @@ class Admission:
         permit.reservation = answer
         return permit
 
-    def _settled(self, near: Sequence[Near]) -> tuple[Near, ...]:
-        """Those of `near` that are so without what the open permits reserve, most of which they will give back."""
-        found = []
-        for budget in near:
-            level = budget.level - self._reserved[budget.meter.id]
-            if level * 100 >= budget.meter.capacity * NEAR_PERCENT and level > 0:
-                # a request that was refused had no room left, although the level is below the capacity
-                capacity = budget.meter.capacity
-                did_not_fit = budget.is_reached and budget.level < capacity
-                found.append(Near(budget.meter, level, did_not_fit or level >= capacity))
-        return tuple(found)
-
     def give_back(self, reservation: Reservation, charge: Charge) -> None:
         """What was reserved is settled as `charge`. Where that brings a budget near its end, `on_near` hears of it
         soon, although no further request may come.
         """
         if not (reservation.charge.cost or charge.cost):
             return
-        self._reserved.subtract(_of_budgets(reservation))
-        self._reserved += Counter()
         more = charge.cost - reservation.charge.cost
         for meter, level in zip(meters(reservation.descriptors), reservation.levels, strict=False):
             if meter.period is not None and (level + more) * 100 >= meter.capacity * NEAR_PERCENT:
@@ -272,23 +252,28 @@ class Admission:
         tenant = descriptors[0].tenant
         if tenant in self._looks:
             return
-        self._looks.add(tenant)
 
         async def look() -> None:
             with suppress(ExpectedError):
-                near = (await self.store.standing(descriptors)).near
-                if settled := self._settled(near):
-                    self._on_near(settled)
+                if near := (await self.store.standing(descriptors)).near:
+                    self._on_near(near)
 
         def begin() -> None:
-            self._looks.discard(tenant)
+            del self._looks[tenant]
             task = loop.create_task(look(), name=f"budgets of {tenant}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         # what is settled takes a moment to reach a store, and many requests may end together
         loop = asyncio.get_running_loop()
-        loop.call_later(self._look_s, begin)
+        self._looks[tenant] = loop.call_later(self._look_s, begin)
+
+    async def end(self) -> None:
+        """Look at no budgets any more; those looks that have begun end."""
+        for timer in self._looks.values():
+            timer.cancel()
+        self._looks.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self, permit: Permit) -> None:
         """`permit` is open no more. Called once."""
@@ -344,12 +329,6 @@ class Permit(msgspec.Struct, eq=False):
         if self.reservation is not None:
             admission.store.settle(self.reservation, self.charge)
             admission.give_back(self.reservation, self.charge)
-
-
-def _of_budgets(reservation: Reservation) -> dict[tuple[str, str], int]:
-    """What `reservation` has of each budget."""
-    cost = reservation.charge.cost
-    return {meter.id: cost for meter in meters(reservation.descriptors) if meter.period is not None}
 
 
 def asked_of(

@@ -133,6 +133,7 @@ class Router:
             stack.push_async_callback(self.gateway.sources.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
+            stack.push_async_callback(self.gateway.admission.end)
             stack.push_async_callback(self.gateway.keys.close)
             await self.gateway.keys.start()
             self._own(stack, "API keys", self.gateway.keys.watch)

@@ -68,24 +68,25 @@ class RedisStore:
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore."""
-        fits, now_ms, levels = await self._taken(asked, is_granted=False)
+        fits, now_ms, levels, reserved = await self._taken(asked, is_granted=False)
         metered = meters(asked.descriptors)
         if fits:
-            standing = standing_of(metered, levels, now_ms=now_ms)
+            standing = standing_of(metered, levels, reserved, now_ms=now_ms)
             return replace(asked, standing=standing, levels=tuple(levels), began_ms=now_ms)
-        refused = refusal(metered, levels, asked.charge, now_ms=now_ms)
+        refused = refusal(metered, levels, asked.charge, reserved, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
         return refused
 
     async def grant(self, reservation: Reservation) -> None:
         """See SharedStore."""
-        fits, _, _ = await self._taken(reservation, is_granted=True)
+        fits, *_ = await self._taken(reservation, is_granted=True)
         if not fits:
             raise StoreFailed(Fault.NONSENSE, "it rejects a reservation that was granted")
 
-    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[int]]:
-        """Whether `asked` was taken, the time in milliseconds, and the level of each meter."""
+    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[int], list[int]]:
+        """Whether `asked` was taken, the time in milliseconds, the level of each meter, and what open reservations have
+        of each budget."""
         metered = meters(asked.descriptors)
         arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
         for meter, amount in zip(metered, asked.charge.amounts(metered), strict=True):
@@ -95,8 +96,8 @@ class RedisStore:
             arguments += [meter.name, meter.rate, capacity, need, amount]
         with faults():
             reply = await self._reserve.run(self._line.redis, self._keys(asked.descriptors), arguments)
-        fits, now_ms, *found = _integers(reply, 2 + len(metered))
-        return fits, now_ms, found
+        fits, now_ms, *found = _integers(reply, 2 + 2 * len(metered))
+        return fits, now_ms, found[: len(metered)], found[len(metered) :]
 
     async def settle_all(self, debts: Sequence[Debt]) -> None:
         """See SharedStore."""
@@ -129,12 +130,12 @@ class RedisStore:
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         """See QuotaStore."""
         metered = meters(descriptors)
-        now_ms, *found = await self._read(descriptors, metered)
-        return standing_of(metered, found, now_ms=now_ms)
+        now_ms, levels, reserved = await self._read(descriptors, metered)
+        return standing_of(metered, levels, reserved, now_ms=now_ms)
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
         """See QuotaStore."""
-        return (await self._read(descriptors, meters(descriptors)))[1:]
+        return (await self._read(descriptors, meters(descriptors)))[1]
 
     async def start(self) -> None:
         """See QuotaStore."""
@@ -156,14 +157,18 @@ class RedisStore:
         keys = [f"{self._prefix}:{{proof {number}}}" for number in range(_PROOFS)]
         return list({cluster.get_node_from_key(key).name: key for key in keys}.values())
 
-    async def _read(self, descriptors: Sequence[Descriptor], metered: Sequence[Meter]) -> list[int]:
-        """The store's time in milliseconds, and the level of each of `metered`, the meters of `descriptors`."""
+    async def _read(
+        self, descriptors: Sequence[Descriptor], metered: Sequence[Meter]
+    ) -> tuple[int, list[int], list[int]]:
+        """The store's time in milliseconds, the level of each of `metered`, the meters of `descriptors`, and what open
+        reservations have of each budget."""
         arguments: list[str | int] = [self._now()]
         for meter in metered:
             arguments += [meter.name, meter.rate]
         with faults():
             reply = await self._standing.run(self._line.redis, self._keys(descriptors), arguments)
-        return _integers(reply, 1 + len(metered))
+        now_ms, *found = _integers(reply, 1 + 2 * len(metered))
+        return now_ms, found[: len(metered)], found[len(metered) :]
 
     def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
         (ledger,) = {descriptor.ledger for descriptor in descriptors}

@@ -3,7 +3,8 @@
 The state of one ledger, that of a tenant or an organization, is four keys with its name as hash tag, so that they
 share a slot of a cluster:
 
-- KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`);
+- KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`); for a budget
+  also "open/" and its name, to what of that open reservations have taken;
 - KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
 - KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds;
 - KEYS[4], a hash: a writer's name to the numbers of the debts that it has settled, as "day up-to others...".
@@ -97,6 +98,22 @@ local function meters(first, step)
   return names, redis.call('HMGET', levels, unpack(names))
 end
 
+-- where it is stored what open reservations have of a budget
+local function open(name) return 'open/' .. name end
+
+local function opened(names)
+  if #names == 0 then return {} end
+  local of = {}
+  for n, name in ipairs(names) do of[n] = open(name) end
+  return redis.call('HMGET', levels, unpack(of))
+end
+
+-- one list of both
+local function joined(first, second)
+  for _, each in ipairs(second) do first[#first + 1] = each end
+  return first
+end
+
 local function save(fields) if #fields > 0 then redis.call('HSET', levels, unpack(fields)) end end
 
 -- keys stay for 40 days without use; levels also until 40 days behind the end of the fixed periods that were counted
@@ -126,6 +143,9 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT'
       local name, rate, amount, at = unpack(part)
       if at ~= UNCOUNTED then
         redis.call('HSET', levels, name, moved(redis.call('HGET', levels, name), rate, -amount, at))
+        if rate <= 0 then
+          redis.call('HSET', levels, open(name), moved(redis.call('HGET', levels, open(name)), rate, -amount, at))
+        end
       end
     end
   end
@@ -137,16 +157,18 @@ end
 RESERVE = (
     _PRELUDE
     + """
--- ARGV: now, id, lease, then name, rate, capacity, need, amount of each meter; returns {was it granted, now, levels}
+-- ARGV: now, id, lease, then name, rate, capacity, need, amount of each meter; returns {was it granted, now, the level
+-- of each meter, what open reservations have of each}
 local id, lapses = ARGV[2], now + tonumber(ARGV[3])
 local record = redis.call('HGET', held, id)
 local names, raw = meters(4, 5)
-local granted, found, parts, taken, all = 1, {}, {}, {}, {}
+local held_raw, granted, found, reserved, parts, taken, all = opened(names), 1, {}, {}, {}, {}, {}
 for n, name in ipairs(names) do
   local i = 5 * n
   local rate, capacity = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   local used, at = level(raw[n], rate, name)
+  reserved[n] = rate <= 0 and level(held_raw[n], rate, open(name)) or 0
   if not record then
     if not holds(rate) then
       amount, at = 0, UNCOUNTED
@@ -156,6 +178,10 @@ for n, name in ipairs(names) do
     if at ~= UNCOUNTED then
       taken[#taken + 1] = name
       taken[#taken + 1] = stored(used + amount, at)
+      if rate <= 0 then
+        taken[#taken + 1] = open(name)
+        taken[#taken + 1] = stored(reserved[n] + amount, at)
+      end
     end
     parts[n] = {name, rate, amount, at}
   end
@@ -165,7 +191,7 @@ end
 local rates = {}
 for n, name in ipairs(names) do
   local of = string.match(name, '^[%w/%%._-]*~')
-  if of then rates[of] = tonumber(ARGV[5 * n]) end
+  if of then rates[of], rates[open(of)] = tonumber(ARGV[5 * n]), tonumber(ARGV[5 * n]) end
 end
 if next(rates) then
   for _, name in ipairs(redis.call('HRANDFIELD', levels, 4)) do
@@ -176,14 +202,17 @@ if next(rates) then
 end
 if granted == 1 and record ~= '' then
   if not record then
-    for n, part in ipairs(parts) do found[n] = found[n] + part[3] end
+    for n, part in ipairs(parts) do
+      found[n] = found[n] + part[3]
+      if part[2] <= 0 then reserved[n] = reserved[n] + part[3] end
+    end
     save(taken)
     redis.call('HSET', held, id, cmsgpack.pack(parts))
   end
   redis.call('ZADD', due, whole(lapses), id)
   keep(all)
 end
-return {granted, now, unpack(found)}
+return joined(joined({granted, now}, found), reserved)
 """
 )
 
@@ -225,7 +254,7 @@ end
 
 local parts = record and cmsgpack.unpack(record) or {}
 local names, raw = meters(7, 3)
-local settled, all = {}, {}
+local held_raw, settled, all = opened(names), {}, {}
 for n, name in ipairs(names) do
   local rate, amount, part = tonumber(ARGV[3 * n + 5]), tonumber(ARGV[3 * n + 6]), parts[n]
   local at = part and part[4] or holds(rate, began) and stamp(rate, began) or UNCOUNTED
@@ -234,6 +263,10 @@ for n, name in ipairs(names) do
   if at ~= UNCOUNTED then
     settled[#settled + 1] = name
     settled[#settled + 1] = moved(raw[n], rate, amount - (part and part[3] or 0), at)
+    if part and rate <= 0 then
+      settled[#settled + 1] = open(name)
+      settled[#settled + 1] = moved(held_raw[n], rate, -part[3], at)
+    end
   end
   all[n] = rate
 end
@@ -265,10 +298,14 @@ return renewed
 STANDING = (
     _PRELUDE
     + """
--- ARGV: now, then name, rate of each meter; returns {now, levels}
+-- ARGV: now, then name, rate of each meter; returns {now, the level of each, what open reservations have of each}
 local names, raw = meters(2, 2)
-local found = {}
-for n, name in ipairs(names) do found[n] = level(raw[n], tonumber(ARGV[2 * n + 1]), name) end
-return {now, unpack(found)}
+local held_raw, found, reserved = opened(names), {}, {}
+for n, name in ipairs(names) do
+  local rate = tonumber(ARGV[2 * n + 1])
+  found[n] = level(raw[n], rate, name)
+  reserved[n] = rate <= 0 and level(held_raw[n], rate, open(name)) or 0
+end
+return joined(joined({now}, found), reserved)
 """
 )

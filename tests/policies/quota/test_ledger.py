@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Settlement
+from policies.quota.budget import COST_UNIT, MINUTE_MS, Charge, Descriptor, Refused, Reservation, Settlement
 from policies.quota.ledger import KEPT_S, Ledger
 from tests.policies.builders import a_descriptor, a_reservation
 
@@ -18,10 +18,12 @@ COST = a_descriptor(cost_per_day=10)
 
 
 def left(ledger: Ledger, descriptor: Descriptor, now: float) -> int:
-    standing = ledger.standing([descriptor], now=now)
-    allowance = standing.tokens or standing.cost or standing.requests
-    assert allowance is not None
-    return allowance.remaining
+    """What the next request may take."""
+    found = {
+        meter.counts: max(0, meter.capacity - level) // (MINUTE_MS if meter.period is None else COST_UNIT)
+        for meter, level in zip(descriptor.meters, ledger.levels([descriptor], now=now), strict=True)
+    }
+    return next(found[counts] for counts in ("tokens", "cost", "requests") if counts in found)
 
 
 def test_what_was_reserved_too_much_is_given_back() -> None:

@@ -4,14 +4,15 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
 from msgspec.structs import replace
 
 from policies.nouns import FixedBudget, Limits, Tenant
-from policies.quota.budget import Charge, Descriptor, Refused, Reservation, descriptors
+from policies.quota.budget import COST_UNIT, Charge, Descriptor, Refused, Reservation, descriptors
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.redis.faults import faults
 from router.shared.store.base import Fault, StoreFailed
@@ -339,3 +340,53 @@ async def test_an_answer_that_came_too_late_is_never_taken_for_the_next_one(serv
             assert isinstance(answer, Reservation)
             assert answer.standing.tokens is not None
             assert answer.standing.tokens.remaining == 60_000 - 10 * (number + 1)
+
+
+@pytest.mark.parametrize("routers", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_a_budget_tells_several_routers_is_what_is_settled_and_its_limit_counts_what_is_reserved_too(
+    server: RedisServer, routers: int, seed: int
+) -> None:
+    rng, clock, limited = random.Random(seed), HandClock(), a_descriptor(cost_per_day=1000)
+    running, used, was_refused, was_near = list[Reservation](), 0, False, False
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(a_store(server.url, clock, lease_s=600.0)) for _ in range(routers)]
+        for number in range(200):
+            store = rng.choice(stores)
+            if running and rng.random() < 0.5:
+                done, cost = running.pop(rng.randrange(len(running))), rng.choice((0, 5, 20, 40)) * COST_UNIT
+                await store.settle_all([owed(done, Charge(1, 0, cost))])
+                used += cost
+                answer: Any = await store.standing([limited])
+            else:
+                answer = await store.reserve(a_reservation(f"{number}", limited, cost=rng.choice((5, 50)) * COST_UNIT))
+                taken = used + sum(each.charge.cost for each in running)
+                if isinstance(answer, Reservation):
+                    running.append(answer)
+                    assert taken + answer.charge.cost <= 1000 * COST_UNIT
+                else:
+                    was_refused = True
+                    assert taken + answer.charge.cost > 1000 * COST_UNIT
+                answer = answer.standing
+            assert answer.cost is not None
+            assert answer.cost.remaining == max(0, 1000 - used // COST_UNIT)
+            assert [near.level for near in answer.near] == ([used] if used >= 800 * COST_UNIT else [])
+            was_near = was_near or bool(answer.near)
+    assert was_refused
+    assert was_near
+
+
+async def test_what_a_router_that_died_had_reserved_is_reserved_no_more(server: RedisServer) -> None:
+    clock, limited = HandClock(), a_descriptor(cost_per_day=1000)
+    async with a_store(server.url, clock) as dies, a_store(server.url, clock) as stays:
+        for number in range(9):
+            await dies.reserve(a_reservation(f"{number}", limited, cost=100 * COST_UNIT))
+        settled = a_reservation("settled", limited, cost=100 * COST_UNIT)
+        await stays.reserve(settled)
+        await stays.settle_all([owed(settled, Charge(1, 0, 50 * COST_UNIT))])
+        for _ in range(2):
+            standing = await stays.standing([limited])
+            assert standing.cost is not None
+            assert standing.cost.remaining == 950
+            clock.pass_s(LEASE_S + 1)
+        assert isinstance(await stays.reserve(a_reservation("last", limited, cost=940 * COST_UNIT)), Reservation)
