@@ -112,7 +112,7 @@ class Unread(dict[str, Any]):
 def test_a_request_is_recognized_by_its_bytes_without_looking_into_its_body() -> None:
     def digested(raw: bytes, body: Mapping[str, Any], **what: Any) -> bytes:
         prompt = Prompt(body=body, native=Native("/v1/chat/completions", body, raw))
-        return suspect_of(replace(a_bid(**what), prompt=prompt))
+        return suspect_of(replace(a_bid(**what), prompt=prompt)).digest
 
     first = digested(b'{"a": 1}', Unread(a=1))
     assert first == digested(b'{"a": 1}', Unread(a=1))
@@ -122,6 +122,6 @@ def test_a_request_is_recognized_by_its_bytes_without_looking_into_its_body() ->
 
 def test_a_request_without_bytes_is_recognized_by_its_body_and_its_tokens() -> None:
     prompts = [Prompt(b"1234", {"a": 1}), Prompt(b"5678", {"a": 1}), Prompt(b"1234", {"a": "\ud800"})]
-    digests = [suspect_of(replace(a_bid(), prompt=prompt)) for prompt in prompts]
+    digests = [suspect_of(replace(a_bid(), prompt=prompt)).digest for prompt in prompts]
     assert len(set(digests)) == 3
-    assert digests[0] == suspect_of(replace(a_bid(), prompt=Prompt(b"1234", {"a": 1})))
+    assert digests[0] == suspect_of(replace(a_bid(), prompt=Prompt(b"1234", {"a": 1}))).digest
