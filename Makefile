@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons check protos command-line site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons quick check protos command-line site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -37,6 +37,9 @@ ACCOUNTS ?= build/accounts
 
 test: $(VENV)/.ready-to-develop   ## all tests; those that fail run a second time, alone, and tests/expected.yaml says how many may need it
 	@ENGINES=$(abspath $(VENV)-engines) ACCOUNTS=$(ACCOUNTS) $(BIN)/python .ci/suite.py
+
+quick: $(VENV)/.ready-to-develop   ## in two minutes: ruff, imports, and the tests of what changed since main and of what imports it; SINCE=COMMIT
+	@$(BIN)/python .ci/quick.py $(SINCE)
 
 mutants: $(VENV)/.ready-to-develop ## change code at random, run its tests and list changes that no test notices
 	@$(BIN)/python .ci/mutants.py --count $(or $(COUNT),200) $(if $(SEED),--seed $(SEED)) $(IN)
@@ -77,8 +80,8 @@ fuzz: $(VENV)/.ready-to-develop   ## search for the bytes that cost each reader 
 pins: $(VENV)/.ready-to-develop   ## whether every pin installs on each Python that is admitted, from the registry's metadata
 	@$(BIN)/python .ci/pins.py
 
-pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
-	@PY=$(PY) .ci/pythons 3.11 3.13
+pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed, or those of TESTS
+	@ACCOUNTS=$(ACCOUNTS) $(PY) .ci/pythons.py $(TESTS)
 
 check: $(VENV)/.ready-to-develop  ## ruff, mypy and bandit alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(MAKE) -s bandit

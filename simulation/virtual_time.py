@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 _PATIENCE_S = 60.0
-"""Real seconds that a thread or a socket may take to wake a loop without timers."""
+"""Real seconds that a thread or a socket may take to wake the loop."""
 
 
 class _Jumping(selectors.BaseSelector):
-    """Never sleeps: if the loop would wait for a timer, its clock is advanced by that time."""
+    """Sleeps only for threads: if the loop would wait for a timer alone, its clock is advanced by that time."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._real, self._loop = selectors.DefaultSelector(), loop
@@ -27,7 +28,8 @@ class _Jumping(selectors.BaseSelector):
             if not ready:
                 raise RuntimeError(f"at {self._loop.now} s every task waits, and no timer is set")
             return ready
-        ready = self._real.select(0)
+        # the end of a thread's work wakes the loop
+        ready = self._real.select(_PATIENCE_S if self._loop.in_threads and timeout > 0 else 0)
         if not ready and timeout > 0:
             self._loop.now += timeout
         return ready
@@ -46,15 +48,30 @@ class _Jumping(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`now` is in seconds and begins at 0. Threads and sockets still take real time, in which the clock may jump."""
+    """`now` is in seconds and begins at 0. Sockets still take real time, in which the clock may jump.
+
+    It stands still while an executor works: work takes no time here, however busy the machine is. `in_threads` counts
+    what executors work on.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.in_threads = 0
         super().__init__(_Jumping(self))
 
     def time(self) -> float:
         """Now."""
         return self.now
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """As every loop, and the clock stands still until the work is done, or nothing awaits it any more."""
+        future = super().run_in_executor(executor, func, *args)
+        self.in_threads += 1
+        future.add_done_callback(self._left_a_thread)
+        return future
+
+    def _left_a_thread(self, _: asyncio.Future[Any]) -> None:
+        self.in_threads -= 1
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from dataclasses import dataclass
 
@@ -64,3 +65,32 @@ def test_an_engine_that_fails_fails_the_simulation() -> None:
     coming = [Arrival(0, 0.0, 64, 1000), Arrival(1, 1.0, 1000, 5)]
     with pytest.raises(ArithmeticError, match="too long"):
         simulated(config, coming, fleet=a_fleet(config, Machine(Broken())))
+
+
+def test_the_clock_stands_still_while_a_thread_works() -> None:
+    async def works() -> list[float]:
+        loop = asyncio.get_running_loop()
+        seen = []
+        for _ in range(3):
+            # a timer that a busy machine's thread would always lose against
+            async with asyncio.timeout(0.001):
+                await asyncio.to_thread(time.sleep, 0.05)
+            seen.append(loop.time())
+        await asyncio.sleep(5)
+        return [*seen, loop.time()]
+
+    assert run_virtually(works()) == [0, 0, 0, 5]
+
+
+def test_a_thread_that_is_given_up_holds_the_clock_no_longer() -> None:
+    async def gives_up() -> float:
+        go_on = threading.Event()
+        task = asyncio.ensure_future(asyncio.to_thread(go_on.wait))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(3600)
+        go_on.set()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(gives_up()) == 3600

@@ -102,6 +102,8 @@ async def test_a_shard_that_knows_no_heartbeats_gets_none_and_need_not_send_any(
 
         async def noted(attachment: Any, command: wire.Command) -> None:
             commands.append(command.WhichOneof("command"))
+            # nor does it know the router's promise of heartbeats: it would end the stream of one that sends none
+            command.hello.ClearField("heartbeat_ms")
             await obey(attachment, command)
 
         server.service._obey = noted  # type: ignore[method-assign]

@@ -178,7 +178,9 @@ def test_a_bucket_that_is_missing_stops_the_start(service: S3Service, tmp_path: 
 def test_without_obstore_a_bucket_stops_the_start_and_the_error_says_what_to_install(tmp_path: Path) -> None:
     file = tmp_path / "sla.yaml"
     file.write_text(
-        '{pools: {own: {kind: openai_compatible, at: ["http://h"], model: m}}, batches: {store: "s3://batches/a"}}'
+        '{pools: {own: {kind: openai_compatible, at: ["http://h"], model: m}}, batches: {store: "s3://batches/a"}, '
+        # the usual ports are those of other tests
+        'server: {http: "127.0.0.1:0", grpc: off}}'
     )
     without = "import sys; sys.modules['obstore.store'] = None; from router.start.cli import main; main()"
     found = subprocess.run([sys.executable, "-c", without, "serve", str(file)], capture_output=True, text=True)
