@@ -170,9 +170,9 @@ async def give_all(deltas: AsyncIterator[Delta], to: Taker) -> None:
 class Backend(Protocol):
     """Anything that can generate.
 
-    `generate` yields Deltas until every choice has finished; the last one carries usage. It raises BackendFailed or
-    Overloaded (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels the request down
-    to its last KV block. `probe` returns when the backend is known to be well, and raises BackendFailed when it is not.
+    `generate` yields Deltas until every choice has finished; the last one carries usage. It raises BackendFailed,
+    Overloaded or BackendLacks (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels
+    the request down to its last KV block. `probe` returns when the backend is known to be well, and raises BackendFailed when it is not.
     """
 
     name: str

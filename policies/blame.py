@@ -79,7 +79,7 @@ class Suspect(NamedTuple):
         return self.tenant, self.shape
 
 
-class Failure(NamedTuple):
+class FailedTry(NamedTuple):
     """`backend` failed at a request at the time `at`, in seconds, which it was sent at `sent_at`."""
 
     sent_at: float
@@ -116,20 +116,20 @@ class Blame:
     ) -> None:
         self._blocked_s, self._remembered_s, self._most = blocked_s, remembered_s, most
         # oldest first; those that a request is to blame for are not among them
-        self._failures: dict[Failure, None] = {}
-        self._by_digest: dict[_Key, list[Failure]] = {}
+        self._failures: dict[FailedTry, None] = {}
+        self._by_digest: dict[_Key, list[FailedTry]] = {}
         self._sentences: OrderedDict[_Key, _Sentence] = OrderedDict()
         # what requests of a shape did since one of them was answered
-        self._harms: OrderedDict[_Key, deque[Failure]] = OrderedDict()
+        self._harms: OrderedDict[_Key, deque[FailedTry]] = OrderedDict()
         # of those that requests are to blame for: what else was lost there has an explanation
-        self._explained: deque[Failure] = deque(maxlen=_MOST_EXPLAINED)
+        self._explained: deque[FailedTry] = deque(maxlen=_MOST_EXPLAINED)
         self.by_tenant: Counter[str] = Counter()
         """What is remembered of each tenant, changed here alone: without anything no digest has to be computed."""
 
     def __repr__(self) -> str:
         return f"<Blame {len(self._failures)} failures, {len(self._sentences)} requests to blame>"
 
-    def failed(self, failure: Failure, served_since: ServedSince) -> Sequence[Failure]:
+    def failed(self, failure: FailedTry, served_since: ServedSince) -> Sequence[FailedTry]:
         """Record `failure`. Returns the failures that its request is to blame for; none: a backend may be broken."""
         suspect = failure.suspect
         self._forget(failure.at)
@@ -156,7 +156,7 @@ class Blame:
         """Did requests of its digest or shape do so much harm that they may be to blame for it?"""
         return self._of_digest(suspect) is not None or self._of_shape(suspect) is not None
 
-    def judge(self, suspect: Suspect, now: float) -> Sequence[Failure]:
+    def judge(self, suspect: Suspect, now: float) -> Sequence[FailedTry]:
         """The failures that `suspect`, or requests of its shape, are to blame for by the harm that they did; none if
         something else explains that. Asked once what failed with it is recorded too.
         """
@@ -205,12 +205,12 @@ class Blame:
         counted.update(tenant for tenant, _ in (*self._sentences, *self._harms))
         assert self.by_tenant == counted, f"{self!r}: counts are wrong"
 
-    def _of_digest(self, suspect: Suspect) -> Sequence[Failure] | None:
+    def _of_digest(self, suspect: Suspect) -> Sequence[FailedTry] | None:
         """The harm that requests of its digest did; None if that is too little to tell anything."""
         alike = [each for each in self._by_digest.get(suspect.key, ()) if each.harm is not Harm.ERRED]
         return alike if len(alike) > 1 else None
 
-    def _of_shape(self, suspect: Suspect) -> Sequence[Failure] | None:
+    def _of_shape(self, suspect: Suspect) -> Sequence[FailedTry] | None:
         """The harm that requests of its shape did; None if that is too little to tell anything."""
         harms = self._harms.get(suspect.shape_key)
         if not harms:
@@ -218,7 +218,7 @@ class Blame:
         shaped = [each for each in harms if harms[-1].at - each.at < self._blocked_s]
         return shaped if _in_turn(shaped) >= _MOST_IN_TURN else None
 
-    def _condemn_shape(self, key: _Key, failures: Sequence[Failure], now: float) -> Sequence[Failure]:
+    def _condemn_shape(self, key: _Key, failures: Sequence[FailedTry], now: float) -> Sequence[FailedTry]:
         """Requests of a shape are to blame for `failures`."""
         known, pause_s = self._sentences.get(key), 0.0
         if known is not None:
@@ -226,8 +226,8 @@ class Blame:
         return self._condemn(key, failures, now, pause_s=pause_s)
 
     def _condemn(
-        self, key: _Key, failures: Sequence[Failure], now: float, *, pause_s: float | None = None
-    ) -> Sequence[Failure]:
+        self, key: _Key, failures: Sequence[FailedTry], now: float, *, pause_s: float | None = None
+    ) -> Sequence[FailedTry]:
         """Requests of `key` are to blame for `failures`, and for those of the requests that were lost with them."""
         pause_s = self._blocked_s if pause_s is None else pause_s
         self._release(key)
@@ -248,7 +248,7 @@ class Blame:
                     self._forget_harms(failure.suspect.shape_key)
         return theirs
 
-    def _note_harm(self, failure: Failure) -> None:
+    def _note_harm(self, failure: FailedTry) -> None:
         key = failure.suspect.shape_key
         harms = self._harms.pop(key, None)
         if harms is None:
@@ -267,7 +267,7 @@ class Blame:
         while self._harms and next(iter(self._harms.values()))[-1].at <= now - self._blocked_s:
             self._forget_harms(next(iter(self._harms)))
 
-    def _drop(self, failure: Failure) -> None:
+    def _drop(self, failure: FailedTry) -> None:
         key = failure.suspect.key
         del self._failures[failure]
         self._by_digest[key].remove(failure)
@@ -289,23 +289,23 @@ class Blame:
             del self.by_tenant[tenant]
 
 
-def _are_enough(failures: Sequence[Failure]) -> bool:
+def _are_enough(failures: Sequence[FailedTry]) -> bool:
     """Did two backends fail, or one again and again?"""
     return len({failure.backend for failure in failures}) > 1 or len(failures) >= _MOST_ALONE
 
 
-def _served_others(failures: Iterable[Failure], served_since: ServedSince) -> bool:
+def _served_others(failures: Iterable[FailedTry], served_since: ServedSince) -> bool:
     """Has one of the backends that failed served others since?"""
     return any(served_since(failure.backend, failure.at) for failure in failures)
 
 
-def _is_companion(failure: Failure, other: Failure) -> bool:
+def _is_companion(failure: FailedTry, other: FailedTry) -> bool:
     """Were both lost in one death?"""
     is_death = failure.harm is other.harm is Harm.DIED
     return is_death and failure.backend == other.backend and abs(failure.at - other.at) <= _COMPANIONS_S
 
 
-def _are_explained(failures: Sequence[Failure], others: Iterable[Failure], *, by_shape: bool = False) -> bool:
+def _are_explained(failures: Sequence[FailedTry], others: Iterable[FailedTry], *, by_shape: bool = False) -> bool:
     """Do `others`, failures at other requests, explain what backends did in `failures`?
 
     They do if the same backends did so at other times, or if one other request, or requests of one other shape
@@ -324,7 +324,7 @@ def _are_explained(failures: Sequence[Failure], others: Iterable[Failure], *, by
     return any(len(deaths) > 1 for deaths in shared.values())
 
 
-def _in_turn(harms: Sequence[Failure]) -> int:
+def _in_turn(harms: Sequence[FailedTry]) -> int:
     """How many different requests did `harms`, each sent after the one before had ended?"""
     digests, ended_at = set[bytes](), -math.inf
     for harm in harms:

@@ -254,7 +254,14 @@ class BackendRefused(ExpectedError):
     usual_hint = "change the request; another backend of this kind would refuse it too"
 
 
-class Unsupported(BackendRefused):
+class BackendLacks(BackendRefused):
+    """BackendRefused for what this one backend has or may: its model, its endpoint, its rights. Another may answer."""
+
+    usual_hint = "change the request, or ask the operator whether the backends of this model are set up alike"
+    retryable = True
+
+
+class Unsupported(BackendLacks):
     """No backend of the model has the endpoint that was asked for, or can do what it does."""
 
     code = "unsupported"

@@ -94,6 +94,8 @@ class Health:
         self._in_row: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, rules.failures))
         # those of them that may be the requests' own fault
         self._doubtful: deque[tuple[str, str]] = deque(maxlen=max(_MOST_IN_ROW, 2 * rules.failures))
+        # tenant and id of those that it refused and others may answer
+        self._refused: deque[tuple[str, str]] = deque(maxlen=_MOST_IN_ROW)
         self._retry_at: float | None = None
         self.warm_from: float | None = None
         """The begin of its slow start; None while it gets its full share."""
@@ -205,16 +207,22 @@ class Health:
             self._in_row.append((tenant, request))
         self._count_failure(now, reason, (tenant, request))
 
+    def request_refused(self, tenant: str, request: str) -> None:
+        """Record that it refused `request` (its id), which a backend that is set up otherwise may answer."""
+        self._refused.append((tenant, request))
+
     def answered_elsewhere(self, now: float, tenant: str, request: str) -> None:
-        """Another backend answered `request` (its id), at which this one failed: so it was the fault of this one,
-        unless other tenants are served here.
+        """Another backend answered `request` (its id), which this one failed or refused: so it was the fault of this
+        one, unless other tenants are served here.
         """
         failure = (tenant, request)
         self.count_ended()
-        if failure in self._doubtful and not self.serves_others(tenant, now):
-            self._doubtful.remove(failure)
-            self._in_row.append(failure)
-            self._count_failure(now, "others answer what it fails", failure)
+        for doubtful, reason in ((self._doubtful, "fails"), (self._refused, "refuses")):
+            if failure in doubtful and not self.serves_others(tenant, now):
+                doubtful.remove(failure)
+                self._in_row.append(failure)
+                self._count_failure(now, f"others answer what it {reason}", failure)
+                return
 
     def acquit(self, tenant: str, request: str) -> None:
         """Take back the last failure of `request` (its id), if it was counted: the request was to blame."""

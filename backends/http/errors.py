@@ -15,6 +15,7 @@ from backends.http.lenient_json import read_json
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLacks,
     BackendRefused,
     ContextExceeded,
     ExpectedError,
@@ -35,6 +36,10 @@ MOST_WAIT_S = 86_400.0
 _MAY_BE_REQUESTS = frozenset({424, 499, 500, 502, 504, 520, 524})
 """Statuses that a request may provoke: its engine erred (TGI: 424), or died or hung behind a proxy that is well."""
 
+_LACKS = frozenset({403, 404, 405, 410, 501})
+"""Statuses by which a server tells that it does not have a model or an endpoint, or may not give it: one that is set up
+otherwise may answer, and it is known to be well."""
+
 _OVERLOADED = 529
 """Anthropic's, which gateways before it pass on."""
 
@@ -43,6 +48,9 @@ BUSY = re.compile(
     re.IGNORECASE,
 )
 """How servers that are well name a full queue, with a status of 503 and no time to come back."""
+
+_JUDGED = re.compile(r"flagged|moderat|safety|content.{0,4}(?:filter|polic)|harmful|violat", re.IGNORECASE)
+"""How servers that judge texts say that they forbid one."""
 
 _RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
 _NO_ENDPOINT = re.compile(
@@ -81,22 +89,25 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if status in _MAY_BE_REQUESTS:
         return BackendErred(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
-    if status > 500 or status < 400 or status == 408:
+    if (status > 500 or status < 400 or status == 408) and status not in _LACKS:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status in (401, 402):
         # no client can fix a wrong key or account of the pool, and another server may have other ones
         return BackendFailed(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
     if status == 403:
-        return BackendRefused(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
+        # another server of the provider would judge the text alike
+        kind = BackendRefused if _JUDGED.search(f"{message} {details.get('code')}") else BackendLacks
+        return kind(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
     param = details.get("param")
     param = param if isinstance(param, str) else None
     if details.get("code") == "context_length_exceeded" or (status in (400, 413, 422) and _TOO_LONG.search(message)):
         return ContextExceeded(message, param=param)
     if status in (400, 422):
         return InvalidRequest(message, param=param)
-    if status in (404, 405) and _NO_ENDPOINT.fullmatch(message.strip()):
+    if status in (404, 405, 501) and _NO_ENDPOINT.fullmatch(message.strip()):
         return Unsupported(f"{backend} does not have this endpoint: {message}", param=param)
-    return BackendRefused(f"{backend} refused: {message}", param=param)
+    kind = BackendLacks if status in _LACKS else BackendRefused
+    return kind(f"{backend} refused: {message}", param=param)
 
 
 def error_in_stream(backend: str, error: Any) -> ExpectedError:

@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from policies.bursts import held_back
 from policies.compose import Policy
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded, Unreached
+from policies.errors import (
+    BackendFailed,
+    BackendLacks,
+    ContextExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+    Unreached,
+)
 from policies.fairness.ticket import Ticket
 from policies.fetch import with_fetch, with_offers
 from policies.learning.adapters import Readiness
@@ -163,7 +171,7 @@ class Bid(msgspec.Struct, eq=False):
             self.avoiding |= {backend.name for backend in placed.found.view.backends if backend.kind == kind}
             self.tries += 1
             return self.tries < MOST_TRIES
-        if not isinstance(failure, BackendFailed | Overloaded):
+        if not isinstance(failure, BackendFailed | Overloaded | BackendLacks):
             return False
         self.avoiding |= {placed.chosen.name}
         self.failed |= {placed.chosen.name}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from xxhash import xxh3_128
 
-from policies.blame import Blame, Failure, Harm, Suspect
+from policies.blame import Blame, FailedTry, Harm, Suspect
 from policies.errors import BackendErred, BackendHung, BackendLost, ExpectedError, IdleLost, RequestFails
 from router.call.bid import Bid, Placed
 from router.call.observer import Observer
@@ -63,7 +63,7 @@ class Blaming(msgspec.Struct, frozen=True):
         harm = _harm_of(error)
         if harm is None:
             return False
-        failure = Failure(placed.flight.sent_at, self.clock(), placed.chosen.name, suspect_of(placed.bid), harm)
+        failure = FailedTry(placed.flight.sent_at, self.clock(), placed.chosen.name, suspect_of(placed.bid), harm)
         failures = self.blame.failed(failure, self.cluster.served_since)
         if not failures and harm is not Harm.ERRED and self.blame.is_suspect(failure.suspect):
             # the backend's other requests end in the same moment

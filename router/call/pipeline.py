@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from backends.base import Backend
 from policies.errors import (
     BackendFailed,
+    BackendLacks,
     BeyondAsked,
     ContextExceeded,
     DeadlineExceeded,
@@ -432,6 +433,7 @@ class _Call(msgspec.Struct, frozen=True):
             gateway.beliefs.failed(placed.chosen.name)
             if isinstance(failure, BackendFailed):
                 self._note_split(placed, has_failed=True)
+        if isinstance(failure, BackendFailed | Overloaded | BackendLacks):
             # the other pools of a split may take over
             bid.request = replace(bid.request, pools=self.ruling.pools)
         if not bid.may_retry(placed, failure, gateway.clock()):

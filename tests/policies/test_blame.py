@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.blame import Blame, Failure, Harm, Suspect
+from policies.blame import Blame, FailedTry, Harm, Suspect
 
 
 def serving(*backends: str) -> Callable[[str, float], bool]:
@@ -27,11 +27,11 @@ def suspect(digest: str, tenant: str = "acme", shape: str = "usual") -> Suspect:
 
 def failure(
     digest: str, backend: str, at: float, harm: Harm, *, sent_s: float = 0.1, tenant: str = "acme", shape: str = "usual"
-) -> Failure:
-    return Failure(at - sent_s, at, backend, suspect(digest, tenant, shape), harm)
+) -> FailedTry:
+    return FailedTry(at - sent_s, at, backend, suspect(digest, tenant, shape), harm)
 
 
-def told(blame: Blame, *failures: Failure, served: Callable[[str, float], bool] = NOTHING) -> list[bool]:
+def told(blame: Blame, *failures: FailedTry, served: Callable[[str, float], bool] = NOTHING) -> list[bool]:
     """Record `failures`; of which was the request to blame, once all of the same moment were recorded?"""
     verdicts = []
     for _, together in itertools.groupby(failures, key=lambda each: each.at):
@@ -44,7 +44,7 @@ def told(blame: Blame, *failures: Failure, served: Callable[[str, float], bool] 
     return verdicts
 
 
-def erred(digest: str, *backends: str, at: float = 0.0, tenant: str = "acme") -> Iterable[Failure]:
+def erred(digest: str, *backends: str, at: float = 0.0, tenant: str = "acme") -> Iterable[FailedTry]:
     return [failure(digest, name, at + number, Harm.ERRED, tenant=tenant) for number, name in enumerate(backends)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from backends.base import Backend, Leaver, Ranked
-from policies.blame import Failure
+from policies.blame import FailedTry
 from policies.bursts import LEAST_TOKENS
 from policies.errors import BackendFailed, BackendHung
 from policies.health import Health, HealthRules, Trouble
@@ -442,7 +442,7 @@ class Cluster:
         """Did a request at `name` end well after `at`?"""
         return name in self._members and self._members[name].health.served_since(at)
 
-    def acquit(self, failures: Iterable[Failure]) -> None:
+    def acquit(self, failures: Iterable[FailedTry]) -> None:
         """Backends failed by the fault of requests: take back what was counted of that."""
         for failure in failures:
             if failure.backend in self._members:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, Description, Fetched, Lender, Load
-from policies.errors import BackendErred, BackendFailed, BackendLost, IdleLost, Overloaded
+from policies.errors import BackendErred, BackendFailed, BackendLacks, BackendLost, IdleLost, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
@@ -584,6 +584,8 @@ class Member:
         if is_trial or not health.is_on_trial:
             if failure is None:
                 health.request_ended(now, flight.request.tenant)
+            elif isinstance(failure, BackendLacks):
+                health.request_refused(flight.request.tenant, flight.request.id)
             elif isinstance(failure, BackendFailed) and not isinstance(failure, IdleLost):
                 tenant, request = flight.request.tenant, flight.request.id
                 may_be_request = isinstance(failure, BackendErred | BackendLost)

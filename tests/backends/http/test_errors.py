@@ -171,7 +171,7 @@ def test_a_server_that_is_full_is_well_and_one_that_is_away_is_not(message: str,
         (404, b"404 page not found", True),
         (404, b"", True),
         (405, b'{"detail":"Method Not Allowed"}', True),
-        (501, b'{"error":{"message":"Not Implemented"}}', False),
+        (501, b'{"error":{"message":"Not Implemented"}}', True),
         (404, b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}', False),
     ],
 )
