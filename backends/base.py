@@ -172,8 +172,8 @@ class Backend(Protocol):
 
     `generate` yields Deltas until every choice has finished; the last one carries usage. It raises BackendFailed,
     Overloaded or BackendLacks (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels
-    the request down to its last KV block. `probe` returns when the backend is known to be well, and raises BackendFailed
-    when it is not.
+    the request down to its last KV block. `probe` returns when the backend is known to be well, and raises
+    BackendFailed when it is not.
     """
 
     name: str
