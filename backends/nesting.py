@@ -74,6 +74,16 @@ def has_many_values(data: bytes | bytearray, most: int = MOST_AT_ONCE) -> bool:
     return False
 
 
+def decode_page(page: bytes) -> Any:
+    """The JSON value in a page that an engine shows about itself, which has few values.
+
+    Raises DecodeError, TooDeep among them, or UnicodeDecodeError.
+    """
+    if has_many_values(page):
+        raise msgspec.DecodeError(f"it has more than {MOST_AT_ONCE} values")
+    return decode_json(page)
+
+
 def is_deep(value: object) -> bool:
     """Whether a decoded value has more than MOST_LEVELS levels of lists, tuples and dicts."""
     level = [value] if isinstance(value, _CONTAINERS) else []

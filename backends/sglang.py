@@ -33,6 +33,7 @@ from backends.base import MOST_RANKS, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
 from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
+from backends.nesting import decode_page
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Capability, Prompt, Request, Usage
@@ -257,7 +258,7 @@ def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
 
 def _ranks(page: bytes) -> list[Any]:
     try:
-        answer = msgspec.json.decode(page)
+        answer = decode_page(page)
         return list(answer["loads"] if isinstance(answer, dict) else answer)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise BackendFailed("the loads are nonsense") from error

@@ -25,6 +25,7 @@ from msgspec.structs import replace as with_fields
 
 from backends.base import Load, Prefilled
 from backends.http.exchange import Exchange
+from backends.nesting import decode_page
 from backends.openai.compatible import RARE, OpenAICompatible, OpenAIOptions
 from backends.openai.prefill import PrefillAnswer
 from policies.errors import BackendFailed
@@ -107,7 +108,7 @@ def load_of(page: bytes, asked_at: float) -> Load:
     Nothing, not zero: an iteration may last longer than the time between two looks. Raises BackendFailed at nonsense.
     """
     try:
-        records = msgspec.json.decode(page)
+        records = decode_page(page)
         if not records:
             return Load()
         newest = max(records, key=lambda record: record.get("iter", 0))

@@ -28,6 +28,7 @@ from msgspec.structs import replace as with_fields
 from backends.base import MOST_RANKS, EventAddress, Load, Prefilled, Tokenized
 from backends.http.backend import ids_in
 from backends.http.exchange import Exchange, decoded
+from backends.http.nonsense import MISSHAPEN
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.prefill import PrefillAnswer
@@ -110,7 +111,7 @@ class VLLM(OpenAICompatible):
             return ()
         try:
             sources = _SOURCES.decode(page.body) if page.status == 200 else {}
-        except msgspec.DecodeError as error:
+        except MISSHAPEN as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its cache events") from error
         return tuple(
             # numbered like the ranks in requests, which may differ from the engine's own numbers

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from backends.nesting import FEW_BYTES, has_many_values
+from backends.nesting import FEW_BYTES, TooDeep, decode_json, has_many_values
 
 T = TypeVar("T")
 
@@ -63,7 +63,9 @@ def read_json(data: bytes, kind: Any = Any) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError):
         if len(data) > MOST_BYTES:
             raise
-        return msgspec.json.decode(strict_json(data), type=kind)
+        return decode_json(strict_json(data), kind)
+    except RecursionError:
+        raise TooDeep from None
 
 
 class _InTurns(json.JSONDecoder):

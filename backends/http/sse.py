@@ -31,8 +31,8 @@ class Event(NamedTuple):
 class SseBlocks:
     """Takes bytes, returns blocks between blank lines, each with its blank line: joined, they are the input.
 
-    A block is at most `limit_bytes` long, and has few enough values to be decoded at once. So many bytes of the next
-    one have `begun`: those are looked at no more, but for the last ones.
+    A block is at most `limit_bytes` long, and has few enough lines and values to be read at once. So many bytes of the
+    next one have `begun`: those are looked at no more, but for the last ones.
     """
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
@@ -81,6 +81,8 @@ class SseBlocks:
             raise BackendErred(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
         if any(map(has_many_values, blocks)):
             raise BackendErred(f"an event of the stream has more than {MOST_AT_ONCE} values")
+        if any(block.count(b"\n") + block.count(b"\r") > MOST_AT_ONCE for block in blocks):
+            raise BackendErred(f"an event of the stream has more than {MOST_AT_ONCE} lines")
 
 
 class SseDecoder:

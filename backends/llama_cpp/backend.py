@@ -25,6 +25,7 @@ from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
 from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import MESSAGES_PATH
+from backends.nesting import decode_page
 from backends.openai.compatible import OpenAICompatible
 from backends.openai.endpoints import Endpoints
 from backends.openai.responses import RESPONSES_PATH
@@ -174,7 +175,7 @@ def completion_body(request: Request, token_ids: bytes) -> dict[str, Any]:
 def load_of_slots(page: bytes, asked_at: float) -> Load:
     """The number of busy slots in `/slots`. Raises BackendFailed for an invalid page."""
     try:
-        slots = msgspec.json.decode(page)
+        slots = decode_page(page)
         return Load(
             running=sum(bool(slot["is_processing"]) for slot in slots), max_requests=len(slots), reported_at=asked_at
         )

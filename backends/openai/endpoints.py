@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from backends.http.nonsense import MISSHAPEN
+from backends.nesting import decode_page
 
 PATH = "/openapi.json"
 """Where servers that are made with FastAPI have it: vLLM, SGLang, LMDeploy, TensorRT-LLM."""
@@ -22,7 +21,7 @@ Endpoints = Mapping[str, frozenset[str]]
 def endpoints_in(page: bytes) -> Endpoints:
     """All endpoints for POST in an OpenAPI document; none where it cannot be read."""
     try:
-        document = msgspec.json.decode(page)
+        document = decode_page(page)
         posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
         return {path: _fields(post, document) for path, post in posts.items()}
     except MISSHAPEN:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from backends.nesting import decode_page
 from policies.nouns import DIALS, Sampling
 
 _log = logging.getLogger("pointsman.shard")
@@ -20,7 +21,7 @@ _log = logging.getLogger("pointsman.shard")
 def defaults_in(file: bytes, shard: str) -> Mapping[str, float]:
     """The dials in the generation_config.json `file` of `shard`; a value that no client may ask for is left out."""
     try:
-        given = msgspec.json.decode(file)
+        given = decode_page(file)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _log.warning("generation_config.json of %s is not read: %s", shard, error)
         return {}

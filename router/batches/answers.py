@@ -70,7 +70,7 @@ def answers_in(store: BatchStore, key: str, done: Done, pace: Pace) -> Iterator[
     for raw in pace.through(store.logged(key)):
         try:
             answer = _ANSWERS.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             unreadable += 1
             continue
         if done.add(answer):

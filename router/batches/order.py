@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64
 
+from backends.nesting import decode_json
 from router.batches.lines import LinePlace, lines_of, read_line
 from router.batches.pace import Pace
 
@@ -116,8 +117,8 @@ def _beginning(raw: bytes) -> tuple[str, bytes]:
     """The model of a line, and the bytes that its prompt is made of."""
     try:
         body = _PROMPTS.decode(read_line(raw).body)
-        model = msgspec.json.decode(body.model) if body.model else _UNKNOWN
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        model = decode_json(body.model) if body.model else _UNKNOWN
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # the call will say what is wrong
         return _UNKNOWN, raw
     parts = (body.tools, body.instructions, body.system, body.messages, body.prompt, body.input)

@@ -21,6 +21,7 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from backends.nesting import decode_json
 from policies.errors import BackendFailed, InvalidRequest
 from router.client.chats import KEY_VARIABLE, refusal_in, root_of, unreached
 from router.direct import client_context, with_scheme
@@ -124,7 +125,7 @@ class BatchClient:
             form = aiohttp.FormData()
             form.add_field("purpose", "batch")
             form.add_field("file", content, filename=file.name)
-            uploaded = msgspec.json.decode(await self._ask("POST", "/v1/files", data=form), type=_File)
+            uploaded = _read(await self._ask("POST", "/v1/files", data=form), _File)
         body = {"input_file_id": uploaded.id, "endpoint": endpoint, "completion_window": window}
         return _batch(await self._ask("POST", "/v1/batches", json=body))
 
@@ -182,7 +183,7 @@ def _batch(raw: bytes) -> ShownBatch:
 
 def _read(raw: bytes, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode_json(raw, kind)
     except msgspec.MsgspecError as error:
         raise BackendFailed("the answer is no batch", hint="is it a router?") from error
 

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from backends.http.sse import SseDecoder
+from backends.nesting import decode_json
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from router.direct import client_context, with_scheme
 from tls.errors import why_unanswered
@@ -141,7 +142,7 @@ class ChatClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise unreached(self._url, error) from error
         try:
-            return tuple(card.id for card in msgspec.json.decode(listed, type=_Cards).data)
+            return tuple(card.id for card in decode_json(listed, _Cards).data)
         except msgspec.MsgspecError as error:
             raise BackendFailed(f"{self._url}/v1/models is no list of models", hint="is it a router?") from error
 
@@ -198,7 +199,7 @@ class _Answer:
                 self._is_done = True
                 continue
             try:
-                chunk = msgspec.json.decode(event.data, type=_Chunk)
+                chunk = decode_json(event.data, _Chunk)
             except msgspec.MsgspecError as error:
                 raise BackendFailed(
                     f"the stream has an event that is no chunk of a chat: {error}", hint="is it a router?"
@@ -260,7 +261,7 @@ async def refusal_in(reply: aiohttp.ClientResponse, *, missing: str = "is it a r
     raw = await reply.content.read(_MOST_ERROR_BYTES)
     hint = {401: f"keys are read from ${KEY_VARIABLE}", 404: missing}.get(reply.status, "")
     try:
-        body = msgspec.json.decode(raw)
+        body = decode_json(raw)
         error = body.get("error") if isinstance(body, dict) else None
         message = _message(error) if error is not None else raw.decode()
         if isinstance(error, dict) and reply.status == 401:

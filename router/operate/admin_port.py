@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from backends.nesting import decode_json
 from policies.errors import BackendFailed, Conflict, ExpectedError, InvalidRequest
 from router.direct import client_context, direct_opener, with_scheme
 from tls.errors import why_unanswered
@@ -84,6 +85,6 @@ class AdminPort:
 
 def _reason(body: bytes) -> str | None:
     try:
-        return str(msgspec.json.decode(body)["error"]["message"])
+        return str(decode_json(body)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return None

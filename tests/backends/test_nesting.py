@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.llama_cpp.backend import load_of_slots
 from backends.nesting import MOST_LEVELS, TooDeep, check_msgpack, decode_json, is_deep
+from backends.sglang import loads_of
+from backends.shard.defaults import defaults_in
+from backends.tensorrt_llm import load_of
+from policies.errors import BackendFailed
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -116,3 +121,21 @@ def test_bytes_that_are_no_messagepack_are_left_to_the_decoder(start: bytes, res
         deep = True
     openings = sum(0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF for byte in start + rest)
     assert not deep or openings > MOST_LEVELS
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"[" * 100_000,
+        b'{"loads":' + b"[" * 100_000,
+        b'{"a":' * 2000 + b"1" + b"}" * 2000,
+        b"[" + b"{}," * 140_000 + b"{}]",
+    ],
+)
+@pytest.mark.parametrize("read", [load_of_slots, load_of, loads_of])
+def test_a_page_of_an_engine_that_is_nested_deeply_or_has_many_values_is_nonsense(
+    read: Callable[..., object], page: bytes
+) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        read(page, 1.0)
+    assert defaults_in(page, "shard-1") == {}

@@ -19,6 +19,7 @@ from backends.messages.passed import PassedMessage
 from backends.ollama.answer import OllamaAnswer
 from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole, ReadWhole
 from backends.tgi.answer import TGIAnswer
+from backends.triton.answer import TritonAnswer
 from router.batches.requests import requests_in
 from router.identity.signing_keys import read_keys
 from router.protocols.openai.documents import lifted
@@ -33,6 +34,7 @@ from tests.fuzz.runs import (
     asked,
     batch_lines,
     calls_of,
+    certificate,
     checkpoint,
     coded,
     form,
@@ -41,11 +43,14 @@ from tests.fuzz.runs import (
     keys_in_lines,
     link,
     lora,
+    pages,
     peer,
     requests,
     sla,
     stream,
     text,
+    token,
+    triton,
     watch,
     whole,
 )
@@ -275,6 +280,44 @@ READERS: Mapping[str, Reader] = {
         most_bytes=8 << 20,
         on_thread=True,
     ),
+    "Triton's responses": whole(
+        triton,
+        (b"", b"\x2a\x0d\x0a\x0btext_output"),
+        (
+            b"\x2a\x16\x0a\x0btext_output\x12\x05BYTES\x18\x00",
+            b"\x32\x05\1\0\0\0a",
+            b"\x32\0",
+            b"\x2a\0",
+            b"\xff",
+            b"\0",
+            b"a",
+        ),
+        most_bytes=4 << 20,
+    ),
+    "Triton's stream": stream(
+        lambda: TritonAnswer("b", asked(), is_cumulative=True),
+        (b"",),
+        (*LINES, *JSON, b'data: {"text_output":"a"}\n\n'),
+        frames=((b'data: {"text_output":[', b"0]}\n\n"), (b'data: {"text_output":"', b'"}\n\n')),
+    ),
+    "pages of engines": whole(
+        pages,
+        (b"", b"{", b"[", b'{"loads":[', b'{"paths":{'),
+        (*JSON, *VALUES, b'{"is_processing":true},', b'"/a":{"post":{}},', b'{"dp_rank":1},', b'{"kvCacheStats":{}},'),
+        frames=((b"[", b"{}]"), (b'{"paths":{', b'"b":{}}}'), (b'{"loads":[', b"{}]}")),
+        most_bytes=8 << 20,
+    ),
+    "tokens of issuers": whole(
+        token,
+        (b"eyJ", b"eyJhIjoi", b"eyJ9.", b"eyJ9.e30."),
+        (b"a", b"=", b".", b"-", b"W1tb", b"e30", b"\0", b"IiI6"),
+        most_bytes=64 << 10,
+    ),
+    "certificates": whole(
+        certificate,
+        (b"", b"\x30\x82\xff\xff", b"\x30\xff"),
+        (b"\x30", b"\x30\x80", b"\x02\x01\0", b"\xff", b"\0", b"\x30\x84\0\0\0\0"),
+    ),
     "gRPC requests": whole(
         generate,
         (b"", b"\x0a\1m", b"[", b"{"),
@@ -355,33 +398,28 @@ READERS: Mapping[str, Reader] = {
         frames=((b'{"ports":[{"name":"http","port":1}],"endpoints":[', b"{}]}"), (b"[", b"0]")),
         most_bytes=8 << 20,
     ),
-    "calls, Hermes": Reader(
-        calls_of(HERMES),
-        (b"", b"<tool_call>", b'<tool_call>{"name": "', b'<tool_call>{"name":"f","arguments":{'),
-        MARKS,
+    "calls, Hermes": calls_of(
+        HERMES, (b"", b"<tool_call>", b'<tool_call>{"name": "', b'<tool_call>{"name":"f","arguments":{')
     ),
-    "calls, Llama": Reader(calls_of(LLAMA), (b"", b"{", b'{"name":"f","parameters":{'), MARKS),
-    "calls, Mistral": Reader(calls_of(MISTRAL_11), (b"", b"[TOOL_CALLS]", b"[TOOL_CALLS]f[ARGS]{"), MARKS),
-    "calls, DeepSeek": Reader(calls_of(DEEPSEEK_3), (b"", "<｜tool▁calls▁begin｜>".encode()), MARKS),
-    "calls, GLM": Reader(
-        calls_of(GLM_45),
+    "calls, Llama": calls_of(LLAMA, (b"", b"{", b'{"name":"f","parameters":{')),
+    "calls, Mistral": calls_of(MISTRAL_11, (b"", b"[TOOL_CALLS]", b"[TOOL_CALLS]f[ARGS]{")),
+    "calls, DeepSeek": calls_of(DEEPSEEK_3, (b"", "<｜tool▁calls▁begin｜>".encode())),
+    "calls, GLM": calls_of(
+        GLM_45,
         (
             b"",
             b"<tool_call>f\n",
             b"<tool_call>f\n<arg_key>a</arg_key><arg_value>",
             b"<tool_call>f\n<arg_key>b</arg_key><arg_value>",
         ),
-        MARKS,
     ),
-    "channels": Reader(
-        text(lambda: ChannelReader(str)),
+    "channels": text(
+        lambda: ChannelReader(str),
         (b"", b"<|channel|>analysis<|message|>", b"<|channel|>commentary to=functions.f<|message|>"),
         MARKS,
     ),
-    "reasoning": Reader(text(lambda: ThoughtReader(ThoughtSyntax())), (b"", b"<think>", b"<think>a"), MARKS),
-    "stop strings": Reader(
-        text(lambda: StopCutter(("aab" * 10, "ab" * 499 + "c", "a" * 999 + "b"))),
-        (b"",),
-        (b"a", b"ab", b"aab", b"b", b" "),
+    "reasoning": text(lambda: ThoughtReader(ThoughtSyntax()), (b"", b"<think>", b"<think>a"), MARKS),
+    "stop strings": text(
+        lambda: StopCutter(("aab" * 10, "ab" * 499 + "c", "a" * 999 + "b")), (b"",), (b"a", b"ab", b"aab", b"b", b" ")
     ),
 }

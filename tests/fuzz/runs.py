@@ -17,7 +17,14 @@ from backends.detokenize import StopCutter
 from backends.events.nouns import MalformedEvents
 from backends.http.exchange import WholeBody
 from backends.http.json_members import maybe_twice, with_members
+from backends.kserve import inference_pb2 as kserve
+from backends.llama_cpp.backend import load_of_slots
 from backends.nesting import decode_json, has_many_values
+from backends.openai.endpoints import endpoints_in
+from backends.sglang import loads_of
+from backends.shard.defaults import defaults_in
+from backends.tensorrt_llm import load_of
+from backends.triton.answer import TritonText, heard_of
 from http1.client import HttpClient, ServerConnection
 from http1.coding import BadCoding, Decoder
 from http1.errors import BodyTooLarge, HttpError
@@ -32,6 +39,7 @@ from router.batches.lines import lines_of, read_line
 from router.batches.one_line import one_line
 from router.call.bodies import cost_in_turns
 from router.fleet.discovery.kubernetes import _places
+from router.identity.tokens import _parts, is_token
 from router.protocols.grpc.messages import ask_of, read_message
 from router.protocols.grpc.v1.inference_pb2 import GenerateRequest
 from router.shared.keys.lines import decode as keys_of_file
@@ -44,7 +52,9 @@ from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.parallel.link import PartLink
 from shards.parallel.orders import Orders
+from tests.fuzz.syntax import MARKS
 from tests.http1.parts import no_connection
+from tls.der import pin_of
 
 msgpack_of_orders = msgspec.msgpack.Decoder(Orders).decode
 
@@ -205,8 +215,8 @@ def whole(
     )
 
 
-def text(make: Callable[[], Any]) -> Run:
-    """A reader of an answer's text."""
+def text(make: Callable[[], Any], beginnings: tuple[bytes, ...], parts: tuple[bytes, ...]) -> Reader:
+    """The reader of an answer's text, which gets no more of it at once than its stream does."""
 
     def run(pieces: Iterable[bytes]) -> None:
         reader = make()
@@ -215,14 +225,14 @@ def text(make: Callable[[], Any]) -> Run:
         if not isinstance(reader, StopCutter):
             reader.push("", is_last=True)
 
-    return run
+    return Reader(run, beginnings, parts, at_once=POURED_BYTES)
 
 
-def calls_of(tool_format: ToolFormat) -> Run:
-    """The calls in an answer's text."""
+def calls_of(tool_format: ToolFormat, beginnings: tuple[bytes, ...]) -> Reader:
+    """The reader of the calls in an answer's text."""
     schema = {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}}
     syntax = ToolSyntax(tool_format, frozenset({"f"}), {"f": schema})
-    return text(lambda: reader_of(syntax, str))
+    return text(lambda: reader_of(syntax, str), beginnings, MARKS)
 
 
 def json_body(body: bytes) -> None:
@@ -299,6 +309,34 @@ def checkpoint(body: bytes) -> None:
             read_config(folder)
     finally:
         rmtree(folder)
+
+
+def token(body: bytes) -> None:
+    """A signed token, as far as it is read before its signature is checked."""
+    text = body.decode("latin-1")
+    if is_token(text):
+        _parts(text)
+
+
+def triton(body: bytes) -> None:
+    """A response of Triton."""
+    response = read_message(body, kserve.ModelInferResponse())
+    heard_of("b", TritonText(asked(), is_cumulative=True), response)
+
+
+def pages(page: bytes) -> None:
+    """What engines show about themselves."""
+    for read in (load_of_slots, load_of, loads_of):
+        with suppress(*EXPECTED):
+            read(page, 1.0)
+    endpoints_in(page)
+    defaults_in(page, "b")
+
+
+def certificate(body: bytes) -> None:
+    """A certificate, for the digest of its key."""
+    with suppress(ValueError):
+        pin_of(body)
 
 
 def generate(body: bytes) -> None:

@@ -59,11 +59,11 @@ INSIDE = {
     "backends.openai": ("backends.base", "backends.http", "backends.messages", "backends.nesting"),
     "backends.anthropic": (*OVER_HTTP, "backends.nesting"),
     "backends.fastchat": OVER_HTTP,
-    "backends.llama_cpp": OVER_HTTP,
+    "backends.llama_cpp": (*OVER_HTTP, "backends.nesting"),
     "backends.ollama": (*OVER_HTTP, "backends.nesting"),
     "backends.tgi": OVER_HTTP,
     "backends.triton": (*OVER_HTTP, "backends.kserve"),
-    "backends.shard": ("backends.base", "backends.detokenize", "backends.reconnect"),
+    "backends.shard": ("backends.base", "backends.detokenize", "backends.nesting", "backends.reconnect"),
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
     "router.text": ("router.ask", "router.regular_file", "router.waiters"),

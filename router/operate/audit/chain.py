@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from backends.nesting import decode_json
+
 FIRST = "0" * 64
 """What the first line has in place of a seal before it."""
 
@@ -81,7 +83,7 @@ class Chain:
         if after is None and int(seq) == 1 and prev.decode() != FIRST:
             raise BrokenChainError("is called the first and follows another")
         try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
+            record = decode_json(line, dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BrokenChainError("is no JSON") from error
         return record, ChainPlace(int(seq), seal.decode())

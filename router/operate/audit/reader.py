@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from router.operate.audit.chain import MOST_LINE_BYTES, BrokenChainError, Chain, ChainPlace, place_of
 from router.operate.audit.files import files_of, newest_first
@@ -97,7 +98,7 @@ def newest(
     found: list[dict[str, Any]] = []
     for line in newest_first(path):
         try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
+            record = decode_json(line, dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if period.since and _is_long_before(str(record.get("at", "")), period.since):

@@ -75,7 +75,7 @@ class OperatorsPort:
         answer = self._port.call(f"/admin/snapshot?since={self._revision}")
         try:
             snapshot = _SNAPSHOTS.decode(answer)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise self._port.no_reply(error) from error
         if snapshot.revision < self._revision:
             self._decisions.clear()

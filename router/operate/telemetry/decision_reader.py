@@ -45,7 +45,7 @@ def records_of(
                 except msgspec.ValidationError as error:
                     hint = "is it a decision log? A trace is read by `pointsman simulate --trace`"
                     raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     on_torn(number)
                     continue
                 _check(record, f"{path}:{number}")

@@ -151,7 +151,7 @@ def orphans(folder: Path) -> Iterator[Orphan]:
             found = [_batch(line, head) for line in lines[:-1] if line]
             batches = [batch for batch in found if batch is not None]
             orphan = Orphan(path, file, head.writer, batches, unreadable=len(found) - len(batches))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             file.close()
             continue
         yield orphan
@@ -169,7 +169,8 @@ def _batch(line: bytes, head: _Head) -> tuple[int, Rows] | None:
             if not (isinstance(key.hour, int) and _are(key[1:], str) and _are(amounts, int)):
                 return None
             add(rows, {key: amounts})
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except (ValueError, RecursionError):
+        # msgspec's errors are ValueErrors
         return None
     return batch.seq, cleaned(rows)
 

@@ -183,8 +183,9 @@ class FastChatController:
             async with self._http.post(f"{address}/worker_get_status", allow_redirects=False) as reply:
                 if reply.status != 200:
                     return None
-                return msgspec.json.decode(await reply.content.read(1 << 20), type=_Status)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+                return decode_json(await reply.content.read(1 << 20), _Status)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            # msgspec's errors are ValueErrors
             return None
 
 

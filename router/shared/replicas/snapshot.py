@@ -104,7 +104,7 @@ def decode_header(sealed: bytes) -> Header:
         if _versions.decode(payload).version != VERSION:
             raise Unfit("foreign")
         return _headers.decode(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unfit("broken") from error
 
 
@@ -113,7 +113,7 @@ def decode_piece(sealed: bytes) -> Residence | None:
     payload = _opened(sealed)
     try:
         piece = _pieces.decode(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if _is_of_another_kind(payload):
             return None
         raise Unfit("broken") from error
@@ -126,7 +126,7 @@ def decode_piece(sealed: bytes) -> Residence | None:
 def _is_of_another_kind(payload: bytes) -> bool:
     try:
         return _kinds.decode(payload).kind not in _KINDS
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -161,7 +161,7 @@ def _taken(path: Path, place: str) -> LeftDebts | None:
             head, *lines = file.read().split(b"\n")[:-1]
             if msgspec.json.decode(head, type=str) == place:
                 return LeftDebts(path, file, list(_read(lines)))
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):
         pass
     file.close()
     return None
@@ -171,7 +171,7 @@ def _read(lines: Iterable[bytes]) -> Iterator[Debt]:
     for line in lines:
         try:
             yield _DEBTS.decode(line)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             # one that a full disk has damaged
             continue
 

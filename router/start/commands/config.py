@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.sla.difference import difference
 from router.operate.admin_port import AdminPort
@@ -68,7 +69,7 @@ class ConfigCommands:
         headers = {} if expected is None else {"If-Match": f'"{expected}"'}
         answer = self._port.call(path, method, body=body, headers=headers, timeout_s=_TIMEOUT_S)
         try:
-            return msgspec.json.decode(answer, type=kind)
+            return decode_json(answer, kind)
         except msgspec.DecodeError as error:
             raise self._port.no_reply(error) from error
 

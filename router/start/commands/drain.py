@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
+from backends.nesting import decode_json
 from router.operate.admin_port import AdminPort
 
 _LOOK_EVERY_S = 0.5
@@ -33,6 +34,6 @@ def wait(port: AdminPort, backends: Sequence[str], sleep: Callable[[float], None
 
 def _running(port: AdminPort, backends: Sequence[str]) -> int:
     """The requests of this router that run at `backends`, with those of all ranks of a server."""
-    rows = json.loads(port.call("/admin/snapshot"))["backends"]
+    rows = decode_json(port.call("/admin/snapshot"))["backends"]
     servers = {row["server"] for row in rows if row["name"] in backends}
     return sum(row["in_flight"] for row in rows if row["name"] in backends or row["server"] in servers)

@@ -124,7 +124,7 @@ def _cards(body: bytes) -> list[dict[str, Any]] | None:
     """The entries of a list of models in OpenAI's form; None if `body` is no such list."""
     try:
         listed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     data = listed.get("data") if isinstance(listed, dict) else None
     return [card for card in data if isinstance(card, dict)] if isinstance(data, list) else None

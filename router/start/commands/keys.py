@@ -66,7 +66,7 @@ class KeysDesk:
         answer = self._port.call(path, method, body=sent, headers=headers)
         try:
             found: dict[str, Any] = json.loads(answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._port.no_reply(error) from error
         return found
 

@@ -35,6 +35,14 @@ def test_an_event_of_many_values_is_refused(data: bytes) -> None:
     assert SseBlocks().plain(b"data: " + data + b"\n\n") is None
 
 
+@pytest.mark.parametrize("line", [b"\r1", b"\n1", b"\r\ndata: 1", b"\n:", b"\rdata"])
+def test_an_event_of_many_lines_is_refused_and_one_of_some_is_taken(line: bytes) -> None:
+    beginning, end = b'data: {"a":"', b"\n\n"
+    with pytest.raises(BackendErred, match="lines"):
+        SseDecoder().feed(beginning + line * 280_000 + end)
+    assert SseDecoder().feed(beginning + line * 1000 + end)[0].data.startswith(b'{"a":"')
+
+
 @pytest.mark.parametrize("data", FEW)
 def test_a_large_event_of_few_values_is_taken(data: bytes) -> None:
     (event,) = SseDecoder().feed(b"data: " + data + b"\n\n")
