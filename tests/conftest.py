@@ -86,6 +86,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    # As the interpreter ends it collects what modules held; spared objects would be freed after the libraries that they
+    # need, which has crashed other projects' processes when all tests had passed.
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests, places = Path(__file__).parent, list(LIMIT_S)
     by_file: dict[Path, int] = {}
