@@ -248,7 +248,8 @@ def check(
     """Report every mistake in FILE with its line, path and probable correction. Exits with 1 if there is any.
 
     Proves that every request matches a rule and that every rule is reached. Legal settings that are probably not
-    intended are warnings and do not change the exit status.
+    intended, and what would keep this machine from serving FILE now (certificates, folders, packages, checkpoints), are
+    warnings and do not change the exit status.
 
     \b
     Examples:
@@ -256,13 +257,14 @@ def check(
       pointsman check sla.yaml --without-secrets
     """
     from router.fleet.feeds.options import unheard
+    from router.start.preflight import doubts_at_start
 
     contents = started_with(file, may_be_absent=without_secrets)
     config = contents.config
     for absent in contents.unchecked:
         print(f"not checked: {absent}", file=sys.stderr)  # noqa: T201
-    for doubt in unheard(config.pools.values()):
-        print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
+    for doubt in (*unheard(config.pools.values()), *doubts_at_start(config)):
+        _warn(doubt)
     counts = (
         _counted(config.classes, "class", "classes"),
         _counted(config.rules, "rule", "rules"),

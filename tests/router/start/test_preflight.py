@@ -11,10 +11,10 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
-from policies.sla.parse import default_config
+from policies.sla.parse import default_config, parse
 from policies.sla.pools import PoolSpec
 from router.start.address import Address
-from router.start.preflight import require_guarded, require_startable
+from router.start.preflight import doubts_at_start, require_guarded, require_startable
 from shards.bundled import weights
 
 pytestmark = pytest.mark.torch
@@ -85,3 +85,28 @@ def test_a_public_admin_port_needs_keys() -> None:
     require_guarded(
         Address("0.0.0.0", 0), replace(guarded, server=replace(guarded.server, admin_key_hashes=frozenset({"x"})))
     )
+
+
+KEYED = "tenants: {acme: {keys: ['${env:KEY}']}}\n"
+DOUBTS = {
+    "server: {tls: {cert: NO/a.crt, key: NO/a.key}}": "TLS of server.http: cannot read NO/a.crt",
+    "pools: {p: {kind: vllm, at: ['https://a:1'], tls: {ca: NO/ca.crt}}}": "TLS of pool p: cannot read NO/ca.crt",
+    "server: {decision_log: NO/d.jsonl}": "server.decision_log is NO/d.jsonl, and there is no folder NO",
+    "server: {keys_file: NO/keys}": "server.keys_file is NO/keys, and there is no folder NO",
+    "audit: {file: NO/audit.log}": "audit.file is NO/audit.log, and there is no folder NO",
+    "usage: {store: NO/usage.sqlite}": "usage.store is NO/usage.sqlite, and there is no folder NO",
+    "pools: {own: {kind: shard, local: 1, model: NO/model}}": "pool 'own' has the model NO/model, which is not a dir",
+    "server: {http: '0.0.0.0:8080'}": "keys reach http 0.0.0.0:8080 in clear text",
+    "server: {http: '127.0.0.1:8080', metrics: '127.0.0.1:8080'}": "server.http and server.metrics are both 127.0.0.1:",
+}
+
+
+@pytest.mark.parametrize(("text", "doubt"), DOUBTS.items())
+def test_what_only_a_start_would_find_is_a_doubt_of_the_check(text: str, doubt: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    config = parse(f"{KEYED}{text.replace('NO', missing)}\n", environment={"KEY": "a-key"})
+    assert any(found.startswith(doubt.replace("NO", missing)) for found in doubts_at_start(config))
+
+
+def test_a_file_that_can_be_served_here_has_no_doubts() -> None:
+    assert list(doubts_at_start(parse(KEYED, environment={"KEY": "a-key"}))) == []
