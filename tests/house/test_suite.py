@@ -77,7 +77,7 @@ def test_a_test_that_passes_alone_is_flaky_and_a_defect_is_red(suite: ModuleType
 def test_a_run_of_nothing_or_of_a_part_is_red(suite: ModuleType, tmp_path: Path, texts: dict[str, str]) -> None:
     written(tmp_path, **texts)
     result = suite.twice("all", ["-n", "0", "tests"])
-    expected = {"tests": {"all": 0}, "skipped": [], "flaky": []}
+    expected = {"tests": {"all": 0}, "elsewhere": [], "skipped": [], "flaky": []}
     assert suite.judge({"all": result}, expected)
 
 
@@ -163,7 +163,8 @@ def test_each_forgiven_test_has_a_reason_and_a_date_and_exists() -> None:
 
 
 def test_files_and_tests_that_did_not_run_are_missed(suite: ModuleType, tmp_path: Path) -> None:
-    written(tmp_path, here=PASSES, forgotten=PASSES)
+    written(tmp_path, here=PASSES, forgotten=PASSES, kernel=PASSES)
     result = suite.Result(suite.Account(**an_account(passed=1, files=["tests/test_here.py"])))
-    faults = suite.judge({"all": result}, {"tests": {"all": 2}, "skipped": [], "flaky": []})
+    expected = {"tests": {"all": 2}, "elsewhere": ["tests/test_k*"], "skipped": [], "flaky": []}
+    faults = suite.judge({"all": result}, expected)
     assert faults == ["all: 1 tests, at least 2 are expected", "tests/test_forgotten.py: no test of it ran"]
