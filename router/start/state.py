@@ -114,7 +114,7 @@ def usable(state: State, config: Config, say: Callable[[str], None]) -> State:
     """
     if state.folder is None:
         if config.server.state is None:
-            say(_lost(f"this user has no home, and {_HINT}"))
+            say(_lost(f"this user has no home; {_HINT}"))
         return state
     if (trouble := _trouble_with(state.folder)) is not None:
         if config.server.state is not None:

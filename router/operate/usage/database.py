@@ -294,3 +294,5 @@ def _set_up(connection: Any, _: object) -> None:
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    # a container may have no folder for temporary files that can be written
+    connection.execute("PRAGMA temp_store = MEMORY")

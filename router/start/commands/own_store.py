@@ -106,7 +106,11 @@ class OwnStore:
     async def __aenter__(self) -> OwnStore:
         async with AsyncExitStack() as stack:
             # the path of a socket has 107 bytes at most (unix(7)), so that it is not in the state folder
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pointsman-", dir=_short())))
+            try:
+                self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pointsman-", dir=_short())))
+            except OSError as error:
+                hint = "set TMPDIR to a folder that can be written, or write store: {redis: ...}"
+                raise ConfigError(f"there is no room for a store of these processes: {error}", hint=hint) from error
             stack.push_async_callback(self._stop)
             await self._start()
             keeper = asyncio.create_task(self._keep_alive())

@@ -40,7 +40,7 @@ def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) ->
     config = parse("")
     state = usable(state_of(config, lambda: None), config, said.append)
     assert state.fill(config).usage is None
-    assert "this user has no home, and set server.state to a folder, or to off" in said[0]
+    assert "this user has no home; set server.state to a folder, or to off" in said[0]
 
 
 def test_every_part_has_its_place_there_unless_the_file_gives_another() -> None:

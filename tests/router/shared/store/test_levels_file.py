@@ -57,6 +57,8 @@ def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
     file = LevelsFile(tmp_path / "budgets")
     file.open()
     assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
+    # memory that processes share is what network file systems lack
+    assert not list(tmp_path.glob("*-shm"))
     file.close()
 
 

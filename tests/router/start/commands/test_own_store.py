@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -135,6 +136,21 @@ def _lives(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+async def test_a_long_path_for_temporary_files_is_too_long_for_a_socket_and_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with OwnStore(SERVER, NAMESPACE, None) as store:
+        assert len(store.url) < 100
+        assert await spend(store, "a", 1)
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(ConfigError, match=r"no room for a store .* \(set TMPDIR"):
+        async with OwnStore(SERVER, NAMESPACE, None):
+            pass
 
 
 async def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path: Path) -> None:
