@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients chaos fuzz bandit pins pythons quick check protos command-line site release clean
+.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients conformance chaos fuzz bandit pins pythons quick check protos command-line site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -71,6 +71,13 @@ clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an en
 	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio pytest-timeout transformers; }
 	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
 
+conformance: ready  ## clients and suites of others against a router, in an environment of their own; writes docs/conformance.md
+	@test -x $(VENV)-conformance/bin/schemathesis || { $(PY) -m venv $(VENV)-conformance && \
+	    $(VENV)-conformance/bin/pip install -q schemathesis cohere openai-agents 'pydantic-ai-slim[openai,anthropic]'; }
+	@test -d $(VENV)-conformance/npm/node_modules || { npm install --silent --no-audit --no-fund --prefix $(VENV)-conformance/npm \
+	    @openai/codex @anthropic-ai/claude-code && node $(VENV)-conformance/npm/node_modules/@anthropic-ai/claude-code/install.cjs; } || true
+	@$(BIN)/python -m tests.conformance
+
 chaos: $(VENV)/.ready-to-develop  ## every fault of tests/chaos and pairs of them, on real processes: about 20 minutes
 	@$(BIN)/python -m tests.chaos
 
@@ -105,4 +112,4 @@ release:         ## wheel, source distribution, bill of materials and hashes in 
 	@$(VENV)-release/bin/python .ci/release.py $(TAG)
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines $(VENV)-kernels $(VENV)-release .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-conformance $(VENV)-engines $(VENV)-kernels $(VENV)-release .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

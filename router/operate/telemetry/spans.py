@@ -9,7 +9,7 @@ One call, for each prompt and backend that it is sent to:
         prefill                             sent -> first piece of the answer
         decode                              first -> last piece
 
-Source of the names: OpenTelemetry's GenAI semantic conventions (gen_ai.*, in development, as of 1.41) and its stable
+Source of the names: OpenTelemetry's GenAI semantic conventions (gen_ai.*, v0.1.0 of their repository) and its stable
 ones for errors and servers; all other attributes begin with pointsman. No span has answers. Only the call's span has
 prompts, and only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them.
 """
@@ -29,7 +29,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
+from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Sampling, Usage
 from router.ask import Chat, Input
 from router.call.bid import Placed
 from router.call.outcome import code_of, outcome_of, why_of
@@ -47,6 +47,7 @@ MOST_PROMPT_CHARACTERS = 16_384
 """Most characters of the prompt in a span; its end is kept."""
 
 Attributes = dict[str, AttributeValue]
+_USUAL = Sampling()
 
 _CONTEXT = TraceContextTextMapPropagator()
 _BROKEN = frozenset({Outcome.FAILED, Outcome.EVICTED})
@@ -247,15 +248,13 @@ class _Attempt(_Maker):
             "gen_ai.provider.name": target.kind,
             "gen_ai.request.model": request.model,
             "gen_ai.request.max_tokens": request.max_new_tokens,
-            "gen_ai.request.stream": request.stream,
             "pointsman.backend": target.name,
             "pointsman.pool": target.pool,
             "pointsman.attempt": number,
+            **_asked(request),
         }
         if host and port.isascii() and port.isdigit() and len(port) < 6:
             attributes |= {"server.address": host.strip("[]"), "server.port": int(port)}
-        if request.sampling.choices != 1:
-            attributes["gen_ai.request.choice.count"] = request.sampling.choices
         self._call, self._flight = call, placed.flight
         self._finish_reasons: list[str] = []
         span = call.tracer.start_span(
@@ -287,6 +286,9 @@ class _Attempt(_Maker):
         if first_ns is not None:
             ended_ns = now_ns if flight.last_at is None else ns(flight.last_at)
             self.child("decode", began_ns=first_ns, ended_ns=ended_ns)
+            if flight.request.stream and flight.first_at is not None:
+                first_s = max(0.0, flight.first_at - flight.sent_at)
+                self.span.set_attribute("gen_ai.response.time_to_first_chunk", first_s)
         if flight.answered:
             self.span.set_attributes(_used(flight.usage or Usage(flight.request.prompt_tokens, flight.drawn_tokens)))
         if self._finish_reasons:
@@ -325,9 +327,33 @@ def _operation(path: str) -> str:
     return OPERATIONS.get(path, "chat")
 
 
+def _asked(request: Request) -> Attributes:
+    """How `request` is to be answered, where that is not the usual."""
+    sampling = request.sampling
+    asked: dict[str, AttributeValue] = {
+        f"gen_ai.request.{name}": value
+        for name in ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
+        if (value := getattr(sampling, name)) != getattr(_USUAL, name)
+    }
+    if request.stream:
+        asked["gen_ai.request.stream"] = True
+    if sampling.choices != 1:
+        asked["gen_ai.request.choice.count"] = sampling.choices
+    if sampling.grammar is not None and sampling.grammar.form.startswith("json"):
+        asked["gen_ai.output.type"] = "json"
+    if request.session:
+        asked["gen_ai.conversation.id"] = request.session
+    return asked
+
+
 def _used(usage: Usage) -> Attributes:
-    return {
+    used: dict[str, AttributeValue] = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
     }
+    if usage.cache_write_tokens:
+        used["gen_ai.usage.cache_creation.input_tokens"] = usage.cache_write_tokens
+    if usage.reasoning_tokens is not None:
+        used["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return used

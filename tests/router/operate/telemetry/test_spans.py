@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.errors import BackendFailed
-from policies.nouns import Delta, Usage
+from policies.nouns import Capability, Delta, Usage
 from router.operate.telemetry.spans import MOST_PROMPT_CHARACTERS, input_messages
 from tests.router.operate.telemetry.traced import CLIENT_SPAN, TRACE, TRACEPARENT, tracing_to_a_collector
 from tests.router.parts import CHAT, COMPLETIONS, MODEL, ScriptedBackend, a_chat, a_client, a_router, an_answer
@@ -27,8 +27,13 @@ async def asked(
 ) -> tuple[Collector, int]:
     """The collector with the spans of one call, and the call's status."""
     async with tracing_to_a_collector(monkeypatch, **environment) as (tracing, collector, stack):
-        async with a_router(*backends, tracing=tracing) as router, a_client(router) as client:
-            status, _ = await client.answer(path, body or a_chat(), headers=headers or {}, key=key)
+        async with (
+            a_router(*backends, tracing=tracing) as router,
+            a_client(router) as client,
+            client.post(path, body or a_chat(), headers=headers or {}, key=key) as reply,
+        ):
+            status = reply.status
+            await reply.read()
         await stack.aclose()
         return collector, status
 
@@ -74,7 +79,6 @@ async def test_spans_have_the_request_the_usage_and_the_decision(monkeypatch: py
         **used,
         "gen_ai.provider.name": "fake",
         "gen_ai.request.max_tokens": 5,
-        "gen_ai.request.stream": False,
         "server.address": "b0.test",
         "server.port": 8000,
         "pointsman.backend": "b0",
@@ -85,6 +89,38 @@ async def test_spans_have_the_request_the_usage_and_the_decision(monkeypatch: py
     assert (decide["pointsman.backend"], decide["pointsman.policy"], decide["pointsman.looks"]) == ("b0", "default", 1)
     assert collector.span("queue").attributes["pointsman.queue_seconds"] >= 0
     assert collector.resources[0]["service.name"] == "pointsman"
+
+
+CONVENTIONS = frozenset(
+    f"gen_ai.{name}"
+    for name in (
+        *("operation.name", "provider.name", "request.model", "request.max_tokens", "request.choice.count"),
+        *("request.temperature", "request.top_k", "request.top_p", "request.frequency_penalty"),
+        *("request.presence_penalty", "request.seed", "request.stream", "output.type", "conversation.id"),
+        *("response.finish_reasons", "response.time_to_first_chunk", "usage.input_tokens", "usage.output_tokens"),
+        *("usage.cache_read.input_tokens", "usage.cache_creation.input_tokens", "usage.reasoning.output_tokens"),
+        "input.messages",
+    )
+)
+"""Attributes of `gen_ai.inference.client` that the router tells. Source: open-telemetry/semantic-conventions-genai,
+`model/gen-ai/spans.yaml`, 2026-11."""
+
+
+async def test_spans_have_the_attributes_of_the_conventions_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = Usage(20, 9, 8, reasoning_tokens=4, cache_write_tokens=5)
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "presence_penalty": 1, "frequency_penalty": 1}
+    shaped = {"response_format": {"type": "json_object"}, "stream": True, "max_tokens": 9}
+    backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=usage)], capabilities=frozenset(Capability))
+    headers = {"x-pointsman-session": "s-1"}
+    collector, _ = await asked(monkeypatch, backend, body=a_chat(**sampling, **shaped), headers=headers)
+    attempt = collector.span(f"chat {MODEL}", "client").attributes
+    expected = {f"gen_ai.request.{name}": value for name, value in sampling.items()}
+    expected |= {"gen_ai.request.stream": True, "gen_ai.output.type": "json", "gen_ai.conversation.id": "s-1"}
+    expected |= {"gen_ai.usage.reasoning.output_tokens": 4, "gen_ai.usage.cache_creation.input_tokens": 5}
+    assert {name: attempt.get(name) for name in expected} == expected
+    assert attempt["gen_ai.response.time_to_first_chunk"] >= 0
+    told = {name for span in collector.spans for name in span.attributes if name.startswith("gen_ai.")}
+    assert told <= CONVENTIONS
 
 
 async def test_no_span_says_anything_of_the_prompt_or_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
