@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -168,3 +171,40 @@ def test_files_and_tests_that_did_not_run_are_missed(suite: ModuleType, tmp_path
     expected = {"tests": {"all": 2}, "elsewhere": ["tests/test_k*"], "skipped": [], "flaky": []}
     faults = suite.judge({"all": result}, expected)
     assert faults == ["all: 1 tests, at least 2 are expected", "tests/test_forgotten.py: no test of it ran"]
+
+
+def reasons_in(source: str) -> Iterator[str]:
+    """The reasons of all skips that a file of tests states itself, with x for what is filled in."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, given = node.func.attr, {word.arg: word.value for word in node.keywords}
+            if name == "skip" and node.args:
+                reason: ast.expr | None = node.args[0]
+            elif name in ("skip", "skipif"):
+                reason = given.get("reason")
+            elif name == "importorskip":
+                module = node.args[0]
+                bare = ast.Constant(f"could not import {module.value!r}") if isinstance(module, ast.Constant) else None
+                reason = given.get("reason", bare)
+            else:
+                continue
+            if isinstance(reason, ast.Constant):
+                yield str(reason.value)
+            elif isinstance(reason, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "x" for part in reason.values)
+
+
+def test_the_list_has_every_reason_that_a_test_states() -> None:
+    """torch, triton and their like are installed wherever all tests run: to miss them is no reason."""
+    never = {"triton is not installed", "peft is not installed", "needs torch", "needs x"}
+    missing = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        name = str(file.relative_to(ROOT))
+        for reason in reasons_in(file.read_text()):
+            known = any(
+                fnmatchcase(reason, entry["reason"]) and fnmatchcase(name, entry.get("in", "*"))
+                for entry in EXPECTED["skipped"]
+            )
+            if not known and reason not in never and not reason.startswith("could not import"):
+                missing.append(f"{name}: {reason}")
+    assert not missing, "add it to tests/expected.yaml, with what the machine lacks"
