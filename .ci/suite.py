@@ -94,7 +94,7 @@ def twice(name: str, arguments: list[str], run: Callable[[str, list[str]], tuple
 
 
 def is_here(thing: str) -> bool:
-    """Whether this machine has a `program NAME`, `module NAME`, `file PATTERN`, `cpu FLAG` or `user root`."""
+    """Whether there is a `program NAME`, `module NAME`, `file PATTERN`, `cpu FLAG`, `system NAME` or `user root`."""
     kind, _, name = thing.partition(" ")
     match kind:
         case "program":
@@ -106,6 +106,8 @@ def is_here(thing: str) -> bool:
         case "cpu":
             cpu = Path("/proc/cpuinfo")
             return not cpu.exists() or name in cpu.read_text().split()
+        case "system":
+            return sys.platform == name
         case "user":
             return os.geteuid() == 0
         case _:
