@@ -18,6 +18,7 @@ from router.start.commands.batch import app as batch_app
 from router.start.commands.config_app import app as config_app
 from router.start.commands.keys_app import app as keys_app
 from router.start.completion import whole_descriptions
+from router.start.threads import give_stacks
 from shards.logs import tell
 from tls.settings import TlsSettings
 
@@ -849,6 +850,7 @@ def main() -> None:
     """Run the command line."""
     # a process that we start runs another program at once: gRPC's handlers of forks would only wait for its threads
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    give_stacks()
     try:
         with inert_output(), whole_descriptions(os.environ):
             app()
