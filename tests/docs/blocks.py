@@ -123,6 +123,9 @@ def checked(block: Block) -> Block:
         raise PageError(f"{block.where}: '{found[0].strip()}' begins a command: make the block sh or console")
     if block.language == "console" and not block.text.startswith("$ "):
         raise PageError(f"{block.where}: a console block begins with `$ ` and a command")
+    if block.language == "console" and (torn := re.search(r"[^\\]\n> ", block.text)):
+        at = block.line + block.text.count("\n", 0, torn.end())
+        raise PageError(f"{block.where}: the line before {at + 1} ends without \\: the site takes it for output")
     if block.mark.with_plugins and (block.language != "yaml" or not block.mark.file):
         raise PageError(f"{block.where}: only an SLA file is `with plugins`, and it needs a `file NAME`")
     if block.mark.stays and block.language not in ("sh", "console"):

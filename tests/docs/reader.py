@@ -193,17 +193,20 @@ class Desk:
             start_new_session=True,
         )
 
-    def start(self, command: str) -> str:
-        """The output of `command` until it is ready; it goes on running, and the previous one is ended."""
+    def start(self, command: str, *, until: str | None = None) -> str:
+        """The output of `command` until it is ready, or has the words `until`; it goes on running, and the previous one
+        is ended."""
         self.press_ctrl_c()
         log = self.home / "log"
         with log.open("wb") as out:
             self.running = self._popen(self.script(command, is_kept=False), self.ports, out)
         deadline = time.monotonic() + START_S
         # a router alone may reach its backends later, when a page brings them
-        while READY not in log.read_text() and not ("serve" in command and self._is_healthy()):
+        while (until or READY) not in log.read_text():
+            if until is None and "serve" in command and self._is_healthy():
+                break
             assert self.running.poll() is None, f"it ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"it never printed {READY!r}: {log.read_text()}"
+            assert time.monotonic() < deadline, f"it never printed {until or READY!r}: {log.read_text()}"
             # another process only logs that it is ready
             time.sleep(0.05)
         return self.ports.outward(log.read_text())

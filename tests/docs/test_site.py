@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.accessibility import WIDTHS, barriers, needs_axe
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, blocks_of, commands_of
 from tests.router.operate.dashboard.browser import PROGRAM, a_browser, a_page
 
 DOCS = ROOT / "docs"
@@ -112,3 +112,32 @@ async def test_pages_are_without_barriers(served: str, browser: str, name: str, 
             # colours change slowly
             await page.run("Promise.all(document.getAnimations().map((each) => each.finished)).then(() => true)")
             assert await barriers(page) == ""
+
+
+# as the theme's button does: it marks the block, and takes the text that is shown then
+_COPIED = """[...document.querySelectorAll("article .highlight pre > code")].map((code) => {
+  code.setAttribute("data-md-copying", "");
+  const text = code.innerText;
+  code.removeAttribute("data-md-copying");
+  return text.trimEnd();
+})"""
+
+
+@needs_mkdocs
+@pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize("name", ["index", "tutorial", "operating", "rag"])
+async def test_what_is_copied_from_a_page_can_be_typed_and_is_what_its_tests_run(
+    served: str, browser: str, name: str
+) -> None:
+    blocks = [block for block in blocks_of(DOCS / f"{name}.md") if block.language in ("sh", "console")]
+    async with a_page(browser, width=1280, height=900) as page:
+        await page.go(f"{served}/{name}.html")
+        await page.until("document.readyState === 'complete' && document.querySelector('article h1')")
+        copied = {_words(text) for text in await page.run(_COPIED)}
+    for block in blocks:
+        typed = "\n".join(command.text for command in commands_of(block))
+        assert _words(typed) in copied, f"{block.where}: its copy is none of its commands"
+
+
+def _words(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
