@@ -6,9 +6,10 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 _PATIENCE_S = 60.0
@@ -63,7 +64,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Now."""
         return self.now
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """As every loop, and the clock stands still until the work is done, or nothing awaits it any more."""
         future = super().run_in_executor(executor, func, *args)
         self.in_threads += 1

@@ -46,7 +46,7 @@ def doubts_at_start(config: Config) -> Iterator[str]:
 
     Ports that are taken are no doubt: they may be those of the router that is to be replaced.
     """
-    checks = [
+    checks: list[Callable[[], object]] = [
         *_of_local_pools(config),
         partial(port_certificates, config, lambda _: None),
         partial(pool_certificates, config),
