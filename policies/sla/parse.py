@@ -105,10 +105,12 @@ def file_table(catalogue: Catalogue) -> Table:
             "policies": Key(policies_shape(catalogue), "policies that choose a backend, by name"),
             "queue": Key(QUEUE, "how requests wait in the router"),
             "store": Key(STORE, "the store that several routers share; without it they share nothing"),
-            "usage": Key(USAGE, "where what tenants used is kept; without it, each router counts from its start"),
-            "batches": Key(BATCHES, "batches of requests that run in spare capacity; default none are taken"),
+            "usage": Key(USAGE, "where what tenants used is kept; default in the state folder"),
+            "batches": Key(BATCHES, "batches of requests that run in spare capacity; default in the state folder"),
             "alerts": Key(ALERTS, "where operators are told of budgets that are near their end; default nowhere"),
-            "audit": Key(AUDIT, "where it is recorded what operators do, and refused logins; default nowhere"),
+            "audit": Key(
+                AUDIT, "where it is recorded what operators do, and refused logins; default in the state folder"
+            ),
             "server": Key(SERVER, "the router's addresses and limits"),
         }
     )
