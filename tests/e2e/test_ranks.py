@@ -159,7 +159,7 @@ async def eight_publishers(stack: AsyncExitStack) -> tuple[list[Publisher], int]
     raise AssertionError("no eight ports behind one another are free")
 
 
-@pytest.mark.parametrize(("workload", "count"), [(documents, 960), (conversations, 576)])
+@pytest.mark.parametrize(("workload", "count"), [(documents, 960), (conversations, 288)])
 @pytest.mark.parametrize(("with_events", "least"), [(True, 0.97), (False, 0.95)], ids=["events", "learnt"])
 async def test_eight_ranks_hit_their_caches_nearly_as_often_as_one_cache_of_their_size(
     workload: Workload, count: int, with_events: bool, least: float
