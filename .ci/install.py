@@ -31,7 +31,7 @@ MEGABYTES = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 def pinned_torch() -> str:
     """The requirement that the extra `shard` states, like torch==2.13.0."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return next(requirement for requirement in extras["shard"] if requirement.startswith("torch=="))
+    return str(next(requirement for requirement in extras["shard"] if requirement.startswith("torch==")))
 
 
 def installed(package: str) -> str | None:

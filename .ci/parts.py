@@ -172,15 +172,15 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         tests, skipped = ("", "") if row.tests is None else (str(row.tests), str(row.skipped))
         lines.append(f"{row.name:10} {row.how:8} {row.seconds:8.0f} {tests:>7} {skipped:>8}".rstrip())
-    failed, skipped = sum(row.failed for row in rows), sum(row.skipped for row in rows)
-    passed = sum(row.tests or 0 for row in rows) - failed - skipped
-    return "\n".join([*lines, f"{passed} passed, {failed} failed, {skipped} skipped"])
+    failed, left_out = sum(row.failed for row in rows), sum(row.skipped for row in rows)
+    passed = sum(row.tests or 0 for row in rows) - failed - left_out
+    return "\n".join([*lines, f"{passed} passed, {failed} failed, {left_out} skipped"])
 
 
 def main(arguments: list[str]) -> int:
     """The worst status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    named = [Part(*argument.split("=", 1), 3600) for argument in arguments]
+    named = [Part(name, command, 3600) for name, _, command in (argument.partition("=") for argument in arguments)]
     rows = run_beside([named]) if named else all_parts()
     print(f"\n{table(rows)}", flush=True)
     return 0 if all(row.how in ("passed", "not here") for row in rows) else 1

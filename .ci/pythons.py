@@ -29,7 +29,7 @@ Version = tuple[int, ...]
 
 def version_of(python: Path) -> Version | None:
     """The version of an interpreter; None if it does not run."""
-    ask = [python, "-c", "import sys, venv; print(*sys.version_info[:3])"]
+    ask = [str(python), "-c", "import sys, venv; print(*sys.version_info[:3])"]
     done = subprocess.run(ask, capture_output=True, text=True, check=False)
     return tuple(map(int, done.stdout.split())) if done.returncode == 0 and done.stdout else None
 
@@ -90,7 +90,7 @@ def main(tests: list[str]) -> int:
     for version in versions:
         pip = NEWEST_PIP if version == list(found)[-1] else OLDEST_PIP
         name = ".".join(map(str, version))
-        command = [environment(version, found[version], pip), "-m", "pytest", "--without-torch", "-n", "auto"]
+        command = [str(environment(version, found[version], pip)), "-m", "pytest", "--without-torch", "-n", "auto"]
         command += ["--dist", "loadfile", "-r", "fE", "-p", "no:cacheprovider"]
         command += ["--account", str(ROOT / os.environ.get("ACCOUNTS", "build/accounts") / f"python-{name}.json")]
         command += tests or ["--at-least", "5000", *FOLDERS, "tests/house/test_imports.py"]

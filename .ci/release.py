@@ -84,8 +84,8 @@ def install(wheel: Path, environment: Path) -> Path:
     """A new virtual environment with the wheel and what it needs alone; its Python."""
     venv.create(environment, with_pip=True)
     python = environment / "bin/python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, *CONSTRAINTS, wheel], check=True, stdout=subprocess.DEVNULL)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, *CONSTRAINTS, str(wheel)], check=True, stdout=subprocess.DEVNULL)
     return python
 
 
@@ -100,7 +100,7 @@ def try_it(python: Path, stated: str) -> None:
         if shown.stdout.strip() != f"pointsman {stated} ({commit[:12]})":
             raise NotReady(f"`pointsman --version` printed {shown.stdout!r}, not {stated} and {commit}; {shown.stderr}")
         for example in sorted((ROOT / "examples").glob("*.yaml")):
-            check = [command, "check", "--without-secrets", example]
+            check = [str(command), "check", "--without-secrets", str(example)]
             checked = subprocess.run(check, cwd=elsewhere, capture_output=True, text=True, check=False)
             if checked.returncode:
                 raise NotReady(f"the installed command refuses {example.name}: {checked.stdout}{checked.stderr}")
@@ -126,7 +126,7 @@ def main(tag: str | None) -> int:
             try_it(python, stated)
             subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "uninstall", "-qy", "pip"], check=True)
             bom = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--sv", "1.6"]
-            project = ["--pyproject", ROOT / "pyproject.toml", "--mc-type", "application"]
+            project = ["--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application"]
             subprocess.run([*bom, *project, "-o", target / f"pointsman-{stated}.cdx.json", python], check=True)
     except NotReady as reason:
         print(f"Not ready: {reason}", file=sys.stderr)

@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ async def _batch(lines: Path, operations: Operations, result: Result, *, is_sort
     async with batches:
         await asyncio.sleep(60.0)
         began_at = clock()
-        draft = batches.shelf.store.draft()
+        draft = batches.shelf.store.draft("")
         draft.write(await asyncio.to_thread(lines.read_bytes))
         assert operations.gateway.config.anonymous is not None
         tenant = operations.gateway.config.anonymous.name
@@ -215,8 +216,7 @@ async def _batch(lines: Path, operations: Operations, result: Result, *, is_sort
             id="batch_" + "0" * 28, tenant=tenant, api="openai", endpoint="/v1/completions", created_at=clock(),
             expires_at=clock() + 86_400,
         )  # fmt: skip
-        batches.shelf.give_input(job, draft)
-        await batches.begin(job, None)
+        await batches.begin(job, partial(batches.shelf.give_input, job, draft))
         while (now := batches.shelf.job(job.tenant, job.id)) is not None and not now.has_ended:
             await asyncio.sleep(1.0)
             if show and int(clock()) % 10 == 0:

@@ -20,6 +20,7 @@ import math
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anthropic
 import httpx
@@ -64,7 +65,7 @@ while True:
 IN_CLASS = {"x-pointsman-priority": "batch"}
 
 
-def question(number: int) -> list[dict[str, str]]:
+def question(number: int) -> list[Any]:
     return [{"role": "user", "content": f"{number % 50} say {number}"}]
 
 
@@ -137,7 +138,7 @@ class AnthropicClient(Client):
         self._batch = ""
 
     async def begin(self, lines: int) -> None:
-        asked = []
+        asked: list[Any] = []
         for number in range(lines):
             params = {"model": "m", "max_tokens": ANSWER_TOKENS, "messages": question(number)}
             asked.append({"custom_id": f"line-{number}", "params": params})
@@ -443,4 +444,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

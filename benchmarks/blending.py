@@ -39,7 +39,7 @@ from shards.bundled.documents import Question
 from shards.engine import Engine, EngineOptions
 from shards.exec.batch import Batch
 from shards.exec.moves import KvMove
-from shards.kv.cache import extents_of
+from shards.kv.cache import KvCache, extents_of
 from shards.model import Model, PagedNetwork
 from shards.network.config import NetworkConfig, Rope
 from shards.network.config_file import read_config
@@ -90,6 +90,7 @@ class SecondLayer(Listening):
 
     def deviations(self, move: KvMove) -> list[float]:
         decoder, cache = self._decoder, self._allocated
+        assert isinstance(cache, KvCache)
         computed = torch.cat(cache.read(1, extents_of(move.target, move.into, move.into + move.tokens)))
         return [float(value) for value in squared_distances(decoder._moved(1, move, cache), computed)]
 

@@ -23,14 +23,15 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import aiohttp
 
+import router.call.bid
 from benchmarks.kv_dir import SMALL, a_network
 from policies.sla.parse import parse
-from router.call import deciding
 from router.start.app import Router
 from shards.engine import Engine, EngineOptions
 from shards.model import Model
@@ -51,13 +52,11 @@ class Round(NamedTuple):
 @contextmanager
 def alone(is_so: bool) -> Iterator[None]:
     """No request waits for blocks."""
-    usual = deciding.held_back
-    if is_so:
-        deciding.held_back = lambda request, view, decision, underway, **_: decision  # type: ignore[assignment] # noqa: ARG005
-    try:
+    if not is_so:
         yield
-    finally:
-        deciding.held_back = usual
+        return
+    with patch.object(router.call.bid, "held_back", lambda request, view, decision, *_, **__: decision):  # noqa: ARG005
+        yield
 
 
 async def ask(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> tuple[int, float]:

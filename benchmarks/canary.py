@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -219,4 +220,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -21,6 +21,7 @@ import hashlib
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -352,4 +353,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

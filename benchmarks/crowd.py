@@ -60,7 +60,7 @@ class Client(asyncio.Protocol):
         self._crowd, self._kind = crowd, kind
         self._transport: Any = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: Any) -> None:
         """It is connected."""
         # uvloop's transport is none of asyncio's
         self._transport = transport
@@ -294,4 +294,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

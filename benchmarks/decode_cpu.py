@@ -43,7 +43,7 @@ from shards.model import Model
 from shards.nouns import SamplingParams, Submission
 from shards.threads import default_threads, use_threads
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 1024,
     "intermediate_size": 3072,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -128,4 +129,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -112,8 +112,8 @@ def main() -> None:
         print(json.dumps(rows))
         return
     widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
-    for row in ({name: name for name in widths}, *rows):
-        print("  ".join(str(row[name]).rjust(width) for name, width in widths.items()))
+    for cells in ({name: name for name in widths}, *rows):
+        print("  ".join(str(cells[name]).rjust(width) for name, width in widths.items()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The errors of every family's logits against transformers: a table for docs/models.md.
 
-    python -m benchmarks.families
+    python -m benchmarks.families [KIND ...]
 
 Each checkpoint is tiny and random (2 layers, hidden size 64; transformers makes and saves it), and its logits spread
 over several units. Errors are the largest over 140 positions: of a whole prompt, of chunks of 70 and 7 tokens
@@ -11,6 +11,7 @@ experts score alike, rounding chooses another one.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,16 @@ def measure(kind: str) -> Errors:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="of tests/shards/tiny_checkpoints.py; default: all")
+    kinds = parser.parse_args().kinds or list(KINDS)
+    if unknown := sorted(set(kinds) - KINDS.keys()):
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
     print(
         "| checkpoint | whole prompt | chunks, then tokens | behind a shared prefix | bfloat16 | transformers' | int8 |"
     )
     print("|---|---|---|---|---|---|---|")
-    for kind in KINDS:
+    for kind in kinds:
         errors = measure(kind)
         cells = [f"{error:.0e}" for error in (errors.whole, errors.pieces, errors.behind)]
         cells += [f"{most:.2f} ({mean:.3f})" for most, mean in (errors.bfloat16, errors.theirs, errors.int8)]

@@ -26,6 +26,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -551,4 +552,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

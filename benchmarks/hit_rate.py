@@ -86,7 +86,7 @@ async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[fl
     clock = asyncio.get_running_loop().time
     caches = [Cache(f"own-{number}", most_blocks) for number in range(SHARDS)]
     shards = [SimulatedShard(cache, tells=kind == "exact") for cache in caches]
-    gateway = build(a_config(), backends=lambda _: shards, clock=clock, rng=random.Random(1)).gateway
+    gateway = build(a_config(), backends=lambda _: [*shards], clock=clock, rng=random.Random(1)).gateway
     if kind == "none":
         gateway.beliefs = Blind(lambda _: False, clock)
     for cache in caches:

@@ -17,6 +17,7 @@ import pstats
 import random
 import statistics
 import time
+from typing import Any
 
 # kernels are not called, but their modules refuse tensors of the CPU otherwise
 os.environ["TRITON_INTERPRET"] = "1"
@@ -76,11 +77,13 @@ class Host:
         logprobs = torch.zeros(1024, LOGPROB_WORDS, dtype=torch.int32)
         steps._decoding = Graphs(lambda bucket: logits[:bucket], None)
         steps._compute = lambda fields, *_, **__: logits[: len(fields["target"])]
-        steps._plan_decodes = lambda *_: None
+        steps._plan_decodes = lambda *_: {}
         steps._draws.run = lambda computed, _, **__: DrawnRows(drawn[:, : len(computed)], logprobs[: len(computed)])
         rng = random.Random(rows)
         for key in range(rows):
-            chosen = {"temperature": 0.7, "top_p": 0.9, "seed": key} if is_sampled else {"temperature": 0.0}
+            chosen: dict[str, Any] = (
+                {"temperature": 0.7, "top_p": 0.9, "seed": key} if is_sampled else {"temperature": 0.0}
+            )
             if is_adjusted:
                 chosen |= {"repetition_penalty": 1.1, "presence_penalty": 0.5, "top_logprobs": 5}
             sampling = SamplingParams(**chosen, ignore_eos=True)

@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -238,4 +239,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import signal
 import statistics
 import sys
 import time
@@ -299,4 +300,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -34,7 +34,12 @@ from router.start.build import build
 
 KEY = "a-key-of-the-file"
 URL = "https://login.example.com"
-KINDS = {"RS256": ("RSA", 2048), "PS256": ("RSA", 2048), "ES256": ("EC", "P-256"), "EdDSA": ("OKP", "Ed25519")}
+KINDS: dict[str, tuple[Any, Any]] = {
+    "RS256": ("RSA", 2048),
+    "PS256": ("RSA", 2048),
+    "ES256": ("EC", "P-256"),
+    "EdDSA": ("OKP", "Ed25519"),
+}
 SLA = """
 tenants: {{acme: {{keys: ["sha256:{digest}"]}}}}
 pools: {{fake: {{kind: fake, at: ["127.0.0.1:1"]}}}}
@@ -50,7 +55,8 @@ class Client:
     trace: Mapping[str, str] = {}
 
     def __init__(self, id: str, key: str) -> None:  # noqa: A002
-        self.id, self.key = id, key
+        self.id = id
+        self.key: str | None = key
 
     async def read(self, held: Held) -> Ask:  # noqa: ARG002 - there is no body
         return Ask(
@@ -122,7 +128,7 @@ async def compare(calls: int, rounds: int) -> None:
         for _ in range(rounds):
             whole["a key"].append(await calls_s(gateway, KEY, calls))
             whole["a known token"].append(await calls_s(gateway, known, calls))
-        alone = {"a key": lambda _: KEY, "a known token": lambda _: known}
+        alone: dict[str, Callable[[int], str]] = {"a key": lambda _: KEY, "a known token": lambda _: known}
         print(f"{'microseconds':32}{'identified':>12}{'whole call':>12}")
         for name, key_of in alone.items():
             alone_s = statistics.median(identified_s(gateway, key_of, 20 * calls) for _ in range(rounds))

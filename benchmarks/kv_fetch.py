@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -170,4 +171,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

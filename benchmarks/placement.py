@@ -33,7 +33,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,7 +225,9 @@ def traced(path: Path, seed: int) -> Workload:
 
 def cells(chosen: argparse.Namespace, done: dict[tuple[str, int, str, int], Cell]) -> Iterator[Cell]:
     """All runs that were asked for, those that are `done` and the others."""
-    named = {**{name: lambda _, name=name: WORKLOADS[name] for name in WORKLOADS}}
+    named: dict[str, Callable[[int], Workload]] = {}
+    for name in WORKLOADS:
+        named[name] = lambda _, name=name: WORKLOADS[name]  # type: ignore[misc]
     if chosen.trace:
         named["trace"] = lambda seed: traced(chosen.trace, seed)
     compared = {name: policy for name, policy in policies(L40S).items() if asked(name, chosen.policy)}

@@ -27,6 +27,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -526,4 +527,6 @@ def orders_of(tables: Sequence[Mapping[str, Sequence[HttpCell]]]) -> Iterator[st
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

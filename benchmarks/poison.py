@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import os
 import re
+import signal
 import statistics
 import sys
 import tempfile
@@ -252,4 +253,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

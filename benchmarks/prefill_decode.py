@@ -98,7 +98,7 @@ class Watch:
                 await asyncio.sleep(0.05)
             return done
 
-        legs.run = run  # type: ignore[method-assign]
+        legs.run = run  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -245,4 +245,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -32,6 +32,7 @@ import asyncio
 import itertools
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -286,10 +287,10 @@ class Engines:
     async def fresh(self) -> dict[str, Any]:
         """A pool of both, with nothing in their caches."""
         if self.kind == "vllm":
-            for each in self._vllm:
-                await asyncio.to_thread(each.forget_prefixes)
-            options = {"events": [each.events for each in self._vllm], "replay": [each.replay for each in self._vllm]}
-            return {"kind": "vllm", "at": [each.url for each in self._vllm], "model": NAME, "options": options}
+            for vllm in self._vllm:
+                await asyncio.to_thread(vllm.forget_prefixes)
+            options = {"events": [vllm.events for vllm in self._vllm], "replay": [vllm.replay for vllm in self._vllm]}
+            return {"kind": "vllm", "at": [vllm.url for vllm in self._vllm], "model": NAME, "options": options}
         for each in self._programs:
             await asyncio.to_thread(each.stop)
         ports = free_ports(2)
@@ -362,4 +363,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, 
 from benchmarks.steady_loop import run_steadily
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
-from router.shared.replicas.news import News
 from router.start.build import build
 from shards.kv.keys import BLOCK_TOKENS
 from tests.router.shared.store.parts import RedisServer, a_redis
@@ -124,7 +123,7 @@ def _measure(gateway: Gateway, late_s: list[float]) -> None:
     """Record how late `gateway` receives the others' messages."""
     hear = gateway.beliefs.hear
 
-    def timed(news: News, at: float) -> None:
+    def timed(news: Any, at: float) -> None:
         late_s.append(gateway.clock() - at)
         hear(news, at)
 
@@ -138,7 +137,7 @@ async def _started(
     shards = [SimulatedShard(cache, tells=kind == "exact") for cache in caches]
     gateway = build(
         config,  # type: ignore[arg-type]
-        backends=lambda _: shards,
+        backends=lambda _: [*shards],
         clock=lambda: loop.time() * pace,
         rng=random.Random(number),
     ).gateway

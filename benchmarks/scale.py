@@ -105,8 +105,7 @@ def row(fleet: Fleet, found: Needs) -> list[str]:
 
 def exponents(found: Sequence[Needs]) -> list[str]:
     """The slopes over the last three sizes."""
-    last = slice(-3, None)
-    slopes = [exponent(SIZES[last], [figure(each) for each in found[last]]) for _, figure in COLUMNS]
+    slopes = [exponent(SIZES[-3:], [figure(each) for each in found[-3:]]) for _, figure in COLUMNS]
     return ["exponent", "1", "1", *(f"{slope:.2f}" for slope in slopes)]
 
 

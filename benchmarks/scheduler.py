@@ -116,7 +116,7 @@ class Simulation:
                 yield piece.sequence
 
     def _note(self, sequence: Sequence) -> None:
-        kind, arrival = sequence.request.submission.key  # type: ignore[misc]
+        kind, arrival = sequence.request.submission.key  # type: ignore[misc, has-type]
         if sequence.output and self.now_s > 2.0:
             self.result.between.append(self.now_s - self._last_s[arrival])
         elif not sequence.output and self.now_s > 2.0:
@@ -176,8 +176,8 @@ def main() -> None:
         print(json.dumps(rows))
         return
     widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
-    for row in ({name: name for name in widths}, *rows):
-        print("  ".join(str(row[name]).rjust(width) for name, width in widths.items()))
+    for cells in ({name: name for name in widths}, *rows):
+        print("  ".join(str(cells[name]).rjust(width) for name, width in widths.items()))
 
 
 if __name__ == "__main__":

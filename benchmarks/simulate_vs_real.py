@@ -24,6 +24,7 @@ import json
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import aiohttp
 import torch
@@ -263,7 +265,7 @@ async def measured(url: str, coming: Sequence[Asked]) -> list[Heard]:
 
 def body_of(request: Asked) -> bytes:
     """The request as JSON."""
-    options = {"max_tokens": request.new_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    options: dict[str, Any] = {"max_tokens": request.new_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     options["stream_options"] = {"include_usage": True}
     return json.dumps({"model": MODEL, "prompt": request.token_ids(), **options}).encode()
 
@@ -433,4 +435,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C: the programs that it has started end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -93,9 +93,9 @@ def computed(model: Model, asks: list[Ask]) -> tuple[Result, Speed]:
     seen: list[StepShape] = []
     observe = engine._scheduler.cost.observe
 
-    def note(shape: StepShape, elapsed_s: float) -> None:
+    def note(shape: StepShape, elapsed_s: float, *, steps: int = 1) -> None:
         seen.append(shape)
-        observe(shape, elapsed_s)
+        observe(shape, elapsed_s, steps=steps)
 
     engine._scheduler.cost.observe = note  # type: ignore[method-assign]
     first: dict[object, float] = {}

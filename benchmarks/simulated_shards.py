@@ -69,10 +69,10 @@ class SimulatedShard:
     pool: str = "own"
     kind: str = "fake"
     address: str = ""
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.cache.name
+    def __post_init__(self) -> None:
+        self.name = self.cache.name
 
     def describe(self) -> Description:
         return Description(frozenset({MODEL}), reports_cache=self.tells, capabilities=frozenset(Capability))

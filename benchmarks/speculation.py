@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,7 +46,7 @@ from shards.network.loading import load_weights
 from shards.nouns import SamplingParams, Submission
 from shards.threads import use_threads
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 1024,
     "intermediate_size": 3072,

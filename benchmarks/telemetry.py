@@ -31,6 +31,7 @@ from router.call.gateway import Gateway
 from router.call.pipeline import serve
 from router.call.tracing import Tracing
 from router.operate.telemetry.spans import Spans
+from router.operate.telemetry.telemetry import Telemetry
 from router.start.build import build
 
 SLA = """
@@ -55,7 +56,7 @@ class Dropping(SpanExporter):
 class Client:
     """A caller that reads everything."""
 
-    key = None
+    key: str | None = None
     trace: Mapping[str, str] = {}
 
     def __init__(self, id: str) -> None:  # noqa: A002
@@ -92,10 +93,13 @@ async def a_gateway(stack: AsyncExitStack, *, traces: Tracing | None = None, log
     config = parse(SLA)
     config = replace(config, server=replace(config.server, decision_log=None if log is None else str(log)))
     backend = FakeBackend("b0", script=Answer(texts=("word ",) * PIECES))
-    gateway = build(config, backends=lambda _: [backend], **({} if traces is None else {"tracing": traces})).gateway
-    if gateway.observer.decisions is not None:
-        gateway.observer.decisions.open()
-        stack.callback(gateway.observer.decisions.close)
+    options: dict[str, Any] = {} if traces is None else {"tracing": traces}
+    gateway = build(config, backends=lambda _: [backend], **options).gateway
+    telemetry = gateway.observer
+    assert isinstance(telemetry, Telemetry)
+    if telemetry.decisions is not None:
+        telemetry.decisions.open()
+        stack.callback(telemetry.decisions.close)
     await stack.enter_async_context(gateway.cluster)
     while not gateway.is_ready():
         await gateway.cluster.health_changed()

@@ -90,7 +90,7 @@ def speed(rounds: int, tokens: int) -> None:
     path = weights()
     processes = PartProcesses(str(path), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1)
     alone, part = Model.load(path), Model.load(path, group=processes.group)
-    processes.await_loaded()
+    processes.await_loaded(part.files)
     together = leading(part, processes)
     sent: list[int] = []
     send = processes.followers._links[0].send

@@ -97,15 +97,15 @@ async def attack(documents: int, seed: int) -> None:
                     await ask(each, found[kind], reuse=reuse, key="an-attacker")
                 await ask(ours, again, reuse=reuse)
     print("| documents | TTFT P50, ms | cached | blended |\n|---|---|---|---|")
-    rows = {"victim, first time": warm, **{f"attacker, {kind}": each for kind, each in found.items()}}
-    for name, each in {**rows, "victim, again": again}.items():
-        print(f"| {name} | {1e3 * statistics.median(each.ttft_s):.1f} | {each.cached_tokens} | {each.blended_tokens} |")
-    for name, ours, others in (
+    rows = {"victim, first time": warm, **{f"attacker, {kind}": seen for kind, seen in found.items()}}
+    for name, seen in {**rows, "victim, again": again}.items():
+        print(f"| {name} | {1e3 * statistics.median(seen.ttft_s):.1f} | {seen.cached_tokens} | {seen.blended_tokens} |")
+    for name, some, others in (
         ("the attacker tells them apart with", found["victim's"], found["fresh"]),
         ("control, the victim's second time against its first", again, warm),
     ):
-        low, high = chance([*ours.ttft_s, *others.ttft_s], len(ours.ttft_s), rng)
-        print(f"{name}: {faster(ours.ttft_s, others.ttft_s):.3f} (by chance {low:.3f} to {high:.3f})")
+        low, high = chance([*some.ttft_s, *others.ttft_s], len(some.ttft_s), rng)
+        print(f"{name}: {faster(some.ttft_s, others.ttft_s):.3f} (by chance {low:.3f} to {high:.3f})")
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ class NoShelf:
     async def append(self, name: str, pieces: Sequence[bytes]) -> None:
         """See Shelf."""
 
-    async def publish(self, name: str, header: bytes) -> bytes | None:  # noqa: ARG002
+    async def publish(self, name: str, header: bytes, by: str) -> bytes | None:  # noqa: ARG002
         """See Shelf."""
         return None
 

@@ -8,6 +8,7 @@ Synthetic, and the same each time. Chats of `assistant` begin with one system pr
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def lines(seed: int = 7) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Print the trace."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for line in lines():
         print(json.dumps(line, separators=(",", ":")))
 

@@ -6,9 +6,11 @@ Exits with 0 if everything is right: the answers, the cached tokens, the placeme
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -234,6 +236,11 @@ def complaints(asked: list[Asked]) -> Iterator[str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print all answers at the end")
+    options = parser.parse_args()
+    # as Ctrl-C does, so that the router and its shards end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(width=int(os.environ.get("COLUMNS", "150")))
     paper = document(random.Random(2026), facts_within(DOCUMENT_TOKENS))
     questions = random.Random(7).sample(paper.questions, 2 * QUESTIONS_PER_LANE)
@@ -252,7 +259,7 @@ def main() -> int:
             "\nEvery answer is right. Later questions found the document's KV on the shard that held it; "
             "the tenants shared nothing."
         )
-    if "--json" in sys.argv[1:]:
+    if options.json:
         console.print_json(
             json.dumps([vars(turn) | {"question": turn.question.question} for turn in asked], default=str)
         )
