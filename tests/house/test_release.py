@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import ModuleType
 
 import pytest
 import yaml
+
+from tests.docs.reader import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / ".github/workflows/release.yml"
@@ -79,3 +82,43 @@ def test_each_job_of_the_workflow_has_the_permissions_that_it_states_and_a_time_
         assert job["permissions"], name
         assert job["timeout-minutes"] <= 90, name
     assert set(workflow["jobs"]["publish"]["needs"]) == {"test", "build", "images"}, "only what passed is published"
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_installs_with_one_line_from_an_index_and_brings_command_and_manual(tmp_path: Path) -> None:
+    """From a local index with the wheel alone: what it depends on is what runs these tests."""
+    index = tmp_path / "index/pointsman"
+    index.mkdir(parents=True)
+    source = tmp_path / "source"
+    kept = [name for name in PACKAGES if name not in ("tests", "docs", "examples", "proto")]
+    source.mkdir()
+    for name in kept:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    (source / "router/commit.txt").write_text("0123456789abcdef0123456789abcdef01234567\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated"]
+    built = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", index, source]
+    subprocess.run(built, check=True, capture_output=True)
+    (wheel,) = index.glob("*.whl")
+    (index / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    home = tmp_path / "home"
+    one_line = [
+        *pip,
+        "install",
+        "-qI",
+        "--no-deps",
+        "--prefix",
+        home,
+        "--index-url",
+        index.parent.as_uri(),
+        "pointsman",
+    ]
+    subprocess.run(one_line, check=True, capture_output=True)
+    (site,) = home.glob("lib/python*/site-packages")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(site)}
+    shown = subprocess.run(
+        [home / "bin/pointsman", "--version"], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert re.fullmatch(r"pointsman \d+\.\d+\.\d+ \(0123456789ab\)\n", shown.stdout), shown.stdout + shown.stderr
+    assert (home / "share/man/man1/pointsman.1").read_text() == (ROOT / "router/man/pointsman.1").read_text()

@@ -187,7 +187,9 @@ def _troubles(backends: Iterable[BackendRow]) -> list[Text]:
     """A line for each backend that gets no requests because of its health, for the first few."""
     ill = [backend for backend in backends if backend.trouble]
     return [
-        Text(f"✕ {backend.name} for {_seconds(backend.trouble_s)}: {backend.trouble}")
+        Text(
+            f"✕ {backend.name} for {_seconds(backend.trouble_s)}: {backend.trouble}", no_wrap=True, overflow="ellipsis"
+        )
         for backend in ill[:_MOST_TROUBLES]
     ]
 

@@ -159,3 +159,21 @@ async def test_money_is_shown_as_money_where_the_file_has_a_currency() -> None:
     assert "0.012 USD" in line
     assert "12.35 USD" in line
     assert "37.65 USD, 400 tokens" in line
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+async def test_a_long_reason_takes_one_line_and_leaves_the_tables_as_they_are(width: int) -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        snapshot, _ = await asyncio.to_thread(OperatorsPort(AdminPort(str(operator.router.admin), None)).read)
+
+    def lines_with(trouble: str) -> list[str]:
+        ill = replace(snapshot.backends[0], state="ill", trouble=trouble, trouble_s=5.0)
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(frame(replace(snapshot, backends=(ill,)), [], lines=30, width=width))
+        return captured.get().splitlines()
+
+    short, long = lines_with("gone"), lines_with("a reason with many words " * 40)
+    assert len(short) == len(long)
+    assert [line for line, other in zip(short, long, strict=True) if line != other and "✕ own-0 for" not in line] == []
+    assert max(map(len, long)) <= width
