@@ -75,7 +75,7 @@ conformance: ready  ## clients and suites of others against a router, in an envi
 	@test -x $(VENV)-conformance/bin/schemathesis || { $(PY) -m venv $(VENV)-conformance && \
 	    $(VENV)-conformance/bin/pip install -q schemathesis cohere openai-agents 'pydantic-ai-slim[openai,anthropic]'; }
 	@test -d $(VENV)-conformance/npm/node_modules || { npm install --silent --no-audit --no-fund --prefix $(VENV)-conformance/npm \
-	    @openai/codex @anthropic-ai/claude-code && node $(VENV)-conformance/npm/node_modules/@anthropic-ai/claude-code/install.cjs; } || true
+	    @openai/codex @anthropic-ai/claude-code ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod && node $(VENV)-conformance/npm/node_modules/@anthropic-ai/claude-code/install.cjs; } || true
 	@$(BIN)/python -m tests.conformance
 
 chaos: $(VENV)/.ready-to-develop  ## every fault of tests/chaos and pairs of them, on real processes: about 20 minutes

@@ -277,6 +277,25 @@ async def libraries() -> list[Row]:
     return rows
 
 
+async def ai_sdk() -> list[Row]:
+    """Vercel's AI SDK, where the engine speaks the dialect and where it does not."""
+    there = NPM.parent
+    if shutil.which("node") is None or shutil.which(str(NPM / "codex")) is None:
+        return []
+    manifest = await asyncio.to_thread((there / "ai/package.json").read_bytes)
+    version, rows = str(json.loads(manifest)["version"]), list[Row]()
+    # a module finds its packages from where it lies
+    script = shutil.copy(Path(__file__).with_name("ai_sdk.mjs"), there.parent)
+    for native in (True, False):
+        async with a_router(ScriptedEngine(TURNS, native)) as url:
+            ended = await run("node", script, url, timeout_s=200)
+        tried = [line.split("\t") for line in ended.output.splitlines() if line.count("\t") == 2]
+        wrong = [f"{name} {how}: {said}" for name, how, said in tried if said != "ok"]
+        title = f"Vercel's AI SDK, {'passed' if native else 'translated'}"
+        rows.append(Row(title, version, len(tried) - len(wrong), len(wrong) or int(not tried), "; ".join(wrong)))
+    return rows
+
+
 async def _version(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     return (await run(python, "-c", code)).output.strip().split("\n")[-1][:20]
@@ -288,6 +307,7 @@ SUITES: Mapping[str, Callable[[], Awaitable[list[Row]]]] = {
     "workers": workers,
     "schemathesis": schemathesis,
     "libraries": libraries,
+    "ai_sdk": ai_sdk,
 }
 
 

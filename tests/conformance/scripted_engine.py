@@ -243,7 +243,8 @@ def _whole(path: str, call: tuple[str, str, str] | None, text: str) -> dict[str,
     content = [{"type": "output_text", "text": text, "annotations": []}]
     item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
     if call is not None:
-        item = {"type": "function_call", "id": "fc_1", "call_id": call[0], "name": call[1], "arguments": call[2]}
+        named = {"call_id": call[0], "name": call[1], "arguments": call[2]}
+        item = {"type": "function_call", "id": "fc_1", "status": "completed", **named}
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     head = {
         "id": "resp_1",
