@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
+from backends.http.nonsense import MISSHAPEN, REQUIRED, counts_in, nonsense, reported_usage
 from policies.errors import (
     BackendErred,
     BackendFailed,
@@ -86,9 +86,10 @@ class FastChatAnswer:
         text, self._sent = self._whole[self._sent : end], max(self._sent, end)
         return text
 
-    def _note_usage(self, usage: Mapping[str, Any] | None) -> None:
-        if usage:
-            self._usage = reported_usage(usage["prompt_tokens"], usage["completion_tokens"])
+    def _note_usage(self, usage: Any) -> None:
+        if counts := counts_in(usage):
+            prompt, completion = (counts.get(name, REQUIRED) for name in ("prompt_tokens", "completion_tokens"))
+            self._usage = reported_usage(prompt, completion)
             self._has_usage = True
 
 

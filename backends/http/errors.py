@@ -52,6 +52,11 @@ BUSY = re.compile(
 _JUDGED = re.compile(r"flagged|moderat|safety|content.{0,4}(?:filter|polic)|harmful|violat", re.IGNORECASE)
 """How servers that judge texts say that they forbid one."""
 
+_ACCOUNT = re.compile(
+    r"credit balance|(?:insufficient|out of|not enough) (?:credits?|funds|balance|quota)", re.IGNORECASE
+)
+"""How providers that answer 400 or 403 say that the account of the pool's key is empty: another key may do."""
+
 _RETRY_AFTER = frozenset({"retry-after", "retry-after-ms"})
 _NO_ENDPOINT = re.compile(
     r"status \d+|(?:404 )?(?:page )?not found|(?:405 )?method not allowed|(?:501 )?not implemented|file not found",
@@ -98,6 +103,8 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
         # another server of the provider would judge the text alike
         kind = BackendRefused if _JUDGED.search(f"{message} {details.get('code')}") else BackendLacks
         return kind(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
+    if status == 400 and _ACCOUNT.search(message):
+        return BackendLacks(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
     param = details.get("param")
     param = param if isinstance(param, str) else None
     if details.get("code") == "context_length_exceeded" or (status in (400, 413, 422) and _TOO_LONG.search(message)):

@@ -14,7 +14,7 @@ import msgspec
 from backends.http.errors import error_in_stream, error_of
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import not_asked_for, reported_usage
+from backends.http.nonsense import REQUIRED, not_asked_for, reported_usage
 from policies.errors import BackendErred, ExpectedError
 from policies.nouns import Delta, TokenLogprob
 
@@ -58,7 +58,7 @@ class GenerateAnswer(EventAnswer):
         if data == _DONE:
             self.is_over = True
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
-            yield Delta(usage=reported_usage(self._prompt_tokens, drawn, self._cached_tokens))
+            yield Delta(usage=reported_usage(self._prompt_tokens or REQUIRED, drawn, self._cached_tokens))
             return
         chunk = read_json(data)
         if chunk.get("error"):
@@ -79,9 +79,10 @@ class GenerateAnswer(EventAnswer):
             drawn, tops = drawn[choice.logprobs :], tops[choice.logprobs :]
         choice.text, choice.tokens = choice.text + len(text), choice.tokens + len(ids)
         choice.logprobs += len(drawn)
-        choice.completion_tokens = int(meta.get("completion_tokens") or choice.tokens)
-        self._prompt_tokens = int(meta.get("prompt_tokens") or 0)
-        self._cached_tokens = max(self._cached_tokens, int(meta.get("cached_tokens") or 0))
+        told = reported_usage(meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("cached_tokens"))
+        choice.completion_tokens = told.completion_tokens or choice.tokens
+        self._prompt_tokens = told.prompt_tokens
+        self._cached_tokens = max(self._cached_tokens, told.cached_tokens)
         finish = meta.get("finish_reason")
         stop = finish.get("matched") if finish else None
         return Delta(

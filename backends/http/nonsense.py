@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -50,13 +51,38 @@ def not_asked_for(backend: str, choice: int, asked: int) -> BackendErred:
 def reported_usage(
     prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None, written: Any = None
 ) -> Usage:
-    """An engine's counts; None if it does not report one.
+    """An engine's counts; None if it does not report one, which counts as 0.
 
-    Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.
+    No answer is lost for its usage: `is_guess` where that of the prompt or of the answer is no count, or neither is
+    reported. The router then counts itself.
     """
-    counts = (int(prompt or 0), int(completion or 0), int(cached or 0), int(reasoning or 0), int(written or 0))
-    if min(counts) < 0 or max(counts) >= MOST_TOKENS:
-        raise ValueError(f"{counts} are no numbers of tokens")
-    return Usage(
-        counts[0], counts[1], counts[2], None if reasoning is None else counts[3], cache_write_tokens=counts[4]
-    )
+    read = tuple(map(_count, (prompt, completion, cached, reasoning, written)))
+    are_unread = (read[0] is None and prompt is not None) or (read[1] is None and completion is not None)
+    is_guess = are_unread or (read[0] is None and read[1] is None)
+    return Usage(read[0] or 0, read[1] or 0, read[2] or 0, read[3], is_guess, cache_write_tokens=read[4] or 0)
+
+
+REQUIRED = ""
+"""In place of a count that an engine always reports: then it is not known without that."""
+
+
+def _count(value: Any) -> int | None:
+    try:
+        count = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return count if 0 <= count < MOST_TOKENS else None
+
+
+def counts_in(usage: Any) -> Mapping[str, Any]:
+    """An engine's object of counts; empty where it has another shape."""
+    return usage if isinstance(usage, Mapping) else {}
+
+
+_LETTERS = 4
+"""Of a token, about."""
+
+
+def tokens_of_text(texts: Iterable[Any]) -> int:
+    """About how many tokens `texts` have, of an answer that came in one piece without their number; 1 at least."""
+    return max(1, sum(len(text) for text in texts if isinstance(text, str)) // _LETTERS)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import logprob_of, read_json
-from backends.http.nonsense import reported_usage
+from backends.http.nonsense import REQUIRED, counts_in, reported_usage
 from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"limit": "length", "eos": "stop", "word": "stop", "none": "stop"}
@@ -59,9 +61,12 @@ class LlamaCppAnswer(EventAnswer):
     def _last(self, event: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
         stop = str(event.get("stop_type") or "none")
-        prompt, timings = int(event["tokens_evaluated"]), event.get("timings") or {}
-        # before `cache_n`, only the computed part was reported
-        cached = timings["cache_n"] if "cache_n" in timings else prompt - int(timings.get("prompt_n", prompt))
-        usage = reported_usage(prompt, event["tokens_predicted"], max(0, int(cached)))
+        timings = counts_in(event.get("timings"))
+        prompt, completion = (event.get(name, REQUIRED) for name in ("tokens_evaluated", "tokens_predicted"))
+        usage = reported_usage(prompt, completion, timings.get("cache_n"))
+        if "cache_n" not in timings and "prompt_n" in timings:
+            # before `cache_n`, only the computed part was reported
+            computed = reported_usage(timings["prompt_n"], 0).prompt_tokens
+            usage = replace(usage, cached_tokens=max(0, usage.prompt_tokens - computed))
         word = event.get("stopping_word") or None
         return (Delta(finish_reason=_FINISHES.get(stop, stop), stop=word), Delta(usage=usage))

@@ -14,7 +14,7 @@ import msgspec
 from backends.http.errors import details_of, error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import reported_usage
+from backends.http.nonsense import REQUIRED, counts_in, reported_usage
 from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 
@@ -110,17 +110,18 @@ class AnthropicAnswer(EventAnswer):
         elif kind == "signature_delta":
             self._thinking[-1]["signature"] = delta["signature"]
 
-    def add_usage(self, usage: Mapping[str, Any]) -> Usage:
+    def add_usage(self, usage: Any) -> Usage:
         """The usage so far, including the event's `usage`.
 
-        Its counts are of the whole message so far; a missing count stays as it was. Raises ValueError for a value that
-        is not a count.
+        Its counts are of the whole message so far; a missing count, or one that is none, stays as it was.
         """
-        self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
+        self._usage |= {name: value for name, value in counts_in(usage).items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
         written = self._usage.get("cache_creation_input_tokens", 0)
-        prompt = self._usage.get("input_tokens", 0) + cached + written
-        return reported_usage(prompt, self._usage.get("output_tokens"), cached, written=written)
+        uncached = self._usage.get("input_tokens")
+        prompt = None if uncached is None else uncached + cached + written
+        output = self._usage.get("output_tokens", REQUIRED)
+        return reported_usage(REQUIRED if prompt is None else prompt, output, cached, written=written)
 
 
 def finish_of(stop_reason: str) -> str:

@@ -5,14 +5,15 @@ Pure but for their own memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import MISSHAPEN, nonsense
+from backends.http.nonsense import MISSHAPEN, nonsense, tokens_of_text
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
 from backends.messages.answer import AnthropicAnswer, error_in_stream, finish_of
@@ -69,9 +70,15 @@ class PassedWholeMessage(WholeBody):
             message = read_json(whole)
             if message["type"] == "error":
                 raise error_in_stream(self.backend, message)
-            usage = AnthropicAnswer(self.backend).add_usage(message["usage"])
+            usage = AnthropicAnswer(self.backend).add_usage(message.get("usage"))
             finish = finish_of(message["stop_reason"])
+            tokens = usage.completion_tokens or tokens_of_text(_texts(message["content"]))
         except MISSHAPEN as error:
             raise nonsense(self.backend, whole) from error
         body = whole if self.shown_model is None else with_members(whole, {"model": self.shown_model})
-        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]
+        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=tokens)]
+
+
+def _texts(content: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for block in content:
+        yield block.get("text") or block.get("thinking") or str(block.get("input") or "")

@@ -102,12 +102,14 @@ class OllamaAnswer:
         self.is_over = True
         reason = str(reply.get("done_reason") or "")
         finish = _FINISHES.get(reason, reason)
-        counts = reported_usage(reply.get("prompt_eval_count"), reply.get("eval_count"))
+        counts = reported_usage(reply.get("prompt_eval_count"), reply.get("eval_count", 0))
         prompt = counts.prompt_tokens
         cached = 0
         if self._counted is not None and 2 * prompt < self._counted:
             cached, prompt = self._counted - prompt, self._counted
-        usage = Usage(prompt or self._prompt_tokens, counts.completion_tokens, cached, is_guess=not prompt)
+        usage = Usage(
+            prompt or self._prompt_tokens, counts.completion_tokens, cached, is_guess=counts.is_guess or not prompt
+        )
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
 

@@ -536,7 +536,8 @@ def told_usage(usage: Any) -> Usage | None:
         told = usage_of(usage)
     except MISSHAPEN:
         return None
-    return told if told.prompt_tokens or told.completion_tokens else None
+    is_told = not told.is_guess and (told.prompt_tokens or told.completion_tokens)
+    return told if is_told else None
 
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:

@@ -63,6 +63,7 @@ class PooledAnswer(WholeBody):
 def _usage(usage: Any) -> Usage | None:
     """None where that cannot be read. Servers may report only the total for such calls."""
     try:
-        return reported_usage(usage.get("prompt_tokens", usage.get("total_tokens")), 0)
+        found = reported_usage(usage.get("prompt_tokens", usage.get("total_tokens")), 0)
     except MISSHAPEN:
         return None
+    return None if found.is_guess else found

@@ -5,7 +5,7 @@ Pure but for their own memory. Source: OpenAI API reference, "Responses", "Strea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from backends.http.errors import error_in_stream
 from backends.http.exchange import WholeBody
 from backends.http.json_members import with_members
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
+from backends.http.nonsense import MISSHAPEN, REQUIRED, counts_in, nonsense, reported_usage, tokens_of_text
 from backends.http.passed import PassedBlocks
 from backends.http.sse import block_of
 from policies.nouns import Delta, Usage
@@ -45,7 +45,7 @@ class PassedResponse(PassedBlocks):
                 raise error_in_stream(self._backend, event)
             if kind == "response.failed":
                 raise error_in_stream(self._backend, response.get("error") or {})
-            ending = (_finish(response), _usage(response["usage"])) if kind in _ENDS else None
+            ending = (_finish(response), _usage(response.get("usage"))) if kind in _ENDS else None
             if response is not None and self._shown_model is not None:
                 block = _renamed(data, kind, self._shown_model)
         except MISSHAPEN as error:
@@ -71,11 +71,12 @@ class PassedWholeResponse(WholeBody):
             response = read_json(whole)
             if response.get("status") == "failed" or response.get("error"):
                 raise error_in_stream(self.backend, response.get("error") or {})
-            finish, usage = _finish(response), _usage(response["usage"])
+            finish, usage = _finish(response), _usage(response.get("usage"))
+            tokens = usage.completion_tokens or tokens_of_text(_texts(response["output"]))
         except MISSHAPEN as error:
             raise nonsense(self.backend, whole) from error
         body = whole if self.shown_model is None else with_members(whole, {"model": self.shown_model})
-        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=usage.completion_tokens)]
+        return [Delta(body=body, finish_reason=finish, usage=usage, is_whole=True, tokens=tokens)]
 
 
 def _finish(response: Mapping[str, Any]) -> str:
@@ -84,11 +85,20 @@ def _finish(response: Mapping[str, Any]) -> str:
     return "tool_calls" if calls else _FINISHES[response["status"]]
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    """The usage object of Responses as ours. Raises as `usage_of` does."""
-    cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
-    thought = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
-    return reported_usage(usage["input_tokens"], usage["output_tokens"], cached, thought)
+def _usage(usage: Any) -> Usage:
+    """The usage object of Responses as ours."""
+    counts = counts_in(usage)
+    cached = counts_in(counts.get("input_tokens_details")).get("cached_tokens")
+    thought = counts_in(counts.get("output_tokens_details")).get("reasoning_tokens")
+    prompt, completion = (counts.get(name, REQUIRED) for name in ("input_tokens", "output_tokens"))
+    return reported_usage(prompt, completion, cached, thought)
+
+
+def _texts(output: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    for item in output:
+        yield item.get("arguments")
+        for part in item.get("content") or item.get("summary") or ():
+            yield part.get("text")
 
 
 def _renamed(data: bytes, kind: str, shown_model: str) -> bytes:

@@ -15,7 +15,7 @@ from backends.detokenize import StopCutter
 from backends.http.errors import error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import logprob_of, read_json
-from backends.http.nonsense import reported_usage
+from backends.http.nonsense import REQUIRED, reported_usage
 from policies.errors import BackendErred, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob
 
@@ -67,7 +67,7 @@ class TGIAnswer(EventAnswer):
     def _last(self, details: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
         finish = str(details["finish_reason"])
-        usage = reported_usage(details.get("input_length"), details["generated_tokens"])
+        usage = reported_usage(details.get("input_length"), details.get("generated_tokens", REQUIRED))
         held = self._cutter.flush()
         return (Delta(text=held, finish_reason=_FINISHES.get(finish, finish)), Delta(usage=usage))
 

@@ -14,7 +14,7 @@ from backends.detokenize import StopCutter
 from backends.http.errors import details_of, error_of
 from backends.http.event_answer import EventAnswer
 from backends.http.lenient_json import read_json
-from backends.http.nonsense import MISSHAPEN, reported_usage
+from backends.http.nonsense import MISSHAPEN, REQUIRED, reported_usage
 from backends.http.sse import SseDecoder
 from backends.kserve import inference_pb2 as kserve
 from policies.errors import (
@@ -56,8 +56,9 @@ class TritonText:
         """The Deltas of one response. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
-            self._prompt_tokens = reported_usage(_one(outputs["num_input_tokens"]), 0).prompt_tokens
-            self._is_guess = False
+            told = reported_usage(_one(outputs["num_input_tokens"] or [REQUIRED]), 0)
+            if not told.is_guess:
+                self._prompt_tokens, self._is_guess = told.prompt_tokens, False
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
         # half a character can become a whole one only if the text is repeated in full

@@ -37,6 +37,19 @@ def used(placed: Placed) -> Usage:
     return Usage(bid.request.prompt_tokens, drawn_tokens, cached)
 
 
+def completed(usage: Usage, placed: Placed) -> Usage:
+    """`usage`, of which a backend did not report all, with what this router counted in place of the rest."""
+    counted = used(placed)
+    if usage.prompt_tokens and usage.completion_tokens:
+        return usage
+    return replace(
+        usage,
+        prompt_tokens=usage.prompt_tokens or counted.prompt_tokens,
+        cached_tokens=usage.cached_tokens if usage.prompt_tokens else counted.cached_tokens,
+        completion_tokens=usage.completion_tokens or counted.completion_tokens or placed.flight.whole_tokens,
+    )
+
+
 def within_asked(usage: Usage, ask: Ask, placed: Placed) -> Usage:
     """`usage` itself, if that may be true; else what it may be at most."""
     bid, context = placed.bid, placed.chosen.context_tokens

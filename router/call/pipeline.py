@@ -47,7 +47,7 @@ from router.call.bid import Bid, Look, Placed, decided
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
-from router.call.charging import most_new_tokens, used, within_asked
+from router.call.charging import completed, most_new_tokens, used, within_asked
 from router.call.disclosure import public_message_of, shown_name
 from router.call.documents import EXACT, chunks_of, uses_of, with_documents
 from router.call.gateway import Gateway
@@ -480,7 +480,8 @@ class _Call(msgspec.Struct, frozen=True):
                 await written
 
     def _believed(self, usage: Usage, placed: Placed) -> Usage:
-        """`usage`, as far as it may be true."""
+        """`usage`, as far as it may be true, and what the backend did not count."""
+        usage = completed(usage, placed) if usage.is_guess else usage
         found = within_asked(usage, self.ask, placed)
         if found is not usage:
             name, told = placed.chosen.name, (usage.prompt_tokens, usage.completion_tokens)

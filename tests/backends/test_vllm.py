@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_fields
 from backends.base import Load, Ranked
 from backends.openai.prefill import PrefillAnswer
 from backends.vllm import VLLM, VLLMOptions, load_of, loads_of, transfer_of
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import BackendFailed, BackendLacks, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Prompt, Usage
 from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
 from tests.standins.standin import TEXT, running
@@ -180,7 +180,7 @@ async def test_refusals_have_vllms_words_and_our_errors() -> None:
                 await everything(backend, a_request(**fields), a_prompt(body={**BODY, **fields, "max_tokens": 9}))
             return raised.value
 
-    assert type(await failure(VLLMServer(), model="x")) is BackendRefused
+    assert type(await failure(VLLMServer(), model="x")) is BackendLacks
     assert type(await failure(VLLMServer(context_tokens=9))) is ContextExceeded
     busy = await failure(VLLMServer(is_busy=True))
     assert (type(busy), busy.retry_after_s) == (Overloaded, 3.0)

@@ -34,6 +34,8 @@ class RawEngine:
 
     says: Says
     models: bytes = MODELS
+    document: bytes = b"{}"
+    """Its OpenAPI document."""
     bodies: list[Any] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     url: str = ""
@@ -50,6 +52,8 @@ class RawEngine:
                 body = await reader.readexactly(int(lines.get("content-length", 0)))
                 if head.startswith("GET /v1/models"):
                     writer.write(whole(self.models))
+                elif head.startswith("GET /openapi.json"):
+                    writer.write(whole(self.document))
                 elif head.startswith("GET"):
                     writer.write(whole(b"{}", status=200 if head.startswith("GET /health") else 404))
                 else:

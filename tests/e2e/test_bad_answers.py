@@ -444,3 +444,32 @@ async def test_an_innocent_request_is_answered_though_two_of_three_backends_are_
         later = await asyncio.gather(*(ask(f"later {at}", key=("other-key", KEY)[at % 2]) for at in range(24)))
         assert all(status == 200 for status, _, _ in later)
         router.check()
+
+
+@pytest.mark.parametrize("usage", ["{}", '"none"', '{"input_tokens": -1, "output_tokens": "many"}', "null"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_an_answer_without_a_usage_that_can_be_read_is_whole_and_charged_as_counted(
+    path: str, usage: str
+) -> None:
+    text = "hello " * 20
+    part = {"type": "text" if path == "/v1/messages" else "output_text", "text": text}
+    message = {"type": "message", "role": "assistant", "id": "x", "content": [part]}
+    if path == "/v1/messages":
+        answer: dict[str, Any] = {**message, "model": "m", "stop_reason": "end_turn"}
+    else:
+        answer = {"object": "response", "id": "x", "model": "m", "status": "completed", "output": [message]}
+    engine = RawEngine(saying(whole(json.dumps({**answer, "usage": json.loads(usage)}).encode())))
+    names = ("model", "priority", "cache_salt", "kv_transfer_params", "request_id", "vllm_xargs")
+    fields: dict[str, Any] = {name: {} for name in names}
+    schema = {"content": {"application/json": {"schema": {"properties": fields}}}}
+    engine.document = json.dumps({"paths": {path: {"post": {"requestBody": schema}}}}).encode()
+    async with served(engine), routed(engine, kind="vllm") as (router, ask):
+        most = {"max_output_tokens": 64} if path == "/v1/responses" else {"max_tokens": 64}
+        status, body, _ = await ask("word " * 200, path=path, **most)
+        assert status == 200, body
+        assert b"hello" in body
+        prompt_tokens, new_tokens = charged(router)
+        assert prompt_tokens > 100
+        assert new_tokens == 30
+        assert not router.gateway.cluster.is_ill("own-0")
+        router.check()

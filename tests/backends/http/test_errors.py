@@ -12,6 +12,7 @@ from backends.http.errors import MOST_WAIT_S, error_in_stream, error_of, retry_a
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLacks,
     BackendRefused,
     ContextExceeded,
     ExpectedError,
@@ -76,8 +77,25 @@ def test_a_key_that_a_server_does_not_take_is_not_the_clients_fault_and_another_
     assert "pool's key" in error.hint
 
 
-def test_what_a_server_forbids_is_asked_of_no_other() -> None:
-    assert type(error_of("up", 403, b'{"error": {"message": "flagged"}}', {})) is BackendRefused
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (403, "flagged", BackendRefused),
+        (403, "This content violates our policy", BackendRefused),
+        (403, "Project does not have access to model", BackendLacks),
+        (404, "The model `x` does not exist.", BackendLacks),
+        (410, "This model was retired", BackendLacks),
+        (501, "This engine cannot do that", BackendLacks),
+        (400, "Your credit balance is too low to access the Anthropic API.", BackendLacks),
+        (400, "Insufficient credits", BackendLacks),
+        (400, "temperature must be at most 2", InvalidRequest),
+        (409, "no", BackendRefused),
+    ],
+)
+def test_what_a_server_lacks_may_be_asked_of_another_and_what_it_judges_may_not(
+    status: int, message: str, kind: type[ExpectedError]
+) -> None:
+    assert type(error_of("up", status, json.dumps({"error": {"message": message}}).encode(), {})) is kind
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,6 @@ def test_what_was_thought_is_counted_where_the_server_counts_it(reported: dict[s
     assert usage_of({"prompt_tokens": 7, "completion_tokens": 9, **reported}) == Usage(7, 9, 0, thought)
 
 
-def test_nonsense_of_thoughts_is_no_usage() -> None:
-    with pytest.raises(ValueError, match="no numbers of tokens"):
-        usage_of({"completion_tokens_details": {"reasoning_tokens": -1}})
+def test_nonsense_of_thoughts_leaves_the_other_counts() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": -1}}
+    assert usage_of(usage) == Usage(7, 9)

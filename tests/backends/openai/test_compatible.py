@@ -16,6 +16,7 @@ from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLacks,
     BackendRefused,
     ContextExceeded,
     DeadlineExceeded,
@@ -202,8 +203,8 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (422, {"detail": [{"msg": "no"}]}, InvalidRequest, "no"),
         (400, {"object": "error", "message": "This model's maximum context length is 10"}, ContextExceeded, "is 10"),
         (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, ContextExceeded, "too long"),
-        (404, {"error": {"message": "no such model"}}, BackendRefused, "no such model"),
-        (403, {"error": "who are you"}, BackendRefused, "who are you"),
+        (404, {"error": {"message": "no such model"}}, BackendLacks, "no such model"),
+        (403, {"error": "who are you"}, BackendLacks, "who are you"),
         (413, "too big", BackendRefused, "too big"),
         (429, {"error": {"message": "slow down"}}, Overloaded, "slow down"),
         (503, {"error": {"message": "full"}}, Overloaded, "full"),
@@ -222,7 +223,7 @@ async def test_each_status_has_its_error(status: int, error: object, kind: type[
         failure = await failure_of(backend)
     assert type(failure) is kind
     assert message in failure.message
-    assert failure.retryable == issubclass(kind, BackendFailed)
+    assert failure.retryable == issubclass(kind, BackendFailed | BackendLacks)
     assert failure.retry_after_s == (7.0 if kind in (BackendErred, BackendFailed, Overloaded) else None)
 
 

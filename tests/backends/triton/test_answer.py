@@ -10,6 +10,7 @@ from backends.triton.answer import TritonAnswer, TritonText, error_of_triton, he
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLacks,
     BackendRefused,
     ContextExceeded,
     ExpectedError,
@@ -144,7 +145,7 @@ def test_each_sentence_has_its_error_whatever_its_status(message: str, kind: typ
 
 
 def test_errors_of_other_statuses_name_the_number() -> None:
-    assert type(error_of_triton("b", 404, b'{"error":"Request for unknown model"}', {})) is BackendRefused
+    assert type(error_of_triton("b", 404, b'{"error":"Request for unknown model"}', {})) is BackendLacks
     assert type(error_of_triton("b", 503, b"", {})) is BackendFailed
 
 
