@@ -566,7 +566,9 @@ def plan(
 
 @app.command(short_help="What tenants used and what it cost.")
 def usage(
-    file: SlaFile,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)
+    ] = None,
     by: Annotated[
         str, typer.Option(metavar="NAMES", help="Sums by these: hour, day or month, and the names of columns.")
     ] = "tenant,model",
@@ -576,6 +578,13 @@ def usage(
     until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before this hour, UTC.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="table, csv, json or focus.")] = "table",  # noqa: A002
+    admin: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A running router's address for operators, in place of FILE."),
+    ] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: CertKey = None,
 ) -> None:
     """Show the usage that the routers under FILE have kept: requests, tokens and cost. Needs no running router.
 
@@ -587,17 +596,23 @@ def usage(
       pointsman usage sla.yaml
       pointsman usage sla.yaml --by month,tenant --from 2026-01-01 --format csv
       pointsman usage sla.yaml --tenant search --by day,user
+      pointsman usage --admin https://router:8082 --ca ca.crt
       pointsman usage sla.yaml --format focus --from 2026-11-01 --to 2026-12-01 > focus.csv
     """
-    from router.start.commands.usage import FORMATS, run
+    from router.start.commands.usage import FORMATS, run, run_at
     from router.start.state import name_of, state_of, usual_folder
 
     if format not in FORMATS:
         raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, not {format}")
-    asked = {"by": by, "from": since, "to": until, "tenant": tenant}
-    config = started_with(file).config
-    state = state_of(config, lambda: usual_folder(os.environ, name_of(file)))
-    run(state.fill(config), {name: text for name, text in asked.items() if text is not None}, format)
+    if (file is None) == (admin is None):
+        raise typer.BadParameter("write either FILE or --admin HOST:PORT, such as: pointsman usage sla.yaml")
+    every = {"by": by, "from": since, "to": until, "tenant": tenant}
+    asked = {name: text for name, text in every.items() if text is not None}
+    if admin is not None:
+        run_at(admin_port(admin, ca, cert, key), asked, format)
+    elif file is not None:
+        config, name = started_with(file).config, name_of(file)
+        run(state_of(config, lambda: usual_folder(os.environ, name)).fill(config), asked, format)
 
 
 @app.command(short_help="The audit log: check it, print it, export it.")

@@ -52,3 +52,10 @@ def test_man_shows_the_manual_without_a_warning(made: ModuleType) -> None:
     shown = re.sub(r".\x08", "", done.stdout)
     assert "pointsman - an LLM router and gateway" in shown
     assert "pointsman serve --to http://vllm:8000" in shown
+
+
+def test_every_command_that_asks_a_router_takes_its_certificates() -> None:
+    for words, command in command_tree().items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        if {"--admin", "--at"} & options and words[0] not in ("up", "serve"):
+            assert {"--ca", "--cert", "--key"} <= options, words

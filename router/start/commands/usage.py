@@ -7,15 +7,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import msgspec
 from rich import box
 from rich.table import Table
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
+from router.operate.admin_port import AdminPort
 from router.operate.usage.database import UsageDatabase
 from router.operate.usage.report import UsageQuery, as_csv, as_focus, as_json
 from router.terminal import inert_console
+
+_TIMEOUT_S = 30.0
 
 FORMATS = ("table", "csv", "json", "focus")
 
@@ -55,8 +60,32 @@ def run(config: Config, asked: Mapping[str, str], format: str) -> None:  # noqa:
     elif format == "csv":
         sys.stdout.write(as_csv(rows))
     else:
-        # in a file or a pipe, no line is broken
-        inert_console(width=None if sys.stdout.isatty() else 200).print(_table(rows, query.by))
+        _print(rows, query.by)
+
+
+def run_at(port: AdminPort, asked: Mapping[str, str], format: str) -> None:  # noqa: A002
+    """As `run`, of the running router at `port`: all that its database has, or without one its own since its start."""
+    query = UsageQuery.read(asked, now=time.time())
+    path = {"csv": "usage.csv", "focus": "usage.focus.csv"}.get(format, "usage")
+    answer = port.call(f"/admin/{path}?{urlencode(asked)}", timeout_s=_TIMEOUT_S)
+    if format in ("csv", "focus"):
+        sys.stdout.write(answer.decode())
+        return
+    try:
+        found = msgspec.json.decode(answer)
+        rows = [{"currency": "", **row} for row in found["usage"]]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise port.no_reply(error) from error
+    if format == "json":
+        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+    else:
+        # a router without a database sums by tenant and model
+        _print(rows, ("tenant", "model") if "seconds" in found else query.by)
+
+
+def _print(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> None:
+    # in a file or a pipe, no line is broken
+    inert_console(width=None if sys.stdout.isatty() else 200).print(_table(rows, by))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], by: Sequence[str]) -> Table | str:

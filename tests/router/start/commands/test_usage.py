@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 from policies.errors import ConfigError, InvalidRequest
 from router.operate.usage.database import UsageDatabase
 from router.start.cli import app
+from tests.router.operate.admin.test_usage import a_router_that_keeps_usage
 from tests.router.operate.usage.focus import mistakes
 from tests.router.operate.usage.parts import NOON, some_rows
 
@@ -79,3 +81,23 @@ def test_a_store_that_is_no_database_is_an_error_for_people(file: Path, tmp_path
     done = usage(file)
     assert isinstance(done.exception, ConfigError)
     assert done.exception.hint == "is usage.store the one that the routers write?"
+
+
+async def test_a_running_router_is_asked_in_every_format(tmp_path: Path) -> None:
+    async with a_router_that_keeps_usage(tmp_path) as operator:
+        await operator.ask()
+        at = ("usage", "--admin", str(operator.router.admin))
+        shown = {}
+        for format in ("table", "json", "csv", "focus"):  # noqa: A001
+            done = await asyncio.to_thread(CliRunner().invoke, app, [*at, "--format", format])
+            assert done.exit_code == 0, (done.output, done.exception)
+            shown[format] = done.output
+    assert [row["requests"] for row in json.loads(shown["json"])] == [1]
+    assert "requests" in shown["table"]
+    assert len(list(csv.DictReader(io.StringIO(shown["csv"])))) == 1
+    assert [mistakes(charge) for charge in csv.DictReader(io.StringIO(shown["focus"]))] == [[]]
+
+
+@pytest.mark.parametrize("arguments", [(), ("sla.yaml", "--admin", "127.0.0.1:9")])
+def test_either_a_file_or_a_router_is_asked(arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, ["usage", *arguments]).exit_code == 2
