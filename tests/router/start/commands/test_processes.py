@@ -196,6 +196,56 @@ async def test_one_that_ran_for_a_while_is_started_again_at_once(
     await asyncio.wait_for(running, 5)
 
 
+SHARED = """
+tenants:
+  a: {{anonymous: true, limits: {{budget_per_month: 10}}}}
+  b: {{}}
+cost: {{uncached: 0, cached: 0, output: 1}}
+pools: {{own: {{kind: openai_compatible, at: ["{url}"], model: m}}}}
+server: {{http: "127.0.0.1:{http}", grpc: off, admin: "127.0.0.1:{admin}", state: {state}}}
+"""
+"""A request for one token costs a unit, so that ten are admitted."""
+
+
+@pytest.mark.timeout(240)  # three interpreters start, on a machine that may be busy
+async def test_processes_without_a_store_in_the_file_admit_exactly_the_limit_and_share_keys(tmp_path: Path) -> None:
+    http, admin = free_ports(2)
+    connector = aiohttp.TCPConnector(force_close=True)  # the kernel gives each connection to any process
+    async with running(OpenAIServer(text="a")) as engine, aiohttp.ClientSession(connector=connector) as client:
+        file = tmp_path / "sla.yaml"
+        file.write_text(SHARED.format(url=engine.url, http=http, admin=admin, state=tmp_path / "state"))
+        command = [sys.executable, "-P", "-m", "router", "serve", str(file), "--processes", "2"]
+        parent = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).parents[4])
+
+        async def ask(key: str | None = None) -> int:
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+            url = f"http://127.0.0.1:{http}/v1/chat/completions"
+            async with client.post(url, json=body, headers=headers) as reply:
+                return reply.status
+
+        async def until_all(status: int, key: str) -> None:
+            async with asyncio.timeout(60):
+                while {await ask(key) for _ in range(8)} != {status}:  # noqa: ASYNC110 - of other processes
+                    await asyncio.sleep(0.1)
+
+        try:
+            async with asyncio.timeout(120):
+                while None in [await running_in(client, admin + number) for number in (0, 1)]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert sorted([await ask() for _ in range(30)]) == [200] * 10 + [429] * 20
+            keys = "http://127.0.0.1:{}/admin/tenants/b/keys"
+            async with client.post(keys.format(admin), json={"name": "k"}) as reply:
+                issued = await reply.json()
+            await until_all(200, issued["key"])
+            async with client.delete(f"{keys.format(admin + 1)}/{issued['id']}") as reply:
+                assert reply.status == 200
+            await until_all(401, issued["key"])
+        finally:
+            parent.terminate()
+            await parent.wait()
+
+
 STREAMING = """
 pools: {{own: {{kind: openai_compatible, at: ["{url}"], model: m, options: {{max_requests: 64}}}}}}
 server: {{http: "127.0.0.1:{http}", grpc: off, admin: "127.0.0.1:{admin}"}}
