@@ -162,8 +162,9 @@ class PairReader:
             return self._go(self._stream)
         value = value.removesuffix("\n") if self._marks.has_lines else value
         kinds = self._kinds.get(self._key, ALL_KINDS)
-        if "string" not in kinds:
-            value = _OF_PYTHON.get(value.strip(), value)
+        spelled = _OF_PYTHON.get(value.strip())
+        if spelled is not None and "string" not in kinds and _is_of(spelled, kinds):
+            value = spelled
         parsed.argue(self.calls - 1, value.strip() if _is_of(value, kinds) else _text(value))
         self._held = rest
         return self._go(self._pair)
