@@ -137,9 +137,9 @@ def load_model(
         share = done_bytes / max(1, total_bytes)
         announce(supervised, {"loading": what, "share": share}, f"loading {what} ... {share:4.0%}")
 
-    path, usual_name = checkpoint_of(source)
     short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
-    with exit_on_error(before=f"cannot load {path}: "), short:
+    with exit_on_error(before=f"cannot load {source}: "), short:
+        path, usual_name = checkpoint_of(source)
         load = partial(Model.load, path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype)
         if size == 1:
             return load(device=device, on_progress=on_progress, on_files=on_files)
@@ -161,8 +161,16 @@ def load_model(
 
 
 def checkpoint_of(source: str) -> tuple[Path, str | None]:
-    """The folder of the checkpoint at `source`, a directory or `bundled`, and its usual name if that is another one."""
-    return (weights(), NAME) if source == "bundled" else (Path(source), None)
+    """The folder of the checkpoint at `source`, a directory, a file in GGUF or `bundled`, and its usual name if that is
+    another one. Raises CheckpointError for such a file."""
+    if source == "bundled":
+        return weights(), NAME
+    path = Path(source)
+    if path.suffix == ".gguf" and path.is_file():
+        from shards.gguf.folder import folder_of
+
+        return folder_of(path), path.stem
+    return path, None
 
 
 def check_before_loading(model: str, draft_model: str | None) -> None:
@@ -318,7 +326,9 @@ def _certificates(settings: TlsSettings, *, is_server: bool, what: str) -> Certi
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def shard(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="A directory in Hugging Face format, or `bundled`.")] = "bundled",
+    model: Annotated[
+        str, typer.Option(help="A directory in Hugging Face format, a file in GGUF, or `bundled`.")
+    ] = "bundled",
     listen: Annotated[
         str, typer.Option(help="host:port to serve gRPC on; port 0 picks a free one.")
     ] = "127.0.0.1:7001",

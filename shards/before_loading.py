@@ -37,7 +37,8 @@ def require_checkpoint(folder: Path) -> None:
     if not folder.exists():
         raise BrokenCheckpoint(f"there is no directory {folder}", hint=_FETCH)
     if not folder.is_dir():
-        raise BrokenCheckpoint(f"{folder} is a file", hint="name the directory with config.json and *.safetensors")
+        hint = "name the directory with config.json and *.safetensors, or a file in GGUF"
+        raise BrokenCheckpoint(f"{folder} is a file", hint=hint)
     if (folder / "config.json").is_file():
         return
     if (folder / "adapter_config.json").is_file():

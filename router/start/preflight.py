@@ -132,6 +132,8 @@ def _require_checkpoint(pool: str, path: Path) -> None:
     if not path.exists():
         hint = "models are not downloaded: fetch one with `hf download ORG/NAME --local-dir ./NAME`"
         raise ConfigError(f"pool '{pool}' has the model {path}, which is not a directory", hint=hint)
+    if path.suffix == ".gguf" and path.is_file():
+        return
     if not (path / "config.json").is_file():
         hint = "a checkpoint is a directory with config.json, tokenizer.json and *.safetensors"
         raise ConfigError(f"pool '{pool}' has the model {path}, which has no config.json", hint=hint)

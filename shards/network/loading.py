@@ -17,6 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shards.gguf.folder import WEIGHTS
+from shards.gguf.tensors import GgufTensors
 from shards.network.config import NetworkConfig
 from shards.network.config_file import quantisation_of, read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
@@ -62,6 +64,13 @@ def load_weights(
     """
     with ExitStack() as stack:
         family = family_of(config.architecture)
+        if (folder / WEIGHTS).exists():
+            tensors = GgufTensors(folder, config, on_progress)
+            tensors.dtype = _dtype_of(dtype, tensors.stored_dtype, is_quantised=False)
+            form = _form_of(dtype, tensors.dtype, is_for_gpu=is_for_gpu, is_packed=is_packed)
+            weights = builder_of(Builder(config, family, tensors, form)).weights()
+            tensors.refuse_leftovers()
+            return weights
         files = _Files(safetensors_of(folder), stack, on_progress, family, _format_in(folder, family))
         files.dtype = _dtype_of(dtype, files.stored_dtype(_EMBEDDING), is_quantised=files.format is not None)
         form = _form_of(dtype, files.dtype, is_for_gpu=is_for_gpu, is_packed=is_packed)
@@ -77,6 +86,9 @@ def gpu_dtype(folder: Path, choice: str) -> str:
     """
     if choice != "auto":
         return choice
+    if (folder / WEIGHTS).exists():
+        stored = GgufTensors(folder, read_config(folder)).stored_dtype
+        return "float16" if stored == torch.float16 else "bfloat16"
     with ExitStack() as stack:
         files = _Files(safetensors_of(folder), stack, None, family_of(read_config(folder).architecture), None)
         return "float16" if files.stored_dtype(_EMBEDDING) == torch.float16 else "bfloat16"
@@ -281,7 +293,9 @@ def _part(own: range | None) -> slice:
 
 
 def safetensors_of(folder: Path) -> list[Path]:
-    """The files with the tensors of the checkpoint in `folder`. Raises BrokenCheckpoint."""
+    """The files with the tensors of the checkpoint in `folder`, one in GGUF or others. Raises BrokenCheckpoint."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
     index = folder / _INDEX
     if not index.exists():
         if (folder / _SINGLE).exists():
