@@ -50,7 +50,6 @@ from tests.fuzz.runs import (
     stream,
     text,
     token,
-    triton,
     watch,
     whole,
 )
@@ -279,20 +278,6 @@ READERS: Mapping[str, Reader] = {
         frames=((b"[", b"null]"), (b'[{"event_id":1,"data":{"type":"removed","block_hashes":[', b"0]}}]")),
         most_bytes=8 << 20,
         on_thread=True,
-    ),
-    "Triton's responses": whole(
-        triton,
-        (b"", b"\x2a\x0d\x0a\x0btext_output"),
-        (
-            b"\x2a\x16\x0a\x0btext_output\x12\x05BYTES\x18\x00",
-            b"\x32\x05\1\0\0\0a",
-            b"\x32\0",
-            b"\x2a\0",
-            b"\xff",
-            b"\0",
-            b"a",
-        ),
-        most_bytes=4 << 20,
     ),
     "Triton's stream": stream(
         lambda: TritonAnswer("b", asked(), is_cumulative=True),

@@ -17,14 +17,12 @@ from backends.detokenize import StopCutter
 from backends.events.nouns import MalformedEvents
 from backends.http.exchange import WholeBody
 from backends.http.json_members import maybe_twice, with_members
-from backends.kserve import inference_pb2 as kserve
 from backends.llama_cpp.backend import load_of_slots
 from backends.nesting import decode_json, has_many_values
 from backends.openai.endpoints import endpoints_in
 from backends.sglang import loads_of
 from backends.shard.defaults import defaults_in
 from backends.tensorrt_llm import load_of
-from backends.triton.answer import TritonText, heard_of
 from http1.client import HttpClient, ServerConnection
 from http1.coding import BadCoding, Decoder
 from http1.errors import BodyTooLarge, HttpError
@@ -316,12 +314,6 @@ def token(body: bytes) -> None:
     text = body.decode("latin-1")
     if is_token(text):
         _parts(text)
-
-
-def triton(body: bytes) -> None:
-    """A response of Triton."""
-    response = read_message(body, kserve.ModelInferResponse())
-    heard_of("b", TritonText(asked(), is_cumulative=True), response)
 
 
 def pages(page: bytes) -> None:
