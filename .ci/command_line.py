@@ -50,7 +50,12 @@ def options_of(words: Sequence[str], command: Any) -> list[tuple[str, str]]:
     shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
     records = (parameter.get_help_record(context) for parameter in shown)
     named = ((re.sub(r"^(\w+) <\w+>$", r"\1", name), text) for name, text in filter(None, records))
-    return [(" ".join(name.split()), " ".join(text.split())) for name, text in named if "--help" not in name]
+    return [(_value(" ".join(name.split())), " ".join(text.split())) for name, text in named if "--help" not in name]
+
+
+def _value(name: str) -> str:
+    """`name` with the kind of its value as people write it."""
+    return re.sub(r"<(int|float)( range)?>", "N", name).replace("<str>", "TEXT").replace("<path>", "PATH")
 
 
 def page() -> str:
