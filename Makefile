@@ -60,7 +60,7 @@ kernels-installed: $(VENV)/.ready-to-develop
 	@$(VENV)-kernels/bin/python .ci/kernels.py $(VENV)
 
 kernels: kernels-installed ## kernels, decoder, graphs and serving on a stand-in for a GPU that computes late, in an environment of their own
-	@$(VENV)-kernels/bin/python -m tests.late_gpu -p no:cacheprovider --timeout 300 --account $(ACCOUNTS)/kernels.json \
+	@$(VENV)-kernels/bin/python -m tests.late_gpu -p no:cacheprovider --timeout 300 --account=$(ACCOUNTS)/kernels.json \
 	    -n auto --dist loadfile --no-loadscope-reorder $(UNDER_LATE_GPU)
 
 faults: kernels-installed  ## faults put into kernels and transfers, and how `make kernels` notices each

@@ -92,7 +92,7 @@ def main(tests: list[str]) -> int:
         name = ".".join(map(str, version))
         command = [str(environment(version, found[version], pip)), "-m", "pytest", "--without-torch", "-n", "auto"]
         command += ["--dist", "loadfile", "-r", "fE", "-p", "no:cacheprovider"]
-        command += ["--account", str(ROOT / os.environ.get("ACCOUNTS", "build/accounts") / f"python-{name}.json")]
+        command += [f"--account={ROOT / os.environ.get('ACCOUNTS', 'build/accounts')}/python-{name}.json"]
         command += tests or ["--at-least", "5000", *FOLDERS, "tests/house/test_imports.py"]
         print(f"Python {name}:", flush=True)
         statuses.append(subprocess.run(command, cwd=ROOT, check=False).returncode)

@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 ACCOUNTS = ROOT / os.environ.get("ACCOUNTS", "build/accounts")
 # The order is that of tests/conftest.py: long files first, so that no worker ends with one of them alone.
-ALL = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--ignore", "tests/engines"]
+ALL = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--ignore", "tests/engines", "tests"]
 # By themselves, in two groups (tests/engines/conftest.py): a real engine keeps a core busy for half a minute.
 ENGINES = ["-n", "2", "tests/engines"]
 MOST_AGAIN = 25
@@ -64,7 +64,7 @@ def run(name: str, arguments: list[str]) -> tuple[int, Account | None]:
     file = ACCOUNTS / f"{name}.json"
     file.unlink(missing_ok=True)
     # no cache of an earlier run decides what runs
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--account", str(file), *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--account={file}", *arguments]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     return status, Account(**json.loads(file.read_text())) if file.exists() else None
 

@@ -84,6 +84,22 @@ def test_a_run_of_nothing_or_of_a_part_is_red(suite: ModuleType, tmp_path: Path,
     assert suite.judge({"all": result}, expected)
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "import os\ndef test_ends():\n    os._exit(0)\n",
+        "import os\ndef test_ends():\n    os._exit(1)\n",
+        "import pytest\ndef test_ends():\n    pytest.exit('enough', returncode=0)\n",
+        "import os, pytest\nif 'PYTEST_XDIST_WORKER' in os.environ:\n    os._exit(0)\ndef test_ends():\n    pass\n",
+    ],
+    ids=["ends with 0", "ends with 1", "exits", "ends as it is collected"],
+)
+def test_a_worker_that_ends_makes_no_run_green(suite: ModuleType, tmp_path: Path, ending: str) -> None:
+    written(tmp_path, ending=ending, passes=PASSES)
+    result = suite.twice("all", ["-n", "1", "--max-worker-restart", "0", "tests"])
+    assert suite.judge({"all": result}, {"tests": {"all": 2}, "elsewhere": [], "skipped": [], "flaky": []})
+
+
 def test_many_failures_are_no_late_processes(suite: ModuleType) -> None:
     calls = []
 
