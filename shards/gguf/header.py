@@ -101,8 +101,14 @@ class Header:
 
     def _rope(self) -> dict[str, Any]:
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(self.own("rope.freq_base", 10_000.0))}
-        kind, factor = str(self.own("rope.scaling.type", "none")), self.own("rope.scaling.factor")
-        if kind in _SCALED and factor is not None:
+        legacy = self.own("rope.scale_linear")
+        kind = str(self.own("rope.scaling.type", "none" if legacy is None else "linear"))
+        factor = self.own("rope.scaling.factor", legacy)
+        if kind not in ("none", *_SCALED):
+            raise UnsupportedCheckpoint(f"{self.path} scales rope by '{kind}'", hint=f"supported: {', '.join(_SCALED)}")
+        if kind in _SCALED and factor is None:
+            raise BrokenCheckpoint(f"{self.path} scales rope by '{kind}', and no factor is given")
+        if kind in _SCALED:
             rope |= {"rope_type": kind, "factor": float(factor)}
         if (original := self.own("rope.scaling.original_context_length")) is not None:
             rope["original_max_position_embeddings"] = int(original)

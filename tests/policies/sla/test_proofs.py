@@ -355,3 +355,9 @@ def test_an_issuers_file_of_keys_that_cannot_be_used_is_reported_where_files_are
 def test_proxies_that_are_every_address_are_reported(network: str, *, is_doubted: bool) -> None:
     text = f"server: {{trusted_proxies: ['192.0.2.1', '{network}']}}\n"
     assert [doubt[:40] for doubt in doubts(text)] == ["sla.yaml:1: server.trusted_proxies[1]: t"] * is_doubted
+
+
+@pytest.mark.parametrize(("reuse", "is_doubtful"), [("chunks", True), ("10%", True), ("off", False)])
+def test_approximate_kv_of_documents_is_said_to_be_experimental(reuse: str, is_doubtful: bool) -> None:
+    said = doubts(f"tenants: {{a: {{anonymous: true, reuse: {reuse}}}}}\n")
+    assert len([doubt for doubt in said if "tenants.a.reuse" in doubt and "is experimental" in doubt]) == is_doubtful

@@ -76,6 +76,8 @@ def write(folder: Path, kind: str, form: str = "F32", **changes: Any) -> tuple[P
     if rope.get("rope_type") == "llama3":
         turning = 1.0 / rope["rope_theta"] ** (torch.arange(0, head, 2) / head)
         out.add_tensor("rope_freqs.weight", (turning / model.model.rotary_emb.inv_freq).float().numpy())
+    for name, value in changes.get("scaling", {}).items():
+        (out.add_string if isinstance(value, str) else out.add_float32)(f"{architecture}.rope.{name}", value)
     words = [f"<{number}>" for number in range(VOCABULARY)]
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre(changes.get("pre", "qwen2"))
@@ -167,9 +169,11 @@ def test_a_file_that_was_replaced_has_another_folder(tmp_path: Path) -> None:
     [
         ({"architecture": "mamba"}, "holds the architecture 'mamba'; in GGUF shards serve llama"),
         ({"pre": "unheard"}, "cuts texts by 'unheard' .*gpt-2, olmo"),
+        ({"scaling": {"scaling.type": "longrope", "scaling.factor": 2.0}}, "scales rope by 'longrope'"),
+        ({"scaling": {"scaling.type": "yarn"}}, "scales rope by 'yarn', and no factor is given"),
     ],
 )
-def test_what_is_not_supported_is_said(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_what_is_not_supported_is_said(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     file, _ = write(tmp_path, "qwen2", **changes)
     with pytest.raises(CheckpointError, match=message):
         folder_of(file)
@@ -187,6 +191,20 @@ def test_a_file_that_is_cut_short_is_said(tmp_path: Path, share: float) -> None:
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(CheckpointError, match=r"download|cannot be read|missing|must be"):
         _load(file)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rope"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, ("linear", 4.0)),
+        ({"scale_linear": 2.0}, ("linear", 2.0)),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, ("yarn", 4.0)),
+        ({"scaling.type": "none"}, ("default", 1.0)),
+    ],
+)
+def test_a_scaled_rope_is_read(tmp_path: Path, scaling: dict[str, Any], rope: tuple[str, float]) -> None:
+    found = read_config(folder_of(write(tmp_path, "qwen2", scaling=scaling)[0])).rope
+    assert (found.kind, found.factor) == rope
 
 
 def test_a_tensor_that_no_layer_takes_is_said(tmp_path: Path) -> None:
