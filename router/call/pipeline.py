@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import count, repeat
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend
@@ -31,52 +29,41 @@ from policies.errors import (
     RequestFails,
     UnknownModel,
 )
-from policies.explain import explain, without_secrets
-from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Reuse, Usage
+from policies.nouns import Delta, Usage
 from policies.on_miss import Step
 from policies.predict import answer_s
-from policies.quantities import rounded_seconds
-from policies.quota.prices import PriceList
 from policies.quota.tags import tags_of
-from policies.rules import Facts, Ruling, classify, with_targets, yielding
-from policies.shadow import differences
-from policies.sla.config import Config
-from router.ask import Ask, Chat
+from policies.rules import with_targets, yielding
 from router.call.admission import Permit, Stay, asked_at, asked_of
-from router.call.bid import Bid, Look, Placed, decided
+from router.call.admitted import AdmittedCall
+from router.call.bid import Bid, Placed
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.charging import completed, most_new_tokens, used, within_asked
-from router.call.disclosure import public_message_of, shown_name
-from router.call.documents import EXACT, chunks_of, uses_of, with_documents
+from router.call.disclosure import public_message_of
+from router.call.documents import chunks_of, uses_of, with_documents
+from router.call.edges import together, unplanned, within
 from router.call.gateway import Gateway
 from router.call.hedging import LOOK_S, Race
 from router.call.identify import Identity, identified
 from router.call.mirrors import Mirrored
-from router.call.observer import Account, Observer, Spent
+from router.call.observer import Spent
 from router.call.placing import Placer
-from router.call.prefill import Fetching, Meeting, may_transfer, with_lent, without_transfer
+from router.call.prefill import Fetching, Meeting, with_lent, without_transfer
 from router.call.prepare import (
     LookedUp,
-    believed,
     estimated_at_once,
     facts_of,
     find_model,
-    learn,
     looked_up,
     require_allowed,
-    room,
     started_model,
     tokenize,
-    wishes,
 )
-from router.call.refusal import refusal_of
-from router.call.so_far import SoFar
 from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
-from router.text.tokenize import Tokens
 
 NO_LIMIT = nullcontext()
 """A call without a deadline may take any time."""
@@ -181,47 +168,6 @@ async def serve(
                 failure = None
 
 
-def unplanned(error: Exception, observer: Observer) -> ExpectedError:
-    """What a client is told of the unplanned `error`: nothing. It is logged whole."""
-    _log.error("a request failed by an unplanned exception", exc_info=error)
-    observer.event("unplanned_failure")
-    return ExpectedError("the router made a mistake", hint="its log says more")
-
-
-@contextmanager
-def outer_edge(observer: Observer) -> Iterator[None]:
-    """Raise what is `unplanned` in place of an unplanned exception."""
-    try:
-        yield
-    except (ExpectedError, CallerGone):
-        raise
-    except Exception as error:
-        raise unplanned(error, observer) from error
-
-
-@asynccontextmanager
-async def within(seconds: float) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded if the body takes longer."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield
-    except TimeoutError as error:
-        if limit.expired():
-            hint = "give the request more time"
-            raise DeadlineExceeded(f"the deadline of {rounded_seconds(seconds)} has passed", hint=hint) from error
-        raise
-
-
-async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all `answers`; the first failure ends the others and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for answer in answers:
-                group.create_task(answer)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures
-
-
 class _Others(ExitStack):
     """The `permits` of one prompt at models that it was degraded to, which are settled when this is left."""
 
@@ -234,21 +180,8 @@ class _Others(ExitStack):
         self.permits[model] = self.enter_context(permit)
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """One admitted call, with all that its prompts share."""
-
-    caller: Caller
-    ask: Ask
-    facts: Facts
-    ruling: Ruling
-    config: Config
-    prices: PriceList
-    gateway: Gateway
-    permit: Permit
-    account: Account
-    carrier: Carrier
-    failed: list[BaseException]
-    """What any of its prompts failed with, which ends the others."""
+class _Call(AdmittedCall, frozen=True):
+    """Answers the prompts of an admitted call, and settles what they used."""
 
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
@@ -259,7 +192,7 @@ class _Call(msgspec.Struct, frozen=True):
         steps = () if self.ask.yields else self.config.on_miss.get(service_class.name, ())
         others = _Others() if steps else None
         with trace or NO_SPAN, others or NO_SPAN:
-            bid = self._bid(at, model, prompt, trace=trace)
+            bid = self.bid(at, model, prompt, trace=trace)
             if bid.request.tenant in gateway.blaming.blame.by_tenant:
                 gateway.blaming.require_harmless(bid)
             placer, dispatcher = gateway.placer, gateway.dispatcher
@@ -307,7 +240,7 @@ class _Call(msgspec.Struct, frozen=True):
             steps=tuple(steps),
             degraded=lambda other, name: self._degraded(at, other, name, trace, others),
             on_step=partial(gateway.observer.missed, self.ruling.service_class.name),
-            on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
+            on_shed=lambda shed, found: self.record(at, shed.request, found.view, found.decision, is_late=True),
         )
 
     def _race(self, at: int, placed: Placed, trace: PromptTrace | None) -> Race | None:
@@ -550,62 +483,6 @@ class _Call(msgspec.Struct, frozen=True):
         is_left = isinstance(end, CallerGone | DeadlineExceeded | asyncio.CancelledError)
         return is_left and placed.chosen.name not in placed.bid.failed and not self.failed
 
-    def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace | None) -> Bid:
-        """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
-        ask, gateway, (tokens, keys, held, _) = self.ask, self.gateway, prompt
-        reuse = self._reuse() if ask.document_spans else None
-        request = self._request(at, model, tokens, is_exact=reuse is None)
-        is_single, given = ask.sampling.choices == len(ask.inputs) == 1, ask.inputs[at]
-        beliefs, native = iter([held]), ask.natives[at] if ask.natives else None
-        untranslated = None if native is None else native.untranslated
-
-        def decide(asked: Request, avoiding: Collection[str], look: Look) -> tuple[ClusterView, Decision]:
-            began_at, latest = gateway.clock(), next(beliefs, None)
-            if gateway.config is not self.config:
-                asked = self._in_present_pools(asked)
-            # a request that waited or comes back asks the index again
-            latest = believed(tokens, keys, gateway) if latest is None else latest
-            policy, seen = self.config.policies[asked.policy], None if self.carrier.way is None else self.carrier.seen
-            waited_s = began_at - self.account.started_at
-            view, decision = decided(
-                asked, policy, latest, gateway, avoiding=avoiding, look=look, waited_s=waited_s, seen=seen
-            )
-            if trace is not None:
-                trace.decided(asked, view, decision, began_at=began_at)
-            return view, decision
-
-        def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
-            self._record(at, asked, view, decision)
-            return refusal_of(asked, view, decision, gateway.cluster.trouble, untranslated=untranslated)
-
-        return Bid(
-            request,
-            prompt=Prompt(
-                tokens.token_ids,
-                ask.bodies[at],
-                ask.path,
-                {**ask.passed_headers, **self.account.headers},
-                native,
-                reuse=reuse,
-            ),
-            echo=tokens.echo,
-            tools=tokens.tools,
-            thoughts=tokens.thoughts,
-            # another backend may go on with it
-            so_far=SoFar() if ask.stream and is_single and self.carrier.continues and untranslated is None else None,
-            arrived_at=self.account.started_at,
-            service_class=self.ruling.service_class,
-            new_tokens=request.expected_new_tokens or request.max_new_tokens,
-            decide=decide,
-            refusal=refusal,
-            # a shorter prompt than caches hold changes no belief
-            sent=partial(gateway.beliefs.sent, prompt=keys) if keys.keys or keys.token_ids else None,
-            ended=partial(learn, prompt, model.name, gateway),
-            way=self.carrier.way,
-            images=given.images if isinstance(given, Chat) else 0,
-            avoiding=ask.avoiding,
-        )
-
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace | None, others: _Others) -> Bid:
         """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
         or the prompt does not fit.
@@ -618,7 +495,7 @@ class _Call(msgspec.Struct, frozen=True):
             inputs = await tokenize(self.ask, model, tenant, gateway)
             common = gateway.prepared.of(model, tenant.domain, gateway.config)
             prompt = looked_up(inputs[at], self.ask.bodies[at], common, gateway)
-            other = self._bid(at, model, prompt, trace=trace)
+            other = self.bid(at, model, prompt, trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
@@ -630,37 +507,6 @@ class _Call(msgspec.Struct, frozen=True):
         except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
             return bid
 
-    def _record(
-        self, at: int, request: Request, view: ClusterView, decision: Decision, *, is_late: bool = False
-    ) -> None:
-        """Tell the log, the shadow and, if it asked, the client of a `decision` by which no backend gets the request.
-
-        `is_late`: the backend that it names would begin later than promised.
-        """
-        picked = decision
-        if is_late and decision.chosen is not None:
-            dropped = (*decision.dropped, (decision.chosen, "late"))
-            decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
-        self.gateway.observer.decided(request, decision, None, config_version=self.config.version)
-        self._compare(at, request, view, decision, picked)
-
-    def _compare(self, at: int, request: Request, view: ClusterView, decision: Decision, picked: Decision) -> None:
-        """Tell the shadow what the policy `picked` and, if it asked, the client why the `decision` was made."""
-        gateway, config = self.gateway, self.config
-        if gateway.shadow is not None:
-            found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
-            gateway.observer.shadowed(request, found)
-        if self.ask.explain:
-            why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
-            self.caller.explain(at, without_secrets(why, shown_name))
-
-    def _pools(self, model: ServedModel) -> tuple[str, ...] | None:
-        """That of a split which is for this session, user or call, if it serves the model; else those of the rule."""
-        rule = self.config.rules[self.ruling.rule - 1]
-        key = f"{self.facts.tenant.name} {self.ask.session or self.ask.user or self.caller.id}"
-        pool = self.gateway.splits.pool_of(rule, key)
-        return (pool,) if self.gateway.cluster.serves(pool, model.name) else self.ruling.pools
-
     def _mirrored(self, placed: Placed) -> Mirrored | None:
         """The mirror of the request of `placed`, if its rule has one and this request is in its share."""
         rule = self.config.rules[self.ruling.rule - 1]
@@ -668,17 +514,6 @@ class _Call(msgspec.Struct, frozen=True):
             return None
         last = max(self.config.classes.values(), key=lambda service_class: service_class.rank)
         return self.gateway.mirrors.begin(rule, rule.mirror, placed.bid, placed, last)
-
-    def _in_present_pools(self, asked: Request) -> Request:
-        """`asked`; if the file has changed and has none of its pools any more, in those that the new file gives it."""
-        present = self.gateway.config
-        if asked.pools is None or not present.pools.keys().isdisjoint(asked.pools):
-            return asked
-        try:
-            return replace(asked, pools=classify(self.facts, present).pools)
-        except ExpectedError:
-            # it may no longer ask so, and its own pools have the last word
-            return asked
 
     def _note_split(self, placed: Placed, *, has_failed: bool = False) -> None:
         """Count how the request of `placed` ended, if its rule has a split."""
@@ -689,48 +524,3 @@ class _Call(msgspec.Struct, frozen=True):
         is_late = not has_failed and has_missed(flight, placed.bid.arrived_at, service_class)
         how: How = "failed" if has_failed else "missed" if is_late else "kept"
         self.gateway.splits.ended(rule, placed.chosen.pool, how, service_class)
-
-    def _reuse(self) -> Reuse | None:
-        """Whether KV of documents may be approximate: as the client wants it, else the rule, else the tenant."""
-        budgets = (self.ask.reuse_budget, self.ruling.reuse_budget, self.facts.tenant.reuse_budget)
-        budget = next((budget for budget in budgets if budget is not None), EXACT)
-        return Reuse(self.ask.document_spans, budget) if budget < EXACT else None
-
-    def _request(self, at: int, model: ServedModel, tokens: Tokens, *, is_exact: bool) -> Request:
-        """The Request of prompt number `at`; `is_exact`: none of its KV may be approximate."""
-        ask, ruling, gateway, tenant = self.ask, self.ruling, self.gateway, self.facts.tenant.name
-        needs, sampling = (ask.needs, ask.sampling) if tokens.calls is None else wishes(ask, tokens)
-        is_single, service_class = len(ask.inputs) == 1, ruling.service_class
-        is_first_model = model.name == self.account.model
-        most_tokens = self.facts.max_new_tokens if is_single and is_first_model else room(ask, tokens, model)
-        rule = self.config.rules[ruling.rule - 1]
-        # other backends have exact KV of a prompt's beginning, and it is not known how much of what is held is that
-        is_fit, native = self.carrier.continues and is_exact, ask.natives[at] if ask.natives else None
-        return Request(
-            id=self.caller.id if is_single else f"{self.caller.id}-{at}",
-            tenant=tenant,
-            model=model.name,
-            domain=self.facts.tenant.domain,
-            prompt_tokens=tokens.count,
-            least_prompt_tokens=tokens.least,
-            likely_prompt_tokens=tokens.likely,
-            max_new_tokens=most_tokens,
-            service_class=service_class.name,
-            rank=service_class.rank,
-            priority=ask.priority,
-            block_keys=tokens.keys,
-            pools=ruling.pools if rule.split is None else self._pools(model),
-            policy=ruling.policy,
-            session=ask.session,
-            deadline_s=ask.deadline_s,
-            prefill_slice_tokens=service_class.prefill_slice_tokens,
-            preemptible=service_class.preemptible,
-            stream=ask.stream,
-            needs=needs,
-            sampling=sampling,
-            expected_new_tokens=gateway.lengths.expected(tenant, service_class.name, most=most_tokens),
-            promised=service_class,
-            may_transfer=is_fit and gateway.cluster.divides and may_transfer(native),
-            may_fetch=is_fit,
-            documents=ask.document_ids,
-        )

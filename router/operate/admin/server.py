@@ -24,9 +24,9 @@ from policies.errors import (
 )
 from policies.roles import Operator
 from router.call.caller import CallerGone
+from router.call.edges import outer_edge
 from router.call.identify import key_in
 from router.call.operators import THIS_MACHINE, asks_for_keys, operator_of, require_role
-from router.call.pipeline import outer_edge
 from router.operate.admin.auditing import add_auditing
 from router.operate.admin.batches import add_batches
 from router.operate.admin.budgets import add_budgets

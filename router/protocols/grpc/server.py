@@ -18,9 +18,10 @@ from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.bodies import PROTOBUF, Held
 from router.call.caller import CallerGone, Placement
+from router.call.edges import outer_edge
 from router.call.gateway import Gateway
 from router.call.identify import identified, identify, key_in
-from router.call.pipeline import outer_edge, serve
+from router.call.pipeline import serve
 from router.call.tracing import w3c_headers
 from router.protocols.counting import count_tokens
 from router.protocols.dialect import Answer, rate_limit_headers, usage_sum

@@ -26,10 +26,11 @@ from router.ask import Ask
 from router.call.bodies import SMALL_BYTES, Held
 from router.call.caller import CallerGone, Placement
 from router.call.disclosure import shown_name
+from router.call.edges import unplanned
 from router.call.gateway import Gateway
 from router.call.identify import identified, identify, key_in
 from router.call.operators import operator_of
-from router.call.pipeline import serve, unplanned
+from router.call.pipeline import serve
 from router.call.tracing import w3c_headers
 from router.fleet.cluster.served_model import ServedModel
 from router.protocols.aliases import aliased, changed, changed_bytes

@@ -25,8 +25,9 @@ from policies.errors import (
 from policies.nouns import Delta, Usage
 from router.call.bid import MOST_TRIES
 from router.call.caller import CallerGone
+from router.call.edges import outer_edge, together, within
 from router.call.outcome import outcome_of
-from router.call.pipeline import outer_edge, serve, together, within
+from router.call.pipeline import serve
 from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.openai.request import chat_ask, completion_ask
 from tests.router.callers import Listener, a_gateway, ended, well
