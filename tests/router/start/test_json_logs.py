@@ -67,9 +67,9 @@ def test_addresses_what_is_waited_for_and_the_end_are_lines_of_json(tmp_path: Pa
     assert "draining ..." in {line.get("message") for line in lines}
 
 
-def test_shards_that_up_starts_are_told() -> None:
+def test_shards_that_up_starts_are_told(tmp_path: Path) -> None:
     config = default_config(local=2, model="bundled")
-    for command in commands(config, json_logs=True):
+    for command in commands(config, tmp_path / "secret", json_logs=True):
         assert "--json-logs" in command.line("127.0.0.1:0")
-    for command in commands(config):
+    for command in commands(config, tmp_path / "secret"):
         assert "--json-logs" not in command.line("127.0.0.1:0")
