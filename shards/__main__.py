@@ -17,6 +17,7 @@ import typer
 
 from shards.before_loading import TokenSet, doubts_about, require_same_tokens
 from shards.bundled import NAME, weights
+from shards.gguf.packaged import PACKAGES, file_of
 from shards.kv.peer_identity import PeerTls, require_protected, secret_in
 from shards.lifeline import end_with_stdin
 from shards.logs import log_to_stderr, tell
@@ -165,11 +166,13 @@ def checkpoint_of(source: str) -> tuple[Path, str | None]:
     another one. Raises CheckpointError for such a file."""
     if source == "bundled":
         return weights(), NAME
-    path = Path(source)
+    path, name = Path(source), None
+    if not path.exists() and source in PACKAGES:
+        path, name = file_of(source), source
     if path.suffix == ".gguf" and path.is_file():
         from shards.gguf.folder import folder_of
 
-        return folder_of(path), path.stem
+        return folder_of(path), name or path.stem
     return path, None
 
 
@@ -327,7 +330,7 @@ def _certificates(settings: TlsSettings, *, is_server: bool, what: str) -> Certi
 def shard(
     context: typer.Context,
     model: Annotated[
-        str, typer.Option(help="A directory in Hugging Face format, a file in GGUF, or `bundled`.")
+        str, typer.Option(help="A directory in Hugging Face format, a file in GGUF, `smollm2`, or `bundled`.")
     ] = "bundled",
     listen: Annotated[
         str, typer.Option(help="host:port to serve gRPC on; port 0 picks a free one.")

@@ -27,6 +27,9 @@ from tls.settings import TlsSettings
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})
 """Kinds with addresses of the form host:port; the others have a URL."""
 
+PACKAGED = frozenset({"smollm2"})
+"""Models that shards find in an installed package."""
+
 BUNDLED = "bundled"
 """The model that comes with Pointsman, as `PoolSpec.model`."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from policies.errors import ConfigError
 from policies.sla.config import Config
-from policies.sla.pools import BUNDLED
+from policies.sla.pools import BUNDLED, PACKAGED
 from policies.sla.server import OPEN
 from policies.sla.usage import POSTGRES
 from router.call.operators import asks_for_keys
@@ -129,6 +129,8 @@ def require_engine() -> None:
 
 
 def _require_checkpoint(pool: str, path: Path) -> None:
+    if not path.exists() and str(path) in PACKAGED:
+        return
     if not path.exists():
         hint = "models are not downloaded: fetch one with `hf download ORG/NAME --local-dir ./NAME`"
         raise ConfigError(f"pool '{pool}' has the model {path}, which is not a directory", hint=hint)
