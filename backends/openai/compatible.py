@@ -13,11 +13,12 @@ from backends.http.errors import error_of
 from backends.http.exchange import Answer, Exchange, HttpOptions, WholeBody, decoded
 from backends.messages.answer import MESSAGES_PATH
 from backends.messages.passed import PassedMessage, PassedWholeMessage
-from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole, ReadWhole
+from backends.openai.answer import OpenAIAnswer, ReadWhole
 from backends.openai.calls import call_ids_in
 from backends.openai.continued import rest_of
 from backends.openai.endpoints import PATH as OPENAPI_PATH
 from backends.openai.endpoints import Endpoints, endpoints_in
+from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
 from backends.openai.prefill import PrefillAnswer, prefill_post
 from backends.openai.prompt import post_of, with_usage

@@ -17,7 +17,8 @@ from backends.http.sse import SseDecoder
 from backends.messages.answer import AnthropicAnswer
 from backends.messages.passed import PassedMessage
 from backends.ollama.answer import OllamaAnswer
-from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole, ReadWhole
+from backends.openai.answer import OpenAIAnswer, ReadWhole
+from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.tgi.answer import TGIAnswer
 from backends.triton.answer import TritonAnswer
 from router.batches.requests import requests_in

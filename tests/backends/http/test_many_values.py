@@ -14,7 +14,8 @@ from backends.http.frames import FrameDecoder
 from backends.http.lenient_json import _in_turns, read_json
 from backends.http.sse import SseBlocks, SseDecoder
 from backends.nesting import FEW_BYTES, MOST_AT_ONCE, has_many_values
-from backends.openai.answer import Chunk, Ear, OpenAIAnswer, PassedWhole, ReadWhole
+from backends.openai.answer import OpenAIAnswer, ReadWhole
+from backends.openai.passed import Chunk, Ear, PassedWhole
 from policies.errors import BackendErred
 from policies.nouns import Request
 

@@ -16,7 +16,7 @@ from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import AnthropicAnswer
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.ollama.answer import OllamaAnswer
-from backends.openai.answer import Ear, PassedWhole
+from backends.openai.passed import Ear, PassedWhole
 from backends.openai.responses import PassedResponse, PassedWholeResponse
 from backends.tgi.answer import TGIAnswer
 from backends.triton.answer import TritonAnswer

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from backends.http.exchange import Exchange
-from backends.openai.answer import Ear, OpenAIAnswer, PassedStream
+from backends.openai.answer import OpenAIAnswer
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.passed import Ear, PassedStream
 from policies.errors import (
     BackendErred,
     BackendFailed,

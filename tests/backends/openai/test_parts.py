@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from backends.ollama.answer import OllamaAnswer
-from backends.openai.answer import Ear, deltas_of
+from backends.openai.answer import deltas_of
+from backends.openai.passed import Ear
 from policies.nouns import Delta
 
 TEXT = {"type": "text", "text": "hello"}

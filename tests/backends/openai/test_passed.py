@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from backends.http.exchange import Answer
 from backends.http.passed import MOST_HELD_BYTES
-from backends.openai import answer as answers
-from backends.openai.answer import Ear, OpenAIAnswer, PassedStream, PassedWhole
+from backends.openai import passed as answers
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.passed import Ear, PassedStream, PassedWhole
 from policies.errors import BackendErred, BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
 from tests.backends.parts import a_request
