@@ -139,3 +139,18 @@ def test_a_page_of_an_engine_that_is_nested_deeply_or_has_many_values_is_nonsens
     with pytest.raises(BackendFailed, match="nonsense"):
         read(page, 1.0)
     assert defaults_in(page, "shard-1") == {}
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_a_member_that_was_left_undecoded_is_decoded_as_the_same_text_is(value: Any) -> None:
+    text = msgspec.json.encode(value)
+    assert decode_json(msgspec.Raw(text)) == decode_json(text) == decode_json(text.decode())
+
+
+def test_a_member_that_was_left_undecoded_has_a_limit_too() -> None:
+    with pytest.raises(TooDeep):
+        decode_json(msgspec.Raw(b"[" * (MOST_LEVELS + 1) + b"]" * (MOST_LEVELS + 1)))
