@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shards.gguf.header import Header
+from shards.gguf.header import GgufHeader
 from shards.gguf.tokens import tokenizer_of
 
 WEIGHTS, INDEX = "model.gguf", "tensors.json"
@@ -34,7 +34,7 @@ def folder_of(file: Path) -> Path:
     # a folder appears whole, however many processes make it at once
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        _fill(made, Header(file))
+        _fill(made, GgufHeader(file))
         (made / WEIGHTS).symlink_to(file)
         made.replace(folder)
     except OSError:
@@ -45,7 +45,7 @@ def folder_of(file: Path) -> Path:
     return folder
 
 
-def _fill(folder: Path, header: Header) -> None:
+def _fill(folder: Path, header: GgufHeader) -> None:
     tokenizer_of(header).save(str(folder / "tokenizer.json"))
     _write(folder / "config.json", header.config)
     # the header of a large vocabulary takes ten seconds to read

@@ -22,7 +22,7 @@ ARCHITECTURES = {
 _SCALED = ("linear", "yarn")
 
 
-class Header:
+class GgufHeader:
     """What the GGUF file at `path` says about itself. Raises BrokenCheckpoint or UnsupportedCheckpoint."""
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class Header:
             )
 
     def __repr__(self) -> str:
-        return f"<Header of {self.path}, {self.architecture}>"
+        return f"<GgufHeader of {self.path}, {self.architecture}>"
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value called `name`, `default` if there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from shards.gguf.header import Header
+from shards.gguf.header import GgufHeader
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -42,7 +42,7 @@ Source: llama.cpp, llama-vocab.cpp.
 """
 
 
-def tokenizer_of(header: Header) -> Tokenizer:
+def tokenizer_of(header: GgufHeader) -> Tokenizer:
     """The tokenizer. Raises BrokenCheckpoint or UnsupportedCheckpoint."""
     kind, words = str(header.get("tokenizer.ggml.model", "")), header.get("tokenizer.ggml.tokens")
     if not words:
@@ -63,7 +63,7 @@ def tokenizer_of(header: Header) -> Tokenizer:
     return tokenizer
 
 
-def _of_bytes(header: Header, vocabulary: dict[str, int]) -> Tokenizer:
+def _of_bytes(header: GgufHeader, vocabulary: dict[str, int]) -> Tokenizer:
     pre = str(header.get("tokenizer.ggml.pre", "gpt-2"))
     if pre not in PATTERNS:
         known = ", ".join(PATTERNS)
@@ -79,7 +79,7 @@ def _of_bytes(header: Header, vocabulary: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
-def _of_characters(header: Header, vocabulary: dict[str, int], words: Sequence[str]) -> Tokenizer:
+def _of_characters(header: GgufHeader, vocabulary: dict[str, int], words: Sequence[str]) -> Tokenizer:
     scores = dict(zip(words, header.get("tokenizer.ggml.scores") or [0.0] * len(words), strict=True))
     unknown = words[int(header.get("tokenizer.ggml.unknown_token_id", 0))]
     tokenizer = Tokenizer(
@@ -106,7 +106,7 @@ def _merges(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[
     return [pair for *_, pair in sorted(found)]
 
 
-def _begin(header: Header, tokenizer: Tokenizer, words: Sequence[str]) -> None:
+def _begin(header: GgufHeader, tokenizer: Tokenizer, words: Sequence[str]) -> None:
     """Have texts begin with the token that the file puts there."""
     number = header.get("tokenizer.ggml.bos_token_id")
     if number is None or not header.get("tokenizer.ggml.add_bos_token", header.get("tokenizer.ggml.model") == "llama"):
