@@ -74,7 +74,7 @@ def run_at(port: AdminPort, asked: Mapping[str, str], format: str) -> None:  # n
     try:
         found = msgspec.json.decode(answer)
         rows = [{"currency": "", **row} for row in found["usage"]]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError) as error:
         raise port.no_reply(error) from error
     if format == "json":
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
