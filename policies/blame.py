@@ -302,7 +302,8 @@ def _served_others(failures: Iterable[FailedTry], served_since: ServedSince) -> 
 def _is_companion(failure: FailedTry, other: FailedTry) -> bool:
     """Were both lost in one death?"""
     is_death = failure.harm is other.harm is Harm.DIED
-    return is_death and failure.backend == other.backend and abs(failure.at - other.at) <= _COMPANIONS_S
+    were_there = failure.sent_at < other.at and other.sent_at < failure.at
+    return is_death and were_there and failure.backend == other.backend and abs(failure.at - other.at) <= _COMPANIONS_S
 
 
 def _are_explained(failures: Sequence[FailedTry], others: Iterable[FailedTry], *, by_shape: bool = False) -> bool:
