@@ -97,6 +97,6 @@ def _has_template(folder: Path) -> bool:
         return True
     try:
         settings = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(settings, dict) and bool(settings.get("chat_template"))

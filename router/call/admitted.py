@@ -34,9 +34,7 @@ from router.text.tokenize import Tokens
 
 
 class AdmittedCall(msgspec.Struct, frozen=True):
-    """One admitted call, with all that its prompts share: what each of them asks of the dispatcher, and who is told of
-    the decisions for it.
-    """
+    """One admitted call, with all that its prompts share: requests to the dispatcher, listeners for decisions."""
 
     caller: Caller
     ask: Ask

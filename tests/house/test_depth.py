@@ -17,6 +17,8 @@ CERTAIN = {
     "router/start/commands/local_shards.py start": "what a shard of our own says",
     "router/shared/documents/redis.py notes": "a struct without values of any form",
     "router/shared/documents/redis.py _read": "a struct without values of any form",
+    "router/shared/store/redis_levels.py _levels": "tuples without values of any form",
+    "shards/gguf/tensors.py __init__": "an index of our own, and a struct without values of any form",
     "router/protocols/http/document_sets.py computing_ask": "messages whose depth was checked when they came",
     "backends/fastchat/backend.py generate": "a body of our own",
     "shards/grammar/trial.py serve": "from the shard itself",

@@ -8,6 +8,7 @@ import msgspec
 
 from policies.quota.ledger import MeterLevel, milliseconds
 from router.shared.redis.line import RedisLine
+from router.shared.store.scripts import OPEN
 
 _Parts = list[tuple[str, int, int, int]]
 """What a reservation took: each meter's name and rate, the amount and the stamp (`router/shared/store/scripts.py`)."""
@@ -68,6 +69,8 @@ def _levels(ledger: str, stored: dict[bytes, bytes], held: Sequence[bytes]) -> l
             reserved[key] = reserved.get(key, 0) + amount
     found = []
     for field, value in stored.items():
+        if field.startswith(OPEN):
+            continue
         name, (used, at) = field.decode(), map(int, value.split())
         settled = used - reserved.get((name, None), 0) - reserved.get((name, at), 0)
         if settled > 0:

@@ -15,6 +15,9 @@ integers below 2**53, which Lua's doubles hold exactly. Needs Redis 6.2 or any V
 
 from __future__ import annotations
 
+OPEN = b"open/"
+"""What the fields begin with that hold what open reservations have of a budget."""
+
 _PRELUDE = """
 local levels, held, due = KEYS[1], KEYS[2], KEYS[3]
 local now = tonumber(ARGV[1])
