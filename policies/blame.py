@@ -19,7 +19,7 @@ _MOST = 1024
 """Failures that are remembered, requests that are to blame, and shapes that were answered."""
 
 _MOST_ALONE = 3
-"""Failures at one backend that tell as much as those of two backends."""
+"""Failures at one backend, one after the other, that tell as much as those of two backends."""
 
 _MOST_IN_TURN = 3
 """Requests of one shape that may harm backends, one after the other, before others of that shape are refused."""
@@ -102,10 +102,10 @@ class _Sentence(NamedTuple):
 class Blame:
     """The failures of late, and the requests that are to blame for some of them; the oldest go first beyond `most`.
 
-    Requests of one digest are to blame once two backends failed at them, or one three times, and one of these has
-    served other requests since. If backends hung or died at them, twice is enough where nothing else explains it:
-    neither did these backends so at another request at another time, nor was another request there at two of the
-    deaths.
+    Requests of one digest are to blame once two backends failed at them, or one three times in turn, and one of these
+    has served other requests since. If backends hung or died at them, twice in turn is enough where nothing else
+    explains it: neither did these backends so at another request at another time, nor was another request there at two
+    of the deaths.
 
     Requests of one shape are to blame once three of them, each sent after the one before had ended, did such harm, with
     none of that shape answered since, and those of other tenants do not explain it.
@@ -208,7 +208,7 @@ class Blame:
     def _of_digest(self, suspect: Suspect) -> Sequence[FailedTry] | None:
         """The harm that requests of its digest did; None if that is too little to tell anything."""
         alike = [each for each in self._by_digest.get(suspect.key, ()) if each.harm is not Harm.ERRED]
-        return alike if len(alike) > 1 else None
+        return alike if len(_occasions(alike)) > 1 else None
 
     def _of_shape(self, suspect: Suspect) -> Sequence[FailedTry] | None:
         """The harm that requests of its shape did; None if that is too little to tell anything."""
@@ -291,7 +291,7 @@ class Blame:
 
 def _are_enough(failures: Sequence[FailedTry]) -> bool:
     """Did two backends fail, or one again and again?"""
-    return len({failure.backend for failure in failures}) > 1 or len(failures) >= _MOST_ALONE
+    return len({failure.backend for failure in failures}) > 1 or len(_occasions(failures)) >= _MOST_ALONE
 
 
 def _served_others(failures: Iterable[FailedTry], served_since: ServedSince) -> bool:
@@ -325,7 +325,18 @@ def _are_explained(failures: Sequence[FailedTry], others: Iterable[FailedTry], *
     return any(len(deaths) > 1 for deaths in shared.values())
 
 
-def _in_turn(harms: Sequence[FailedTry]) -> int:
+def _occasions(failures: Iterable[FailedTry]) -> Sequence[FailedTry]:
+    """Those of `failures` of which each was sent after the one before had ended: requests that a backend has at one
+    time, equal ones too, fail for one reason.
+    """
+    found = list[FailedTry]()
+    for failure in failures:
+        if not found or failure.sent_at > found[-1].at:
+            found.append(failure)
+    return found
+
+
+def _in_turn(harms: Iterable[FailedTry]) -> int:
     """How many different requests did `harms`, each sent after the one before had ended?"""
     digests, ended_at = set[bytes](), -math.inf
     for harm in harms:

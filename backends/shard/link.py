@@ -450,12 +450,14 @@ class ShardLink:
         """Fail all requests and calls that wait on the lost stream."""
         self._session, self._trouble = None, trouble
         self._settled.set()
+        # a shard that drains ends by itself, and no request is the cause of that
+        kind = BackendFailed if self.load.draining else BackendLost
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
-            inbox.fail(BackendLost(f"{self.name} was lost: {trouble}"))
+            inbox.fail(kind(f"{self.name} was lost: {trouble}"))
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(BackendLost(f"{self.name} was lost: {trouble}"))
+                answer.set_exception(kind(f"{self.name} was lost: {trouble}"))
 
 
 async def _speak(call: Any, session: _Session, heartbeat_s: float | None) -> None:

@@ -70,6 +70,23 @@ def test_errors_of_two_backends_or_three_of_one_blame_the_request_if_a_backend_o
     assert blame.refuses(suspect("1"), 3.0, NOTHING) is is_to_blame
 
 
+@pytest.mark.parametrize("harm", Harm)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_equal_requests_that_a_backend_has_at_one_time_fail_for_one_reason(count: int, harm: Harm) -> None:
+    blame = Blame()
+    together = [failure("1", "a", 10.0 + 0.01 * number, harm, sent_s=5.0) for number in range(count)]
+    assert told(blame, *together, served=BOTH) == [False] * count
+    assert not blame.refuses(suspect("1"), 11.0, BOTH)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_equal_requests_at_two_backends_that_end_together_are_no_cause_of_it(harm: Harm) -> None:
+    blame = Blame()
+    ended = [failure("1", name, 10.0, harm, sent_s=5.0) for name in "aabb"]
+    assert told(blame, *ended) == [False] * 4
+    assert not blame.refuses(suspect("1"), 11.0, NOTHING)
+
+
 def test_it_is_refused_later_once_a_backend_that_failed_serves_others() -> None:
     blame = Blame()
     told(blame, *erred("1", "a", "b"))
