@@ -404,7 +404,9 @@ async def test_what_a_tenants_request_provokes_makes_no_backend_ill_and_is_not_s
         before = poisoned()
         assert (await ask("poison 0"))[0] == 502
         assert poisoned() - before <= 1
-        assert (await ask("fine"))[0] == 200, "another request of that tenant"
+        # requests of a shape that cost backends their connections again and again go one at a time, after a pause
+        other = "fine " * 99 if fault in (closes, breaks_off) else "fine"
+        assert (await ask(other))[0] == 200, "another request of that tenant"
         router.check()
 
 
