@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -29,7 +29,6 @@ from router.start.build import Parts
 from router.start.commands.greeting import greet
 from router.start.commands.lending import lending_flags, secret_of_a_run
 from router.start.commands.local_shards import LocalShards, ShardCommand
-from router.start.commands.own_store import OwnStore, find_server
 from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
 from router.start.commands.shard_options import link_options, shard_flags
 from router.start.config_file import Contents
@@ -38,6 +37,9 @@ from router.start.preflight import require_startable
 from router.start.state import BUDGETS
 from router.start.threads import switch_often
 from router.start.tls import ports_in_clear
+
+if TYPE_CHECKING:
+    from router.start.commands.own_store import OwnStore
 from shards.collector import spare_what_stays
 
 _log = logging.getLogger("pointsman.start")
@@ -89,6 +91,9 @@ def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
         return uvloop.run(run_processes(arguments, count, _log.warning))
     state = config.server.state
     budgets = None if state in {None, STATE_OFF} else Path(state) / BUDGETS
+    # redis takes 0.2 s to import, and imports OpenTelemetry with it
+    from router.start.commands.own_store import OwnStore, find_server
+
     store = OwnStore(find_server(os.environ), config.store.namespace, budgets)
     return uvloop.run(_run_sharing(store, arguments, count))
 

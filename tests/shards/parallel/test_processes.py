@@ -151,7 +151,7 @@ def test_an_idle_shard_ends_with_any_of_its_processes(checkpoint, victim):
         said = shard.stderr.read()
     if victim == "another":
         assert "part 1 of this shard ended with status -9" in said
-    assert shard.wait(20) == (2 if victim == "another" else -9)
+    assert shard.wait(20) == (1 if victim == "another" else -9)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_the_error_of_the_process_that_cou
     others = PartProcesses(
         str(tmp_path), size=2, dtype="auto", kv_dtype="auto", device="cpu", threads=1, abort=lambda _: None
     )
-    with pytest.raises(ValueError, match="part 1 cannot be loaded: architecture none is not supported"):
+    with pytest.raises(ValueError, match=r"part 1 cannot be loaded: config\.json names neither"):
         others.await_loaded(None)
     others.close()
 

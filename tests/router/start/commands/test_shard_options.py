@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from policies.sla.parse import parse
 from router.start.commands.shard_options import link_options, shard_flags, shard_options
 from router.start.commands.up import commands, with_addresses
 
+SECRET = Path("/run/secret")
 OPTIONS: dict[str, Any] = {"dtype": "int8", "kv-memory": "0.5", "deterministic": "true", "attach_s": "60"}
 
 
@@ -18,7 +20,7 @@ def a_config(**options: Any) -> Config:
 
 def test_options_of_local_shards_become_flags_and_the_links_stay_with_the_router() -> None:
     config = a_config(**OPTIONS)
-    first, second = commands(config)
+    first, second = commands(config, SECRET)
     line = first.line("127.0.0.1:0")
     assert line[line.index("--model") : line.index("--listen")] == ["--model", "/m"]
     assert line[line.index("--dtype") :] == ["--dtype", "int8", "--kv-memory", "0.5", "--deterministic"]
@@ -29,7 +31,7 @@ def test_options_of_local_shards_become_flags_and_the_links_stay_with_the_router
 
 @pytest.mark.parametrize("threads", [None, 3])
 def test_a_pools_threads_count_more_than_its_part_of_the_cores(threads: int | None) -> None:
-    first, _ = commands(a_config(**({} if threads is None else {"threads": threads})))
+    first, _ = commands(a_config(**({} if threads is None else {"threads": threads})), SECRET)
     line = first.line("127.0.0.1:0")
     # of a flag that is there twice, the last one counts
     last = len(line) - line[::-1].index("--threads")
@@ -39,14 +41,18 @@ def test_a_pools_threads_count_more_than_its_part_of_the_cores(threads: int | No
 def test_the_processes_of_a_shard_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 13)
     text = "pools: {a: {local: 2, options: {tensor-parallel: 2}}, b: {local: 2}}"
-    lines = [command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}))]
+    lines = [
+        command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}), SECRET)
+    ]
     assert [line[line.index("--threads") + 1] for line in lines] == ["2"] * 4
     assert [line.count("--tensor-parallel") for line in lines] == [1, 1, 0, 0]
 
 
 def test_shards_that_may_use_the_gpu_divide_it_and_those_on_the_cpu_do_not_count() -> None:
     text = "pools: {a: {local: 2}, b: {local: 1}, c: {local: 4, options: {device: cpu}}}"
-    lines = [command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}))]
+    lines = [
+        command.line("127.0.0.1:0") for command in commands(parse(text, source="sla.yaml", environment={}), SECRET)
+    ]
     assert [line[line.index("--gpu-shards") + 1] for line in lines] == ["3"] * 7
 
 
