@@ -49,12 +49,13 @@ async def test_the_document_of_a_shard_that_drains_or_ends_is_cached_at_the_othe
             shards = await stack.enter_async_context(LocalShards(list(commands(config, secret))))
             router = await stack.enter_async_context(Router(with_addresses(config, shards.addresses)))
             assert await router.wait_until_reached(60)
-            paper = document(random.Random(7), facts_within(900))
+            paper = document(random.Random(7), facts_within(1_800))
             first, second, third = (prompt(paper.text, each.question) for each in paper.questions[:3])
             before = await ask(router, first)
             assert before.cached_tokens == 0
             # one that drains lends its blocks
             cluster = router.gateway.cluster
+            await eventually(lambda: len(cluster.lenders) == 2, within_s=20)
             cluster.drain(before.backend)
             lent = await ask(router, second)
             assert lent.backend != before.backend
