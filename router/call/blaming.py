@@ -19,9 +19,6 @@ from router.fleet.cluster.flights import Flight
 _TOGETHER_S = 0.05
 """Requests that a backend has when it is lost are known to be lost after this."""
 
-_IDLE_S = 1.0
-"""So long before its request a connection that had lain idle may have been lost."""
-
 _log = logging.getLogger("pointsman.pipeline")
 
 
@@ -67,7 +64,7 @@ class Blaming(msgspec.Struct, frozen=True):
         if harm is None:
             return False
         # a connection that lay idle was there before: a death of a moment ago is the one that it was lost in
-        sent_at = placed.flight.sent_at - (_IDLE_S if isinstance(error, IdleLost) else 0.0)
+        sent_at = placed.flight.sent_at - (_TOGETHER_S if isinstance(error, IdleLost) else 0.0)
         failure = FailedTry(sent_at, self.clock(), placed.chosen.name, suspect_of(placed.bid), harm)
         failures = self.blame.failed(failure, self.cluster.served_since)
         if not failures and harm is not Harm.ERRED and self.blame.is_suspect(failure.suspect):

@@ -223,8 +223,9 @@ async def test_what_lines_of_one_tenant_provoke_hurts_no_other(
                 assert not ill(router)
         executed = sum((engine.executed for engine in engines), Counter[str]())
         if fault in HARMFUL:
-            # what others had there at two deaths is not told apart from what killed them
-            assert executed.total() <= (2 + beside if same else 3 * LINES if beside else 9)
+            # what others had there at two deaths is not told apart from what killed them, nor is a connection that had
+            # lain idle and was lost in a death of the moment before
+            assert executed.total() <= (3 + beside if same else 3 * LINES if beside else 9)
         assert same or max(executed.values()) <= 3
         async with asyncio.timeout(20):
             # an engine that is just back may not be known to be
