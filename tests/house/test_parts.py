@@ -116,3 +116,14 @@ def test_a_machine_that_takes_longer_for_its_work_is_slower(parts: ModuleType, m
     assert parts.slowness() > 1
     monkeypatch.setattr(parts, "WORK_S", 1e6)
     assert parts.slowness() == 1.0
+
+
+def test_a_part_that_depends_on_registries_is_told_and_does_not_decide(
+    parts: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [parts.Row("test", "passed"), parts.Row("pins", "failed", decides=False)]
+    monkeypatch.setattr(parts, "all_parts", lambda: rows)
+    assert parts.main([]) == 0
+    assert "pins       failed" in capsys.readouterr().out
+    monkeypatch.setattr(parts, "all_parts", lambda: [*rows, parts.Row("bandit", "failed")])
+    assert parts.main([]) == 1
