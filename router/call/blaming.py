@@ -17,7 +17,7 @@ from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 
 _TOGETHER_S = 0.05
-"""Requests that a backend has when it is lost are known to be lost after this."""
+"""Requests that a backend has when it is lost are known to be lost after this, and so are connections that lie idle."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
