@@ -129,8 +129,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     STATE.cleanup()
+    if hasattr(session.config, "workerinput"):  # a worker of pytest-xdist, which may outlive a run that was killed
+        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:  # a worker of pytest-xdist, with only a part of the tests
+    if reporter is None:
         return
     if len(reporter.stats.get("passed", ())) < session.config.getoption("at_least"):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
