@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ pools:
     kind: openai_compatible
     model: m
     at: {at}
-    health: {{probe_every: 200ms, first_byte: 300ms..20s, first_token: 600ms..20s, between_tokens: 600ms..20s}}
+    health: {{probe_every: 200ms, first_byte: 300ms..1h, first_token: 600ms..1h, between_tokens: 600ms..1h}}
 rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
-TIMEOUT_S = 0.6
-BOUND_S = TIMEOUT_S + 2.0
+# A router that did not learn how fast these servers answer would wait for an hour, and the test end at its limit.
 
 
 @dataclass(eq=False)
@@ -57,16 +55,16 @@ class Fleet:
     servers: list[Hanging]
     http: aiohttp.ClientSession
 
-    async def ask(self, number: int) -> tuple[str, float, str]:
-        """The backend, the seconds that the answer took, and its body."""
+    async def ask(self, number: int) -> tuple[str, str]:
+        """The backend, and the body of the answer."""
         messages = [{"role": "user", "content": f"Question {number}"}]
-        body, began = {"model": "m", "messages": messages, "max_tokens": 8, "stream": True}, time.perf_counter()
+        body = {"model": "m", "messages": messages, "max_tokens": 8, "stream": True}
         async with self.http.post(f"{self.router.http_url}/v1/chat/completions", json=body) as answer:
             text = await answer.text()
             assert answer.status == 200, text
-            return answer.headers["x-pointsman-backend"], time.perf_counter() - began, text
+            return answer.headers["x-pointsman-backend"], text
 
-    async def asked(self, requests: int) -> list[tuple[str, float, str]]:
+    async def asked(self, requests: int) -> list[tuple[str, str]]:
         return await asyncio.gather(*map(self.ask, range(requests)))
 
 
@@ -95,8 +93,7 @@ async def test_requests_that_hang_are_answered_by_the_other_server(how: str) -> 
         assert len(fleet.servers[0].received) > before, "it had some of them"
         for later in range(10):
             answers.append(await fleet.ask(later))
-        assert {name for name, _, _ in answers} == {"own-1"}
-        assert max(seconds for _, seconds, _ in answers) < BOUND_S
+        assert {name for name, _ in answers} == {"own-1"}
         fleet.servers[0].hangs = None
 
 
@@ -107,10 +104,9 @@ async def test_a_request_that_hangs_alone_is_answered_by_the_other_server_and_it
         hung = asyncio.create_task(fleet.ask(0))
         await eventually(lambda: slow.open_requests or hung.done())
         slow.hangs = None
-        name, seconds, _ = await hung
+        name, _ = await hung
         assert name == "own-1"
-        assert seconds < BOUND_S
-        assert {backend for backend, _, _ in await fleet.asked(16)} == {"own-0", "own-1"}
+        assert {backend for backend, _ in await fleet.asked(16)} == {"own-0", "own-1"}
 
 
 async def test_a_stream_that_hangs_between_two_tokens_ends() -> None:
@@ -118,5 +114,4 @@ async def test_a_stream_that_hangs_between_two_tokens_ends() -> None:
         for server in fleet.servers:
             server.hangs_after = 2
         answers = await fleet.asked(8)
-        assert max(seconds for _, seconds, _ in answers) < BOUND_S
-        assert all('"error"' in text for _, _, text in answers)
+        assert all('"error"' in text for _, text in answers)

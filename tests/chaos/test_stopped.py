@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,12 +23,13 @@ pools:
     kind: openai_compatible
     model: m
     at: {at}
-    health: {{probe_every: 200ms, probe_timeout: 1s, suspect_after: 400ms}}
+    health:
+      {{probe_every: 200ms, probe_timeout: 1s, suspect_after: 400ms,
+        first_byte: 1h, first_token: 1h, between_tokens: 1h}}
 rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
-BOUND_S = 2.5
-"""Most seconds of a request: a probe begins, its time passes, the other backend answers; times three."""
+# Probes alone find a stopped process: without them a request would wait there for an hour.
 
 
 def a_server(name: str, folder: Path) -> tuple[Program, str]:
@@ -62,32 +62,26 @@ async def test_requests_at_a_stopped_backend_go_to_the_other_one_and_it_is_used_
 ) -> None:
     async with two_servers(tmp_path) as (router, (stopped, _)), aiohttp.ClientSession() as http:
 
-        async def ask(number: int) -> tuple[str, float]:
+        async def ask(number: int) -> str:
             body = {"model": "m", "messages": [{"role": "user", "content": f"Question {number}"}], "max_tokens": 4}
-            began = time.perf_counter()
             async with http.post(f"{router.http_url}/v1/chat/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
-                return answer.headers["x-pointsman-backend"], time.perf_counter() - began
+                return answer.headers["x-pointsman-backend"]
 
         async def in_use() -> set[str]:
-            return {name for name, _ in await asyncio.gather(*map(ask, range(8)))}
+            return set(await asyncio.gather(*map(ask, range(8))))
 
         async with asyncio.timeout(20):
             while len(await in_use()) < 2:
                 pass
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
-            answers = await asyncio.gather(*map(ask, range(16)))
-            assert {name for name, _ in answers} == {"own-1"}
-            assert max(seconds for _, seconds in answers) < BOUND_S
-            later = [await ask(number) for number in range(8)]
-            assert max(seconds for _, seconds in later) < BOUND_S
+            assert set(await asyncio.gather(*map(ask, range(16)))) == {"own-1"}
+            assert {await ask(number) for number in range(8)} == {"own-1"}
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
-        went_on_at = time.perf_counter()
         async with asyncio.timeout(20):
             while "own-0" not in await in_use():
                 pass
-        assert time.perf_counter() - went_on_at < BOUND_S
         router.check()

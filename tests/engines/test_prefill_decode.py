@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,8 @@ from tests.shards.attached import eventually
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
 
-PATIENCE_S = {"stopped_before": 7.0, "killed_before": 7.0, "killed_after_the_first_leg": 15.0}
-"""The limit of the first leg, or the timeout of the engine that cannot fetch the KV of a dead one; and 2 s each."""
+PHASES = ("stopped_before", "killed_before", "killed_after_the_first_leg")
+"""How long each may take is for tests/router/call/test_prefill.py, in virtual time."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ async def test_answers_are_those_of_a_single_engine_and_kv_is_transferred(pair: 
     assert [answer.usage["prompt_tokens"] for answer in through] == [one.usage["prompt_tokens"] for one in single]
 
 
-@pytest.mark.parametrize("phase", PATIENCE_S)
+@pytest.mark.parametrize("phase", PHASES)
 async def test_without_the_engine_that_computes_prompts_the_other_one_does(
     pair: tuple[VLLM, VLLM], monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -103,10 +102,8 @@ async def test_without_the_engine_that_computes_prompts_the_other_one_does(
                 return done
 
             monkeypatch.setattr(type(router.gateway.first_legs), "run", lambda _, *args: then_killed(*args))
-        began_at = time.monotonic()
         try:
             answer = await client.chat(question)
-            assert time.monotonic() - began_at < PATIENCE_S[phase]
             assert answer.usage["prompt_tokens"] > 100
             router.check()
         finally:

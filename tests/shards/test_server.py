@@ -132,11 +132,9 @@ async def test_an_idle_router_gets_heartbeats_even_before_the_first_step() -> No
     async with a_shard(heartbeat_s=0.05) as server, a_channel(server) as channel:
         router = HandRouter(channel)
         assert (await router.hello()).heartbeat_ms == 50
-        began_at = asyncio.get_running_loop().time()
         for _ in range(4):
             report = await router.until(lambda report: not report.HasField("welcome"))
             assert report.epoch == server.service.epoch
-        assert asyncio.get_running_loop().time() - began_at < 1.0
 
 
 async def test_a_router_that_promised_heartbeats_and_sends_none_loses_its_stream_and_its_requests() -> None:

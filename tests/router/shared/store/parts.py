@@ -110,6 +110,12 @@ class RedisServer:
     def admin(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self.socket))
 
+    def time_s(self) -> float:
+        """Unix time by the server's clock."""
+        with self.admin() as admin:
+            seconds, microseconds = admin.time()
+        return float(seconds + 1e-6 * microseconds)
+
     def clean(self) -> None:
         self.start()
         with self.admin() as admin:
