@@ -43,9 +43,8 @@ from policies.nouns import ClusterView, Decision, Delta, Request
 from policies.predict import predicted_ttft_s
 from policies.rules import Facts, classify
 from policies.sla.parse import parse
-from router.call.bid import Look, decided
+from router.call.bid import Look
 from router.call.gateway import Gateway
-from router.call.prepare import believed
 from router.fleet.cluster.flights import Flight
 from router.fleet.prompt_keys import PromptKeys
 from router.start.build import build
@@ -117,7 +116,7 @@ class Bench:
         return Facts(tenant, MODEL, tokens.count, 512, uncached)
 
     def held(self, tokens: Tokens) -> Mapping[str, int]:
-        return believed(tokens, PromptKeys(tokens.keys, MODEL), self.gateway)
+        return self.gateway.lookup.believed(tokens, PromptKeys(tokens.keys, MODEL))
 
     def request(self, tokens: Tokens, held: Mapping[str, int]) -> Request:
         ruling = classify(self.facts(tokens, held), self.gateway.config)
@@ -128,7 +127,7 @@ class Bench:
         gateway, held = self.gateway, self.held(tokens)
         request = self.request(tokens, held)
         policy = gateway.config.policies[request.policy]
-        view, decision = decided(request, policy, held, gateway, look=Look(all_backends=all_backends))
+        view, decision = gateway.decider.decide(request, policy, held, look=Look(all_backends=all_backends))
         gateway.observer.decided(request, decision, None, config_version=gateway.config.version)
         return view, decision
 
@@ -229,7 +228,7 @@ def measured(bench: Bench, rounds: int) -> dict[str, list[float]]:
         return list(map(look_up, prompt.keys)), [report() for report in reports]
 
     def choice(held: Mapping[str, int], request: Request) -> object:
-        return decided(request, gateway.config.policies[request.policy], held, gateway)
+        return gateway.decider.decide(request, gateway.config.policies[request.policy], held)
 
     for _ in range(rounds):
         for prompt in bench.prompts:
@@ -264,8 +263,8 @@ class Compared:
         held = bench.held(prompt)
         request = bench.request(prompt, held)
         policy = bench.gateway.config.policies[request.policy]
-        few, chosen = decided(request, policy, held, bench.gateway)
-        everything, best = decided(request, policy, held, bench.gateway, look=Look(all_backends=True))
+        few, chosen = bench.gateway.decider.decide(request, policy, held)
+        everything, best = bench.gateway.decider.decide(request, policy, held, look=Look(all_backends=True))
         name, best_name = (made.chosen or made.awaits for made in (chosen, best))
         assert (name is None) == (best_name is None), "a shortlist refuses what others take"
         self.refused[name is None] += 1

@@ -28,7 +28,6 @@ from policies.sla.parse import parse
 from router.ask import Ask, Chat
 from router.call.bodies import Held
 from router.call.gateway import Gateway
-from router.call.identify import identity_of
 from router.call.pipeline import serve
 from router.start.build import build
 
@@ -96,8 +95,8 @@ async def a_gateway(stack: AsyncExitStack, keys: Mapping[str, Any]) -> Gateway:
     await stack.enter_async_context(gateway.cluster)
     while not gateway.is_ready():
         await gateway.cluster.health_changed()
-    assert gateway.tokens is not None
-    [issuer] = gateway.tokens.issuers.known()
+    assert gateway.identities.tokens is not None
+    [issuer] = gateway.identities.tokens.issuers.known()
     assert await issuer.fetch(), issuer.trouble
     return gateway
 
@@ -115,7 +114,7 @@ def identified_s(gateway: Gateway, key_of: Callable[[int], str], times: int) -> 
     keys = [key_of(number) for number in range(times)]
     began_s = time.process_time()
     for key in keys:
-        identity_of(key, gateway.config, gateway.keys, gateway.tokens)
+        gateway.identities.of(key, gateway.config)
     return (time.process_time() - began_s) / times
 
 

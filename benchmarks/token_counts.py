@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from policies.sla.parse import parse
-from router.call.prepare import find_model, tokenize
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.start.app import Router
 from router.text.token_ids import unpack
@@ -106,7 +105,8 @@ async def counted(router: Router, http: aiohttp.ClientSession, call: Call) -> Co
     gateway = router.gateway
     tenant = gateway.config.anonymous or next(iter(gateway.config.tenants.values()))
     ask = (chat_ask if call.path == CHAT_PATH else completion_ask)(dict(call.body), {})
-    tokens = await tokenize(ask, find_model(ask.model, tenant, gateway), tenant, gateway)
+    model = gateway.models.find(ask.model, tenant, gateway.config)
+    tokens = await gateway.prompts.tokens(ask, model, tenant, gateway.config)
     assert all(counts.token_ids for counts in tokens), f"{call.kind}: only estimated"
     async with http.post(router.http_url + call.path, json={**call.body, "return_token_ids": True}) as reply:
         content = await reply.json()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -25,9 +25,6 @@ from http1.host import is_host
 from http1.limits import ServerLimits
 from http1.message import EMPTY_LINE, Deadline, Headers, Incoming, Lines, appended, header_lines, until_empty_line
 from http1.spoken import other_protocol
-
-if TYPE_CHECKING:
-    from http1.server import HttpServer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Those that handlers see. The parser knows more, of other protocols."""
@@ -394,13 +391,49 @@ Handler = Callable[[Request], Awaitable[Reply]]
 """Answers a request. It is cancelled when the client has gone. An HttpError becomes an answer of its status."""
 
 
+class Strangers(Protocol):
+    """Connections that have sent no request yet."""
+
+    def discard(self, connection: ClientConnection, /) -> None:
+        """The client has begun a request, or has gone."""
+        ...
+
+
+class Owner(Protocol):
+    """What a connection needs of its server. `unserved` are connections on which no handler runs."""
+
+    handler: Handler
+    limits: ServerLimits
+    clock: Callable[[], float]
+    refuse: Callable[[HttpError], Response]
+    is_draining: bool
+    unserved: dict[ClientConnection, None]
+
+    @property
+    def strangers(self) -> Strangers:
+        """Those of the server."""
+        ...
+
+    def add(self, connection: ClientConnection, peer: object) -> bool:
+        """A client has connected, from a socket with the name `peer`; may it stay?"""
+        ...
+
+    def wait(self, connection: ClientConnection) -> None:
+        """No handler runs for this stranger."""
+        ...
+
+    def discard(self, connection: ClientConnection) -> None:
+        """A client has gone, and its handler has ended."""
+        ...
+
+
 class ClientConnection(Abortable):
     """What a client sends goes through the parser at once; requests wait in order for the one that is handled.
 
     Where the client cannot be understood any more, it is answered what it had asked before, then refused.
     """
 
-    def __init__(self, owner: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self._owner, self._loop, self._limits = owner, loop, owner.limits
         self._requests = Requests(self._limits, self)
         self.transport: Any = None

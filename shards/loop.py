@@ -23,7 +23,7 @@ _REPORTS_AHEAD = 256
 """Steps that the event loop may lag behind before the engine waits for it."""
 
 
-class Engine(Protocol):
+class AnyEngine(Protocol):
     """The engine as the loop uses it. All calls come from one thread; unknown keys are ignored.
 
     It calls `wake`, from any thread, when there is work for it without a call.
@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
 
-Command = Callable[[Engine], None]
+Command = Callable[[AnyEngine], None]
 
 
 class EngineError(Exception):
@@ -113,7 +113,7 @@ class EngineLoop:
     the engine's clock.
     """
 
-    def __init__(self, engine: Engine, *, capacity: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: AnyEngine, *, capacity: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
         self._capacity = capacity
         self._commands: deque[Command] = deque()
@@ -172,11 +172,11 @@ class EngineLoop:
                 self._commands.append(command)
                 self._changed.notify()
 
-    def ask(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
+    def ask(self, question: Callable[[AnyEngine], T], answer: Callable[[T], None]) -> None:
         """Run `question` on the engine between two steps; `answer` gets the result between their reports."""
         self.post(self._asking(question, answer))
 
-    async def ask_in_turn(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
+    async def ask_in_turn(self, question: Callable[[AnyEngine], T], answer: Callable[[T], None]) -> None:
         """Like `ask`, for questions that nothing else bounds: waits for room among the commands, not for the answer."""
         await self.put(self._asking(question, answer))
 
@@ -192,7 +192,7 @@ class EngineLoop:
         if broken is not None:
             raise broken
 
-    def _asking(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> Command:
+    def _asking(self, question: Callable[[AnyEngine], T], answer: Callable[[T], None]) -> Command:
         return lambda engine: self._call_soon(answer, question(engine))
 
     @property
@@ -266,7 +266,7 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _find_broken(engine: Engine) -> AssertionError | None:
+def _find_broken(engine: AnyEngine) -> AssertionError | None:
     try:
         engine.check()
     except AssertionError as broken:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from shards.announce import Announcer
 from shards.kv.keys import BLOCK_TOKENS
-from shards.loop import Engine, EngineLoop
+from shards.loop import AnyEngine, EngineLoop
 from shards.nouns import AdapterUse
 from shards.service import ShardService
 from shards.wire import limits
@@ -44,7 +44,7 @@ class Network(Protocol):
         ...
 
 
-class Model(Protocol):
+class ModelInfo(Protocol):
     """The part of an engine's model that routers receive."""
 
     @property
@@ -87,7 +87,7 @@ class Options(Protocol):
         ...
 
 
-class ServedEngine(Engine, Protocol):
+class ServedEngine(AnyEngine, Protocol):
     """An engine that describes its model and its abilities."""
 
     @property
@@ -101,7 +101,7 @@ class ServedEngine(Engine, Protocol):
         ...
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ModelInfo:
         """The model that it runs."""
         ...
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from shards.loop import Engine, EngineLoop
+from shards.loop import AnyEngine, EngineLoop
 from shards.nouns import AdapterUse, CacheEvent, Cause, Load, Pinned, Report
 from shards.wire import limits, translate
 from shards.wire.assets import asset_pieces
@@ -303,7 +303,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         attachment.outbox.clear()
         keys = [translate.RequestKey(attachment.stream, request) for request in attachment.requests]
 
-        def cancel(engine: Engine) -> None:
+        def cancel(engine: AnyEngine) -> None:
             for key in keys:
                 engine.cancel(key)
 

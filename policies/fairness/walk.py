@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from policies.fairness.tenants import TenantQueues
 from policies.fairness.ticket import Ticket
-
-if TYPE_CHECKING:
-    # they are walked, and make walks
-    from policies.fairness.queue import TenantQueues
 
 
 class Walk:

@@ -63,6 +63,10 @@ class Charge(msgspec.Struct, frozen=True):
         return found
 
 
+ONE_REQUEST = Charge(1)
+"""Of a call that has used nothing yet."""
+
+
 def charge_of(usage: Usage, prices: Prices) -> Charge:
     """The actual charge of a request that ended, in whatever way, with `usage`."""
     prompt = min(max(0, usage.prompt_tokens), MOST_TOKENS)

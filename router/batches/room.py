@@ -15,7 +15,6 @@ from router.batches.line_places import LinePlaces
 from router.batches.loop_share import LoopShare
 from router.call.gateway import Gateway
 from router.call.observer import Account
-from router.call.prepare import may_come
 from router.waiters import Waiter, Waiters
 
 LOOK_S = 0.01
@@ -253,7 +252,7 @@ class LineRoom:
     def _room(self, places: LinePlaces, gateway: Gateway) -> _Room:
         """How many further lines for `places` may be sent now, and where not."""
         now, config, model = gateway.clock(), gateway.config, places.model
-        if gateway.cluster.model(model) is None and not may_come(model, gateway):
+        if gateway.cluster.model(model) is None and not gateway.models.may_come(model, gateway.config):
             # its call will say that there is no such model, or none at all, or what its alias stands for
             return _Room(1)
         if not any(self._may_have_room(name, now) for name in gateway.cluster.names()):

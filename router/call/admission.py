@@ -8,51 +8,35 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from policies.errors import CutOff, ExpectedError, QuotaExceeded, Unavailable
-from policies.nouns import Outcome, Tenant, Usage
+from policies.nouns import Outcome, Usage
 from policies.quota.budget import (
-    ANSWER_TOKENS,
     NEAR_PERCENT,
+    ONE_REQUEST,
     Charge,
     Descriptor,
     Near,
     Refused,
     Reservation,
     Standing,
-    at_model,
     charge_of,
-    descriptors,
-    estimate,
     meters,
 )
-from policies.quota.prices import PriceList, Prices
-from policies.rules import Facts, Ruling
-from router.ask import Ask, Chat
+from policies.quota.prices import Prices
 from router.call.outcome import outcome_of
 from router.shared.store.base import QuotaStore
-
-if TYPE_CHECKING:
-    # these have parts that have permits
-    from router.call.bid import Bid
-    from router.call.gateway import Gateway
-    from router.call.identify import Identity
-    from router.call.prepare import LookedUp
-    from router.fleet.cluster.served_model import ServedModel
 
 _RETRY_AFTER_S = 1.0
 
 LOOK_S = 0.5
 """After this a budget is looked at that a request has brought near its end."""
-
-_ONE_REQUEST = Charge(1)
-"""Of a call that has used nothing yet."""
 
 _ANSWERS = (Reservation, Refused)
 """Of a store that answers at once; others are to be awaited."""
@@ -298,7 +282,7 @@ class Permit(msgspec.Struct, eq=False):
     asked: Reservation
     reservation: Reservation | None = None
     usage: Usage | None = None
-    charge: Charge = _ONE_REQUEST
+    charge: Charge = ONE_REQUEST
     outcome: Outcome | None = None
 
     def __repr__(self) -> str:
@@ -329,95 +313,3 @@ class Permit(msgspec.Struct, eq=False):
         if self.reservation is not None:
             admission.store.settle(self.reservation, self.charge)
             admission.give_back(self.reservation, self.charge)
-
-
-def asked_of(
-    id: str,  # noqa: A002 - it is the call's id
-    ask: Ask,
-    prompts: Sequence[LookedUp],
-    facts: Facts,
-    model: ServedModel,
-    identity: Identity,
-    tags: Sequence[str],
-    prices: PriceList,
-    ruling: Ruling,
-    gateway: Gateway,
-) -> Reservation:
-    """What one call asks of its tenant's quota: one request, and the tokens of all its prompts and answers, at the
-    highest of `prices` that holds at any pool of its `ruling`.
-
-    `model` is the one that answers; `identity` is that of its caller.
-    """
-    tenant = facts.tenant
-    if ask.user is None and not tags:
-        bound = identity.known_bounds.get(model.name) or identity.bound(model.name)
-    else:
-        user = None if ask.user is None else gateway.end_users.counted(tenant, ask.user)
-        bound = descriptors(tenant, model.name, identity.key, team=identity.team, user=user, tags=tags)
-    if not meters(bound):
-        # what it costs is known at its end
-        return Reservation(id, bound, _ONE_REQUEST)
-    highest, charges = prices.usual if prices.are_usual else prices.highest(model.name, ruling.pools), []
-    for given, (tokens, _, _, uncached) in zip(ask.inputs, prompts, strict=True):
-        longest_ms = 0
-        if highest.second:
-            longest_ms = _longest_ms(model.name, ruling.pools, tokens.count, uncached, facts.max_new_tokens, gateway)
-        charge = estimate(
-            tokens.count,
-            uncached_tokens=uncached,
-            max_new_tokens=facts.max_new_tokens,
-            choices=ask.sampling.choices,
-            prices=highest,
-            images=given.images if isinstance(given, Chat) else 0,
-            backend_ms=longest_ms,
-        )
-        charges.append(charge)
-    whole = charges[0]
-    if len(charges) > 1:
-        whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
-    return Reservation(id, bound, whole)
-
-
-def asked_at(
-    model: str, asked: Reservation, bid: Bid, *, tenant: Tenant, prices: Prices, gateway: Gateway
-) -> Reservation | None:
-    """What one prompt asks where `bid` has it degraded to `model`, beside what its call has `asked`: of what its tenant
-    and team may use of that model, the same as if it had asked for it. None where nothing is limited there.
-    """
-    team = next((one.team for one in asked.descriptors if one.team is not None), None)
-    bound = at_model(tenant, model, None if team is None else tenant.teams.get(team))
-    limited = tuple(one for one in bound if one not in asked.descriptors)
-    if not limited:
-        return None
-    request = bid.request
-    tokens, most, longest_ms = request.prompt_tokens, request.max_new_tokens, 0
-    if prices.second:
-        longest_ms = _longest_ms(model, request.pools, tokens, tokens, most, gateway)
-    charge = estimate(
-        tokens,
-        uncached_tokens=None,
-        max_new_tokens=most,
-        choices=request.sampling.choices,
-        prices=prices,
-        images=bid.images,
-        backend_ms=longest_ms,
-    )
-    return Reservation(f"{request.id}:{model}", limited, charge)
-
-
-def _longest_ms(
-    model: str,
-    pools: Collection[str] | None,
-    prompt_tokens: int,
-    uncached_tokens: int,
-    max_new_tokens: int,
-    gateway: Gateway,
-) -> int:
-    """The longest time that one of the backends is predicted to take, with the requests that it has now."""
-    new_tokens, longest_s = min(max_new_tokens, ANSWER_TOKENS), 0.0
-    for view in gateway.cluster.view(gateway.clock()).backends:
-        if model in view.models and (pools is None or view.pool in pools):
-            first_s = view.latency.ttft_s(uncached_tokens, prompt_tokens - uncached_tokens, queue_s=view.queue_s)
-            token_s = view.latency.tpot_s(view.running + 1, view.decoding_tokens + prompt_tokens)
-            longest_s = max(longest_s, first_s + token_s * new_tokens)
-    return round(1000 * longest_s)

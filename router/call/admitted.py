@@ -17,7 +17,7 @@ from policies.shadow import differences
 from policies.sla.config import Config
 from router.ask import Ask, Chat
 from router.call.admission import Permit
-from router.call.bid import Bid, Look, decided
+from router.call.bid import Bid, Look
 from router.call.caller import Caller
 from router.call.carrier import Carrier
 from router.call.disclosure import shown_name
@@ -25,7 +25,8 @@ from router.call.documents import EXACT
 from router.call.gateway import Gateway
 from router.call.observer import Account
 from router.call.prefill import may_transfer
-from router.call.prepare import LookedUp, believed, learn, room, wishes
+from router.call.prepare import room, wishes
+from router.call.prepared import LookedUp
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
 from router.call.tracing import PromptTrace
@@ -63,11 +64,11 @@ class AdmittedCall(msgspec.Struct, frozen=True):
             if gateway.config is not self.config:
                 asked = self._in_present_pools(asked)
             # a request that waited or comes back asks the index again
-            latest = believed(tokens, keys, gateway) if latest is None else latest
+            latest = gateway.lookup.believed(tokens, keys) if latest is None else latest
             policy, seen = self.config.policies[asked.policy], None if self.carrier.way is None else self.carrier.seen
             waited_s = began_at - self.account.started_at
-            view, decision = decided(
-                asked, policy, latest, gateway, avoiding=avoiding, look=look, waited_s=waited_s, seen=seen
+            view, decision = gateway.decider.decide(
+                asked, policy, latest, avoiding=avoiding, look=look, waited_s=waited_s, seen=seen
             )
             if trace is not None:
                 trace.decided(asked, view, decision, began_at=began_at)
@@ -99,7 +100,7 @@ class AdmittedCall(msgspec.Struct, frozen=True):
             refusal=refusal,
             # a shorter prompt than caches hold changes no belief
             sent=partial(gateway.beliefs.sent, prompt=keys) if keys.keys or keys.token_ids else None,
-            ended=partial(learn, prompt, model.name, gateway),
+            ended=partial(gateway.lookup.learn, prompt, model.name),
             way=self.carrier.way,
             images=given.images if isinstance(given, Chat) else 0,
             avoiding=ask.avoiding,
@@ -122,8 +123,9 @@ class AdmittedCall(msgspec.Struct, frozen=True):
     def _compare(self, at: int, request: Request, view: ClusterView, decision: Decision, picked: Decision) -> None:
         """Tell the shadow what the policy `picked` and, if it asked, the client why the `decision` was made."""
         gateway, config = self.gateway, self.config
-        if gateway.shadow is not None:
-            found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
+        shadow = gateway.decider.shadow
+        if shadow is not None:
+            found = differences(request, self.facts, self.ruling, picked, view=view, shadow=shadow)
             gateway.observer.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)

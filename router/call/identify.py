@@ -19,12 +19,12 @@ from policies.nouns import Limits, Team, Tenant
 from policies.quota.budget import Descriptor, descriptors, of_key
 from policies.rules import Facts, Ruling, classify, settled
 from policies.sla.config import Config
+from router.call.observer import Observer
 from router.identity.errors import KeysAway, UnknownKey
 from router.shared.keys.ring import KeyRing
 
 if TYPE_CHECKING:
     # a router that trusts no issuer runs without joserfc
-    from router.call.gateway import Gateway
     from router.identity.tokens import Verified, Verifier
 
 
@@ -71,9 +71,13 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Identities:
-    """Finds the identities of the file's own keys, each once for each file."""
+    """Finds the identities of callers: of the file's own keys, each once for each file, of `keys` that operators
+    issued, and of `tokens`, where the file has issuers. The `observer` hears of refusals.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: KeyRing, observer: Observer) -> None:
+        self.tokens: Verifier | None = None
+        self._keys, self._observer = keys, observer
         self._config: Config | None = None
         self._known: dict[str, Identity] = {}
 
@@ -91,6 +95,27 @@ class Identities:
         if (found := self._known.get(digest)) is None and digest in config.tenant_by_key_hash:
             found = self._known[digest] = _configured(digest, config)
         return found
+
+    def of(self, key: str | None, config: Config) -> Identity:
+        """The identity of `key` on what is known now. Raises as `identity_of` does."""
+        return identity_of(key, config, self._keys, self.tokens)
+
+    async def identified(self, key: str | None, config: Config, address: str) -> Identity:
+        """The result of `of`, for a client at `address`. Raises as it does, and tells the observer of refusals.
+
+        A token that is signed with an unknown key waits until its issuer's keys are fetched, if they may be.
+        """
+        try:
+            try:
+                return self.of(key, config)
+            except (UnknownKey, KeysAway) as missing:
+                if not await missing.issuer.refreshed():
+                    raise
+            return self.of(key, config)
+        except (Unauthenticated, Unassigned) as refused:
+            if not isinstance(refused, NoCredential):
+                self._observer.refused(address, refused)
+            raise
 
 
 def identify(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Tenant:
@@ -120,24 +145,6 @@ def identity_of(key: str | None, config: Config, issued: KeyRing, tokens: Verifi
     if key.startswith(PREFIX) and not issued.is_known:
         raise Unavailable("API keys cannot be looked up now", hint="try again in a moment", retry_after_s=1.0)
     raise Unauthenticated("the API key is not known", hint="ask the operator for a key of this router")
-
-
-async def identified(key: str | None, config: Config, gateway: Gateway, address: str) -> Identity:
-    """The result of `identity_of`, for a client at `address`. Raises as it does, and tells the observer of refusals.
-
-    A token that is signed with an unknown key waits until its issuer's keys are fetched, if they may be.
-    """
-    try:
-        try:
-            return identity_of(key, config, gateway.keys, gateway.tokens)
-        except (UnknownKey, KeysAway) as missing:
-            if not await missing.issuer.refreshed():
-                raise
-        return identity_of(key, config, gateway.keys, gateway.tokens)
-    except (Unauthenticated, Unassigned) as refused:
-        if not isinstance(refused, NoCredential):
-            gateway.observer.refused(address, refused)
-        raise
 
 
 def known_tenant(name: str, config: Config) -> Tenant | None:

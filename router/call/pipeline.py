@@ -34,7 +34,7 @@ from policies.on_miss import Step
 from policies.predict import answer_s
 from policies.quota.tags import tags_of
 from policies.rules import with_targets, yielding
-from router.call.admission import Permit, Stay, asked_at, asked_of
+from router.call.admission import Permit, Stay
 from router.call.admitted import AdmittedCall
 from router.call.bid import Bid, Placed
 from router.call.bodies import Held
@@ -42,25 +42,17 @@ from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
 from router.call.charging import completed, most_new_tokens, used, within_asked
 from router.call.disclosure import public_message_of
-from router.call.documents import chunks_of, uses_of, with_documents
+from router.call.documents import uses_of
 from router.call.edges import together, unplanned, within
 from router.call.gateway import Gateway
 from router.call.hedging import LOOK_S, Race
-from router.call.identify import Identity, identified
+from router.call.identify import Identity
 from router.call.mirrors import Mirrored
 from router.call.observer import Spent
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, with_lent, without_transfer
-from router.call.prepare import (
-    LookedUp,
-    estimated_at_once,
-    facts_of,
-    find_model,
-    looked_up,
-    require_allowed,
-    started_model,
-    tokenize,
-)
+from router.call.prepare import facts_of, require_allowed
+from router.call.prepared import LookedUp
 from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
@@ -96,7 +88,7 @@ async def serve(
         with Stay(gateway.doors):
             config = gateway.config
             identity = known or gateway.identities.find(caller.key, config)
-            identity = identity or await identified(caller.key, config, gateway, address)
+            identity = identity or await gateway.identities.identified(caller.key, config, address)
             tenant, account.key = identity.tenant, identity.key_id
             account.tenant = held.tenant = tenant.name
             if gateway.shedding.share is not None and known is None:
@@ -114,16 +106,16 @@ async def serve(
             async with NO_LIMIT if ask.deadline_s is None else within(ask.deadline_s):
                 common = gateway.prepared.ready(ask.model, tenant, config)
                 if common is None:
-                    model = await started_model(ask, tenant, gateway)
+                    model = await gateway.models.started(ask, tenant, config)
                     common = gateway.prepared.of(model, tenant.domain, config)
-                model, prompts = common.model, []
+                model, prompts, documents, reader = common.model, [], gateway.documents, gateway.prompts
                 account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
                 if ask.documents is not None:
-                    ask = await with_documents(ask, model, tenant, gateway, held)
-                inputs = estimated_at_once(ask, common, gateway) or await tokenize(ask, model, tenant, gateway)
+                    ask = await documents.written(ask, model, tenant, config, held)
+                inputs = reader.estimated_at_once(ask, common) or await reader.tokens(ask, model, tenant, config)
                 for tokens, body in zip(inputs, ask.bodies, strict=True):
-                    chunks = chunks_of(ask, tokens, model, tenant, gateway) if ask.document_spans else ()
-                    prompts.append(looked_up(tokens, body, common, gateway, chunks=chunks))
+                    chunks = documents.chunks_of(ask, tokens, model, tenant, config) if ask.document_spans else ()
+                    prompts.append(gateway.lookup.of(tokens, body, common, chunks=chunks))
                 facts = facts_of(ask, prompts, tenant=tenant, model=model)
                 kept = identity.rulings.get(ask.model)
                 # found once for each tenant, model and file, if no rule asks for more
@@ -137,7 +129,9 @@ async def serve(
                 prices = config.prices
                 if prices.later:
                     prices = prices.at(gateway.unix_time())
-                asked = asked_of(caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling, gateway)
+                asked = gateway.charges.of_call(
+                    caller.id, ask, prompts, facts, model, identity, account.tags, prices, ruling
+                )
                 admitted = gateway.admission.admit(asked, caller.limited)
                 permit = admitted if isinstance(admitted, Permit) else await admitted
                 call = _Call(caller, ask, facts, ruling, config, prices, gateway, permit, account, carrier, [])
@@ -430,7 +424,7 @@ class _Call(AdmittedCall, frozen=True):
         bid, view, decision = placed.bid, placed.found.view, placed.found.decision
         version = self.config.version
         self.gateway.observer.decided(bid.request, decision, placed.chosen, config_version=version, waited_s=waited_s)
-        if self.gateway.shadow is not None or self.ask.explain:
+        if self.gateway.decider.shadow is not None or self.ask.explain:
             self._compare(at, bid.request, view, decision, decision)
         self.caller.place(at, Placement(bid.request, backend.pool, backend.name, bid.prompt.beginning))
 
@@ -491,15 +485,15 @@ class _Call(AdmittedCall, frozen=True):
         """
         gateway, tenant = self.gateway, self.facts.tenant
         try:
-            model = find_model(name, tenant, gateway)
-            inputs = await tokenize(self.ask, model, tenant, gateway)
-            common = gateway.prepared.of(model, tenant.domain, gateway.config)
-            prompt = looked_up(inputs[at], self.ask.bodies[at], common, gateway)
+            model = gateway.models.find(name, tenant, self.config)
+            inputs = await gateway.prompts.tokens(self.ask, model, tenant, self.config)
+            common = gateway.prepared.of(model, tenant.domain, self.config)
+            prompt = gateway.lookup.of(inputs[at], self.ask.bodies[at], common)
             other = self.bid(at, model, prompt, trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             highest = self.prices.highest(model.name, other.request.pools or ())
-            asked = asked_at(model.name, self.permit.asked, other, tenant=tenant, prices=highest, gateway=gateway)
+            asked = gateway.charges.at_other(model.name, self.permit.asked, other, tenant=tenant, prices=highest)
             if asked is not None:
                 admitted = gateway.admission.admit(asked)
                 others.keep(model.name, admitted if isinstance(admitted, Permit) else await admitted)

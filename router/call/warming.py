@@ -18,7 +18,6 @@ from router.call.caller import Placement
 from router.call.gateway import Gateway
 from router.call.identify import Identity, on_behalf_of
 from router.call.pipeline import serve
-from router.call.prepare import find_model, tokenize
 from router.shared.prefixes.warmer import Measure, Warmed
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -36,8 +35,8 @@ class GatewayWarmer:
         """See Warmer. Raises InvalidRequest for a prompt of less than a block, a body that is mostly something else, or
         pins that no backend can hold."""
         gateway = self._gateway()
-        model = find_model(ask.model, tenant, gateway)
-        (tokens,) = await tokenize(ask, model, tenant, gateway)
+        model = gateway.models.find(ask.model, tenant, gateway.config)
+        (tokens,) = await gateway.prompts.tokens(ask, model, tenant, gateway.config)
         if not tokens.keys:
             hint = f"whole blocks of {BLOCK_TOKENS} tokens are kept; send a longer beginning"
             raise InvalidRequest(f"{tokens.count} tokens are too few to keep", hint=hint, param=ask.subject)
@@ -70,7 +69,7 @@ class GatewayWarmer:
         ]
         if any(model in backend.models for backend in able):
             return
-        allowed = gateway.models_for(tenant).keys()
+        allowed = gateway.models.of(tenant, gateway.config).keys()
         pools = sorted({backend.pool for backend in able if backend.models & allowed})
         which = f"these pools can: {', '.join(pools)}" if pools else "only pools of kind 'shard' can"
         raise InvalidRequest(

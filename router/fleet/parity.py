@@ -9,7 +9,7 @@ from typing import Protocol
 from policies.nouns import Usage
 from policies.prefix.match import Match
 from policies.prefix.parity import Doubt, Parity, ParityReport, Trust, Watch, Watched
-from router.fleet.prompt_keys import PromptKeys
+from router.fleet.prompt_keys import Expected, PromptKeys
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 
 _GRACE_S = 3.0
@@ -42,24 +42,6 @@ class Unheard:
 
     def trusted(self, report: ParityReport) -> None:
         """Nothing is done."""
-
-
-@dataclass(slots=True)
-class Expected:
-    """The expected values for a prompt's answer.
-
-    Once the prompt is computed, its block `last_key` must have been stored; None: the prompt is shorter than a block of
-    the engine. When it was sent, the engine had its first `event_tokens` by its events, and certainly its first
-    `held_tokens`, up to the block `held_key`.
-    """
-
-    last_key: int | None = None
-    last: Watched | None = None
-    was_there: bool = False
-    event_tokens: int = 0
-    held_key: int | None = None
-    held: Watched | None = None
-    held_tokens: int = 0
 
 
 @dataclass(slots=True)

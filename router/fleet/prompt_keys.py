@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from policies.prefix.match import Match
+from policies.prefix.parity import Watched
 from shards.kv.keys import BLOCK_TOKENS, block_keys
-
-if TYPE_CHECKING:
-    from router.fleet.parity import Expected
 
 NO_DOMAIN = ""
 """The cache domain of blocks from an engine that does not report salts."""
@@ -27,6 +26,24 @@ class ChunkKeys(NamedTuple):
     start: int
     stop: int
     reused: float
+
+
+@dataclass(slots=True)
+class Expected:
+    """The expected values for a prompt's answer.
+
+    Once the prompt is computed, its block `last_key` must have been stored; None: the prompt is shorter than a block of
+    the engine. When it was sent, the engine had its first `event_tokens` by its events, and certainly its first
+    `held_tokens`, up to the block `held_key`.
+    """
+
+    last_key: int | None = None
+    last: Watched | None = None
+    was_there: bool = False
+    event_tokens: int = 0
+    held_key: int | None = None
+    held: Watched | None = None
+    held_tokens: int = 0
 
 
 class PromptKeys(msgspec.Struct):

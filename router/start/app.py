@@ -189,9 +189,9 @@ class Router:
     async def _fetch_signing_keys(self) -> None:
         """Have the keys of the issuers that the file trusts."""
         # a changed file may trust the first one
-        while self.gateway.tokens is None:  # noqa: ASYNC110 - once a second costs less than an event in three files
+        while self.gateway.identities.tokens is None:  # noqa: ASYNC110 - once a second costs less than an event in three files
             await asyncio.sleep(1.0)
-        await self.gateway.tokens.issuers.run()
+        await self.gateway.identities.tokens.issuers.run()
 
     async def _weigh_feeds(self) -> None:
         """Pass each feed's confidence on to the index and to telemetry."""

@@ -34,13 +34,19 @@ from router.batches.store.s3 import S3BatchStore
 from router.call.admission import Admission, Doors
 from router.call.blaming import Blaming
 from router.call.bodies import Bodies
+from router.call.charges import Charges
+from router.call.decider import Decider
 from router.call.dispatch import Dispatcher
+from router.call.documents import Documents
 from router.call.gateway import Gateway
 from router.call.identify import Identities, known_tenant
+from router.call.lookup import Lookup
 from router.call.mirrors import Mirrors
+from router.call.models import Models
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
-from router.call.prepare import PreparedModels
+from router.call.prepared import PreparedModels
+from router.call.prompts import Prompts
 from router.call.shedding import Shedding
 from router.call.splits import Splits
 from router.call.tracing import Tracing
@@ -134,6 +140,31 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     admission = Admission(
         parts.get("quotas") or quota_store(config, base.telemetry, routers, store_tls), on_near=alerts.near
     )
+    fleet = PoolsInForce(
+        config.pools,
+        around,
+        cluster,
+        drain_s=lambda: in_force().server.drain_s,
+        observer=base.telemetry.backends,
+        on_failure=base.task_failed,
+        backends=list(parts["backends"](beliefs.index)) if "backends" in parts else None,
+    )
+    keys = KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event)
+    feeds = _feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force)
+    prepared, text_lengths, document_uses = PreparedModels(cluster, sources), TextLengths(), DocumentUses()
+    engine_text = EngineText(tokenizers.cache, base.clock)
+    prompts = Prompts(cluster, prepared, sources, tokenizers, engine_text, text_lengths, feeds, base.rng)
+    document_sets = DocumentSets(
+        set_store(config.store, store_tls),
+        prefixes,
+        ask_of=computing_ask,
+        tenant_of=lambda name: known_tenant(name, in_force()),
+        backends_of=lambda model: sum(cluster.may_serve(name, model) for name in cluster.names()),
+        now=base.unix_time,
+        # not from the router's rng, as for prefixes
+        by=uuid.uuid4().hex,
+        on_failure=base.task_failed,
+    )
     gateway = Gateway(
         config=config,
         cluster=cluster,
@@ -141,52 +172,40 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
         bodies=Bodies(config.server.memory_bytes),
         tokenizers=tokenizers,
         sources=sources,
-        engine_text=EngineText(tokenizers.cache, base.clock),
+        engine_text=engine_text,
         admission=admission,
-        keys=KeyRing(key_store(config, base.telemetry, store_tls), clock=base.unix_time, on_event=base.telemetry.event),
+        keys=keys,
         observer=base.telemetry,
         doors=Doors(),
         shedding=Shedding(admission, on_event=base.telemetry.event),
+        decider=Decider(
+            cluster, fleet, base.clock, base.rng, shadow=parts["shadow"].config if "shadow" in parts else None
+        ),
         dispatcher=dispatcher,
         placer=Placer(dispatcher, base.clock),
         waking=waking,
-        prepared=PreparedModels(cluster, sources),
-        identities=Identities(),
+        models=Models(cluster, waking),
+        prepared=prepared,
+        prompts=prompts,
+        documents=Documents(prompts, cluster, beliefs, document_sets, document_uses, base.clock),
+        lookup=Lookup(cluster, beliefs, text_lengths, base.telemetry, base.clock),
+        charges=Charges(cluster, base.clock, EndUsers(base.unix_time)),
+        identities=Identities(keys, base.telemetry),
         lengths=AnswerLengths(),
-        text_lengths=TextLengths(),
+        text_lengths=text_lengths,
         clock=base.clock,
         rng=base.rng,
         # 24 hex digits, without a call of ours
         ids=map("{:024x}".format, map(base.rng.getrandbits, repeat(96))),
         later=base.later,
-        shadow=parts["shadow"].config if "shadow" in parts else None,
         prefixes=prefixes,
-        document_sets=DocumentSets(
-            set_store(config.store, store_tls),
-            prefixes,
-            ask_of=computing_ask,
-            tenant_of=lambda name: known_tenant(name, in_force()),
-            backends_of=lambda model: sum(cluster.may_serve(name, model) for name in cluster.names()),
-            now=base.unix_time,
-            # not from the router's rng, as for prefixes
-            by=uuid.uuid4().hex,
-            on_failure=base.task_failed,
-        ),
-        fleet=PoolsInForce(
-            config.pools,
-            around,
-            cluster,
-            drain_s=lambda: in_force().server.drain_s,
-            observer=base.telemetry.backends,
-            on_failure=base.task_failed,
-            backends=list(parts["backends"](beliefs.index)) if "backends" in parts else None,
-        ),
-        feeds=_feeds(base, cluster, beliefs, relay(config.store, store_tls), in_force),
+        document_sets=document_sets,
+        fleet=fleet,
+        feeds=feeds,
         blaming=Blaming(Blame(), cluster, base.clock, base.telemetry),
         hedges=HedgeBudget(),
-        documents=DocumentUses(),
+        document_uses=document_uses,
         first_legs=FirstLegs(cluster, base.clock),
-        end_users=EndUsers(base.unix_time),
         mirrors=Mirrors(dispatcher, cluster, base.clock, base.rng, on_ended=base.telemetry.mirrored),
         splits=Splits(base.clock, on_ended=base.telemetry.split, on_lost=lambda: base.telemetry.event("rolled_back")),
     )

@@ -14,7 +14,7 @@ from router.start.tls import issuer_certificates
 def trust_issuers(config: Config, gateway: Gateway, telemetry: Telemetry) -> Callable[[], None]:
     """What makes `gateway` trust the issuers of `config`, and no others. Raises ConfigError before anything changed."""
     if config.identity is None:
-        return lambda: None if gateway.tokens is None else gateway.tokens.follow({})
+        return lambda: None if gateway.identities.tokens is None else gateway.identities.tokens.follow({})
     # imported late: a router that trusts no issuer starts without joserfc and cryptography
     from router.identity.issuers import Issuers
     from router.identity.key_source import KeySource
@@ -26,9 +26,9 @@ def trust_issuers(config: Config, gateway: Gateway, telemetry: Telemetry) -> Cal
         return KeySource(issuer, certificates.get(issuer.name))
 
     def trust() -> None:
-        if gateway.tokens is None:
+        if gateway.identities.tokens is None:
             issuers = Issuers(clock=gateway.clock, rng=gateway.rng, on_event=telemetry.event)
-            gateway.tokens = Verifier(issuers, unix_time=gateway.keys.now)
-        gateway.tokens.follow(wanted, source_of)
+            gateway.identities.tokens = Verifier(issuers, unix_time=gateway.keys.now)
+        gateway.identities.tokens.follow(wanted, source_of)
 
     return trust

@@ -154,4 +154,4 @@ def _changed_pools(gateway: Gateway, config: Config) -> Callable[[], None]:
 
 def as_shadow(operations: Operations, before: Contents, after: Contents) -> None:  # noqa: ARG001
     """Put the file into effect as the shadow: any valid file may be."""
-    operations.gateway.shadow = after.config
+    operations.gateway.decider.shadow = after.config

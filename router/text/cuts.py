@@ -19,7 +19,7 @@ _LETTERS = "A-Za-zÀ-ÖØ-öø-ɏЀ-ҁҊ-ԯぁ-ゖァ-ヺ一-龥가-힣"
 _MARKS = r'",.:;=/+(\[{'
 
 
-class Place(NamedTuple):
+class CutRule(NamedTuple):
     """A text can be cut between a character of the class `before` and one of the class `after`, if `then` follows."""
 
     before: str
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 
 
 PLACES = (
-    Place(r"\n", r"\w"),
-    Place(f"[{_LETTERS}]", " ", f"[{_LETTERS}]"),
-    Place(f"[{_LETTERS}]", f"[{_MARKS}]"),
+    CutRule(r"\n", r"\w"),
+    CutRule(f"[{_LETTERS}]", " ", f"[{_LETTERS}]"),
+    CutRule(f"[{_LETTERS}]", f"[{_MARKS}]"),
 )
 """Most tokenizers have a boundary between tokens at all of them. Some keep `don't` together: no apostrophe is here."""
 

@@ -67,10 +67,10 @@ class Served(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Files to read: the checkpoint called `name`, or with `is_template` that one file.
 
-    A place that is not `asked_for` in the configuration may be missing, is not logged then, and is never downloaded.
+    A location that is not `asked_for` in the configuration may be missing, is not logged then, and is never downloaded.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """The result of reading one Place. `paths` were read; `assets` is None if they could not be."""
+    """The result of reading one Location. `paths` were read; `assets` is None if they could not be."""
 
     assets: Mapping[str, bytes] | None
     paths: tuple[Path, ...] = ()
@@ -100,8 +100,8 @@ class Sources:
     ) -> None:
         self._tokenizers, self._download, self._clock = tokenizers, download, clock
         self.follow(pools)
-        self._read: dict[Place, _Read] = {}
-        self._reading: dict[Place, asyncio.Task[_Read]] = {}
+        self._read: dict[Location, _Read] = {}
+        self._reading: dict[Location, asyncio.Task[_Read]] = {}
         self._downloads: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
         self._states: dict[str, str] = {}
@@ -190,7 +190,7 @@ class Sources:
                 if spec.tokenizer is not None and spec.tokenizer not in (NO_TOKENIZER, *names):
                     names.append(spec.tokenizer)
                 template = template or spec.chat_template
-        found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
+        found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Location(name)))]
         if TOKENIZER in model.assets:
             found.append(("its shard", model.assets))
         root = model.root
@@ -198,14 +198,14 @@ class Sources:
             root
             and not found
             and self.asks_engine(model)
-            and (assets := await self._assets(Place(root, asked_for=False)))
+            and (assets := await self._assets(Location(root, asked_for=False)))
         ):
             found.append((f"its engine's checkpoint {root}", assets))
-        if template and (own := await self._assets(Place(template, is_template=True))):
+        if template and (own := await self._assets(Location(template, is_template=True))):
             found = [(f"{source} with `chat_template: {template}`", {**assets, **own}) for source, assets in found]
         return found
 
-    async def _assets(self, place: Place) -> Mapping[str, bytes] | None:
+    async def _assets(self, place: Location) -> Mapping[str, bytes] | None:
         read = self._read.get(place)
         if read is not None:
             return read.assets
@@ -214,14 +214,14 @@ class Sources:
             task = self._reading[place] = asyncio.create_task(self._keep(place), name=f"reading {place.name}")
         return (await asyncio.shield(task)).assets
 
-    async def _keep(self, place: Place) -> _Read:
+    async def _keep(self, place: Location) -> _Read:
         try:
             read = self._read[place] = await self._fresh(place)
             return read
         finally:
             del self._reading[place]
 
-    async def _fresh(self, place: Place) -> _Read:
+    async def _fresh(self, place: Location) -> _Read:
         """The files in `place` now. Missing files are logged, and downloaded in the background if allowed."""
         try:
             read = await asyncio.to_thread(_read_now, place)
@@ -236,7 +236,7 @@ class Sources:
             self._downloads[place.name] = task
         return read
 
-    async def _fetch(self, place: Place) -> None:
+    async def _fetch(self, place: Location) -> None:
         """Download the files of `place`; the next refresh reads them."""
         try:
             directory = await _in_daemon(lambda: self._download(place.name))
@@ -255,7 +255,7 @@ class Sources:
             _log.log(level, text, about, what)
 
 
-def _read_now(place: Place) -> _Read:
+def _read_now(place: Location) -> _Read:
     """The files in `place`; without assets for a Hub name that is not cached. Raises NoCheckpointError."""
     path = Path(place.name).expanduser()
     if place.is_template:

@@ -11,7 +11,6 @@ from shards.network.fields import Fields
 
 if TYPE_CHECKING:
     from shards.network.layers import Mlp, Projection
-    from shards.network.tensors import Builder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class Family:
     of a tensor's name, its replacement); tensors that then begin with one of `ignored` are left out. `norm_offset` is
     added to all norm weights, which are float32 then. `activation` is the name of the only one that the family has.
 
-    `attention` and `mlp` make the parts of a layer that `names` cannot describe. `quantised` are methods of
-    quantization_config that the family reads itself.
+    `attention` and `mlp` make the parts of a layer that `names` cannot describe, with the Builder of `tensors.py` and
+    the number of the layer. `quantised` are methods of quantization_config that the family reads itself.
     """
 
     architectures: tuple[str, ...]
@@ -62,8 +61,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     norm_offset: float = 0.0
     activation: str = "silu"
-    attention: Callable[[Builder, int], Projection] | None = None
-    mlp: Callable[[Builder, int], Mlp] | None = None
+    attention: Callable[[Any, int], Projection] | None = None
+    mlp: Callable[[Any, int], Mlp] | None = None
     quantised: frozenset[str] = frozenset()
 
     def renamed(self, stored: str) -> str:

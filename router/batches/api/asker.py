@@ -17,7 +17,7 @@ from router.batches.batches import Batches
 from router.batches.pace import Pace
 from router.call.caller import CallerGone
 from router.call.gateway import Gateway
-from router.call.identify import Granted, granted_to, identified, key_in
+from router.call.identify import Granted, granted_to, key_in
 from router.protocols.dialect import converted, decode
 from router.protocols.http.body import read_body
 from router.protocols.strangers import address_of
@@ -38,10 +38,10 @@ class Desk:
         return f"<Desk of {self._batches!r}>"
 
     async def asker(self, http: Request) -> Granted:
-        """Which tenant asks. Raises as `identified` does."""
+        """Which tenant asks. Raises as `Identities.identified` does."""
         key, config = key_in(http.headers), self.gateway.config
         address = address_of(http, config.server.trusted_proxies)
-        identity = await identified(key, config, self.gateway, address)
+        identity = await self.gateway.identities.identified(key, config, address)
         http.is_known = True
         return granted_to(identity, key)
 

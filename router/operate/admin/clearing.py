@@ -9,7 +9,6 @@ from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Tenant
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
-from router.call.prepare import roots_of
 from router.shared.prefixes.places import keeper_of
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -60,9 +59,9 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
     for name, outcome in done.items():
         if isinstance(outcome, int):
             gateway.beliefs.cleared(name)
-    roots = roots_of(domain, gateway)
+    roots = gateway.lookup.roots_of(domain, config)
     gateway.tokenizers.forget(roots)
-    gateway.documents.forget(roots)
+    gateway.document_uses.forget(roots)
     sharing = {member.name for member in (*config.tenants.values(), tenant) if member.domain == domain}
     return Cleared(
         domain,

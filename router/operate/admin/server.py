@@ -151,7 +151,7 @@ class AdminEndpoints:
     async def _operator(self, request: Request) -> Operator:
         """The operator that sent `request`. Raises Unauthenticated, Unassigned, PermissionDenied."""
         if asks_for_keys(self._gateway.config):
-            operator = await operator_of(key_in(request.headers), self._gateway)
+            operator = await operator_of(key_in(request.headers), self._gateway.config, self._gateway.identities)
         else:
             _require_this_machine(request)
             operator = THIS_MACHINE
@@ -173,7 +173,7 @@ class AdminEndpoints:
         return json_reply({"version": self._gateway.config.version})
 
     async def _show_versions(self, _: Request) -> Response:
-        shadow = self._gateway.shadow
+        shadow = self._gateway.decider.shadow
         version = self._gateway.config.version
         shadow_version = None if shadow is None else shadow.version
         return json_reply({"version": version, "shadow": shadow_version, "is_file": self._is_file})

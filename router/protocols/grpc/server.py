@@ -20,7 +20,7 @@ from router.call.bodies import PROTOBUF, Held
 from router.call.caller import CallerGone, Placement
 from router.call.edges import outer_edge
 from router.call.gateway import Gateway
-from router.call.identify import identified, identify, key_in
+from router.call.identify import key_in
 from router.call.pipeline import serve
 from router.call.tracing import w3c_headers
 from router.protocols.counting import count_tokens
@@ -135,11 +135,12 @@ class Inference:
     async def count_tokens(self, raw: bytes, context: Context) -> Message | None:
         """Count the tokens of a prompt, chat template included."""
         async with self._edge(context):
-            tenant = await self._tenant(context)
-            with Held(self._gateway.bodies, tenant.name) as held:
+            tenant, gateway, config = await self._tenant(context), self._gateway, self._gateway.config
+            with Held(gateway.bodies, tenant.name) as held:
                 message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
-                ask = await held.run(once(lambda: counted_ask(message, self._gateway.config.aliases)))
-                return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
+                ask = await held.run(once(lambda: counted_ask(message, config.aliases)))
+                counted = await count_tokens(ask, tenant, config, gateway.models, gateway.prompts)
+                return pb.CountTokensReply(tokens=counted)
         return None
 
     async def list_models(self, raw: bytes, context: Context) -> Message | None:
@@ -147,7 +148,7 @@ class Inference:
         async with self._edge(context):
             tenant = await self._tenant(context)
             read_message(raw, pb.ListModelsRequest())
-            models = self._gateway.models_for(tenant).values()
+            models = self._gateway.models.of(tenant, self._gateway.config).values()
             listed = [
                 pb.ListModelsReply.Model(
                     id=model.name, context_tokens=model.context_tokens or 0, backends=model.backends
@@ -160,12 +161,12 @@ class Inference:
     async def _tenant(self, context: Context) -> Tenant:
         address = address_of_peer(context.peer())
         key = key_in(_metadata(context))
-        return (await identified(key, self._gateway.config, self._gateway, address)).tenant
+        return (await self._gateway.identities.identified(key, self._gateway.config, address)).tenant
 
     def _is_known(self, context: Context) -> bool:
         gateway = self._gateway
         try:
-            identify(key_in(_metadata(context)), gateway.config, gateway.keys, gateway.tokens)
+            gateway.identities.of(key_in(_metadata(context)), gateway.config)
         except ExpectedError:
             return False
         return True

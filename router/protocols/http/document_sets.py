@@ -17,7 +17,6 @@ from policies.suggest import did_you_mean
 from router.ask import Ask, AskDocument, Chat
 from router.call.bodies import Held
 from router.call.gateway import Gateway
-from router.call.prepare import find_model
 from router.call.warming import as_warm_up
 from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
@@ -113,7 +112,7 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
         with Held(gateway.bodies, tenant.name) as held:
             documents, wish = await read(http, held, upload_of)
             if wish.model:
-                find_model(wish.model, tenant, gateway)
+                gateway.models.find(wish.model, tenant, gateway.config)
             await sets.put(name, tenant, documents, wish, adds=adds)
         return _reply(shown_set(await sets.shown(name, tenant.name)))
 

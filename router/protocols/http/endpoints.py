@@ -28,7 +28,7 @@ from router.call.caller import CallerGone, Placement
 from router.call.disclosure import shown_name
 from router.call.edges import unplanned
 from router.call.gateway import Gateway
-from router.call.identify import identified, identify, key_in
+from router.call.identify import key_in
 from router.call.operators import operator_of
 from router.call.pipeline import serve
 from router.call.tracing import w3c_headers
@@ -156,7 +156,7 @@ class HttpEndpoints:
     def _is_known(self, request: Request) -> bool:
         gateway = self._gateway
         try:
-            identify(key_in(request.headers), gateway.config, gateway.keys, gateway.tokens)
+            gateway.identities.of(key_in(request.headers), gateway.config)
         except ExpectedError:
             return False
         return True
@@ -181,15 +181,18 @@ class HttpEndpoints:
         return failure_response(_shape(request)(what, status), what, headers=headers)
 
     async def _count_tokens(self, request: Request) -> Response:
-        tenant = await self._tenant(request)
-        with Held(self._gateway.bodies, tenant.name) as held:
-            usual = {} if (only := self._gateway.only_model(tenant.name)) is None else {"model": only}
+        tenant, gateway = await self._tenant(request), self._gateway
+        with Held(gateway.bodies, tenant.name) as held:
+            only = gateway.models.only(tenant.name, gateway.config)
+            usual = {} if only is None else {"model": only}
             ask = await self._read(request, held, lambda body: counted_messages(usual | body, request.headers.lowered))
-            return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
+            return json_response(
+                {"input_tokens": await count_tokens(ask, tenant, gateway.config, gateway.models, gateway.prompts)}
+            )
 
     async def _tenant(self, request: Request) -> Tenant:
         gateway = self._gateway
-        identity = await identified(key_in(request.headers), gateway.config, gateway, self._address(request))
+        identity = await gateway.identities.identified(key_in(request.headers), gateway.config, self._address(request))
         request.is_known = True
         return identity.tenant
 
@@ -220,7 +223,7 @@ class HttpEndpoints:
         return json_response(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
 
     async def _allowed_models(self, request: Request) -> dict[str, ServedModel]:
-        return self._gateway.models_for(await self._tenant(request))
+        return self._gateway.models.of(await self._tenant(request), self._gateway.config)
 
     async def _healthz(self, _: Request) -> Response:
         return json_response({"status": "ok"})
@@ -239,7 +242,7 @@ class HttpEndpoints:
     async def _require_viewer(self, request: Request) -> None:
         """Raise Unauthenticated or PermissionDenied unless an operator of any role sent `request`."""
         try:
-            await operator_of(key_in(request.headers), self._gateway)
+            await operator_of(key_in(request.headers), self._gateway.config, self._gateway.identities)
         except Unauthenticated as error:
             if not isinstance(error, NoCredential):
                 self._gateway.observer.refused(self._address(request), error)
@@ -313,8 +316,9 @@ class HttpCaller:
         return ask
 
     def _parsed(self, raw: bytes) -> Ask:
-        (body, raw), aliases = decode_whole(raw), self._gateway.config.aliases
-        if not body.get("model") and (name := self._gateway.only_model(self._tenant)) is not None:
+        (body, raw), config = decode_whole(raw), self._gateway.config
+        aliases = config.aliases
+        if not body.get("model") and (name := self._gateway.models.only(self._tenant, config)) is not None:
             named = {"model": name}
             body, raw = {**body, **named}, changed_bytes(raw, named)
         if aliases and (changes := aliased(body, self._http.path, aliases)):

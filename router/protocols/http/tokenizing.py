@@ -18,7 +18,6 @@ from policies.nouns import Tenant
 from router.ask import Ask
 from router.call.bodies import Held
 from router.call.gateway import Gateway
-from router.call.prepare import find_model, readers_of, tokenize
 from router.fleet.cluster.served_model import ServedModel
 from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
@@ -105,10 +104,10 @@ def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> A
 
 def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
     """The model `name`, or without a name the only one that `tenant` may use."""
-    name = name or gateway.only_model(tenant.name)
+    name = name or gateway.models.only(tenant.name, gateway.config)
     if name is None:
         raise InvalidRequest("which model?", hint=_HINTS["model"], param="model")
-    return find_model(name, tenant, gateway)
+    return gateway.models.find(name, tenant, gateway.config)
 
 
 def _fields(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
@@ -118,7 +117,7 @@ def _fields(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
 async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> bytes:
     if ask.inputs == ("",):
         return await _ids_of_nothing(ask, model, gateway)
-    (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
+    (tokens,) = await gateway.prompts.tokens(ask, model, tenant, gateway.config, is_asked=True)
     if not tokens.token_ids:
         raise _no_ids(model)
     return tokens.token_ids
@@ -129,7 +128,7 @@ async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> byt
     if (text := await gateway.sources.text_of(model)) is not None:
         return b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")
     read = await first_reply(
-        readers_of(model, gateway), lambda reader: reader.tokenize(ask.bodies[0], model=model.name)
+        gateway.prompts.readers_of(model), lambda reader: reader.tokenize(ask.bodies[0], model=model.name)
     )
     return b"" if read is None else pack(read.ids)
 
@@ -138,7 +137,7 @@ async def _texts(ids: bytes, body: Mapping[str, Any], model: ServedModel, gatewa
     """The text of each of `ids`; None if neither the tokenizer nor a backend gives it."""
     if (text := await gateway.sources.text_of(model)) is not None:
         return map(text.tokenizer.token_of, unpack(ids))
-    read = await first_reply(readers_of(model, gateway), lambda reader: reader.tokenize(body, model=model.name))
+    read = await first_reply(gateway.prompts.readers_of(model), lambda reader: reader.tokenize(body, model=model.name))
     return None if read is None else read.texts
 
 
@@ -162,7 +161,9 @@ async def _text(ids: list[int], model: ServedModel, gateway: Gateway, held: Held
     if (text := await gateway.sources.text_of(model)) is not None:
         packed = await held.run(once(lambda: pack(ids)))
         return await held.run(text.tokenizer.decoded_in_turns(packed))
-    decoded = await first_reply(readers_of(model, gateway), lambda reader: reader.detokenize(ids, model=model.name))
+    decoded = await first_reply(
+        gateway.prompts.readers_of(model), lambda reader: reader.detokenize(ids, model=model.name)
+    )
     if decoded is None:
         raise _no_ids(model)
     return decoded

@@ -22,7 +22,7 @@ from router.call.bid import Placed
 from router.call.bodies import Held
 from router.call.caller import Placement
 from router.call.gateway import Gateway
-from router.call.identify import identified, key_in
+from router.call.identify import key_in
 from router.call.tracing import w3c_headers
 from router.protocols.aliases import aliased, changed
 from router.protocols.dialect import Dialect, decode_whole, rate_limit_headers
@@ -176,8 +176,9 @@ class PickedCall:
 
     async def tell_models(self) -> None:
         """Answer with the models that the client may use. Raises Unauthenticated."""
-        identity = await identified(self.key, self._gateway.config, self._gateway, self.address)
-        models = self._gateway.models_for(identity.tenant).values()
+        gateway, config = self._gateway, self._gateway.config
+        identity = await gateway.identities.identified(self.key, config, self.address)
+        models = gateway.models.of(identity.tenant, config).values()
         body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
         await self._say(immediate(200, body, {}, details="models"))
 
@@ -199,7 +200,7 @@ class PickedCall:
         body, self._whole = decode_whole(raw)
         name = self._said(MODEL_REWRITES)
         if name is None and not body.get("model"):
-            name = self._gateway.only_model(self._tenant)
+            name = self._gateway.models.only(self._tenant, self._gateway.config)
         # the backend's name for it is among the fields that a backend always gets
         meant = body if name is None else {**body, "model": name}
         changes = aliased(meant, self._path, self._gateway.config.aliases)

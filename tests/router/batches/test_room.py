@@ -116,7 +116,7 @@ async def test_a_line_of_no_model_is_answered_though_backends_of_other_models_ar
     later = replace(config.pools["own"], name="later", model="later", models={}, register=True)
     config = replace(config, pools={**config.pools, "later": later})
     async with a_router(ScriptedBackend("b0"), config=config) as router, openai_client(router) as client:
-        assert router.gateway.awaits_backends()
+        assert router.gateway.models.awaits_backends(router.gateway.config)
         done = await ended(client, await begun(client, [a_line(0, **fields), a_line(1)]))
         assert done.request_counts is not None
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)

@@ -20,10 +20,8 @@ from policies.nouns import USUAL_REUSE_BUDGET, Limits, Prompt, Request, Usage
 from policies.rules import Rule
 from policies.sla.config import Config
 from router.call.bodies import Bodies, Held
-from router.call.documents import with_documents
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
-from router.call.prepare import find_model
 from router.protocols.openai.request import chat_ask
 from router.text.documents import HEADING, MARK
 from router.text.token_ids import unpack
@@ -119,11 +117,11 @@ async def test_their_tokens_are_counted() -> None:
 
 async def test_documents_that_take_more_memory_than_one_request_may_are_refused() -> None:
     gateway, tenant = await a_fleet(ScriptedBackend()), a_tenant()
-    model = find_model(MODEL, tenant, gateway)
+    model = gateway.models.find(MODEL, tenant, gateway.config)
     with Held(Bodies(2**20), "acme") as held:
         ask = chat_ask(a_chat(MARK, documents=[{"text": "x" * 2**20}]))
         with pytest.raises(RequestTooLarge, match="documents"):
-            await with_documents(ask, model, tenant, gateway, held)
+            await gateway.documents.written(ask, model, tenant, gateway.config, held)
 
 
 # -- an order that the client left open

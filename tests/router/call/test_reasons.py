@@ -66,9 +66,9 @@ async def test_an_explanation_is_made_for_each_try_and_only_if_asked_for() -> No
 async def test_what_a_shadow_file_would_do_otherwise_is_counted_and_does_nothing() -> None:
     backends = [ScriptedBackend("b0", speaks_tokens=False)]
     gateway = await well(a_gateway(*backends), "b0")
-    gateway.shadow = replace(a_config(), rules=(Rule("batch"),))
+    gateway.decider.shadow = replace(a_config(), rules=(Rule("batch"),))
     await serve(Listener(chat_ask(a_chat())), gateway)
-    gateway.shadow = a_config()
+    gateway.decider.shadow = a_config()
     await serve(Listener(chat_ask(a_chat())), gateway)
     assert [request.service_class for request in backends[0].requests] == ["chat", "chat"]
     counted = {

@@ -59,8 +59,8 @@ async def a_trusting_router(*rules: str, **settings: Any) -> AsyncIterator[tuple
 
 
 def known(router: Router) -> KnownIssuer:
-    assert router.gateway.tokens is not None
-    [issuer] = router.gateway.tokens.issuers.known()
+    assert router.gateway.identities.tokens is not None
+    [issuer] = router.gateway.identities.tokens.issuers.known()
     return issuer
 
 
@@ -361,7 +361,7 @@ async def test_an_issuer_that_a_changed_file_adds_is_trusted_without_a_restart()
         contents = paper.read()
         async with Router(contents.config, backends=lambda _: [ScriptedBackend()], file=contents) as router:
             assert await router.wait_until_reached(5)
-            assert router.gateway.tokens is None
+            assert router.gateway.identities.tokens is None
             assert router.reloader is not None
             async with a_client(router) as client:
                 token = issuer.token(groups=["ml"])

@@ -70,7 +70,7 @@ async def a_scene(folder: Path, models: str = OPEN) -> AsyncIterator[Scene]:
     config = parse(FILE.replace("MODELS", models).replace("FOLDER", str(folder)))
     async with Router(config) as router, aiohttp.ClientSession() as http:
         async with asyncio.timeout(10):
-            while len(router.gateway.models_for(config.tenants["labs"])) < 2:  # noqa: ASYNC110 - no event says it
+            while len(router.gateway.models.of(config.tenants["labs"], config)) < 2:  # noqa: ASYNC110 - no event says it
                 await asyncio.sleep(0.01)
         yield Scene(router, http, folder)
 

@@ -268,8 +268,8 @@ async def test_a_shadow_file_is_taken_without_effect_even_if_its_pools_differ() 
     shadow.text = a_file(3).replace("own:", "mine:")
     assert await reloader.reload() is None
     assert gateway.config is before
-    assert gateway.shadow is not None
-    assert list(gateway.shadow.classes) == ["class-3"]
+    assert gateway.decider.shadow is not None
+    assert list(gateway.decider.shadow.classes) == ["class-3"]
     shadow.text = "classes: [oops]"
     assert "must be a mapping" in (await reloader.reload() or "")
-    assert list(gateway.shadow.classes) == ["class-3"]
+    assert list(gateway.decider.shadow.classes) == ["class-3"]

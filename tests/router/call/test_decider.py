@@ -15,7 +15,7 @@ from policies.nouns import ClusterView, Decision
 from policies.rules import Facts, Ruling
 from policies.shortlist import HOLDERS, IDLEST, LARGE, OTHERS
 from policies.sla.parse import parse
-from router.call.bid import Look, decided
+from router.call.bid import Look
 from router.call.gateway import Gateway
 from router.start.build import build
 from tests.policies.builders import a_request
@@ -57,7 +57,7 @@ def a_gateway(backends: int, **reported: Any) -> Gateway:
 
 def decide(gateway: Gateway, policy: str = "default", **what: Any) -> tuple[ClusterView, Decision]:
     fields = {"held": {}, **{name: what.pop(name) for name in ("held", "avoiding", "look") if name in what}}
-    return decided(a_request(**what), gateway.config.policies[policy], gateway=gateway, **fields)
+    return gateway.decider.decide(a_request(**what), gateway.config.policies[policy], **fields)
 
 
 def test_all_backends_of_a_small_fleet_are_scored() -> None:
@@ -149,7 +149,7 @@ def test_all_are_scored_for_an_adapter_until_a_candidate_has_it_ready() -> None:
 
 def test_a_shadow_file_chooses_among_the_same() -> None:
     gateway = a_gateway(200)
-    gateway.shadow = gateway.config
+    gateway.decider.shadow = gateway.config
     assert len(decide(gateway)[0].backends) == 200
 
 
