@@ -23,10 +23,10 @@ from router.call.carrier import Carrier
 from router.call.disclosure import shown_name
 from router.call.documents import EXACT
 from router.call.gateway import Gateway
+from router.call.lookup import LookedUp
 from router.call.observer import Account
 from router.call.prefill import may_transfer
 from router.call.prepare import room, wishes
-from router.call.prepared import LookedUp
 from router.call.refusal import refusal_of
 from router.call.so_far import SoFar
 from router.call.tracing import PromptTrace

@@ -19,8 +19,7 @@ from policies.quota.prices import Prices
 from policies.sla.config import Config
 from router.ask import Ask, AskDocument, Chat, DocumentSpans
 from router.call.bodies import Held
-from router.call.prepared import keyed_name
-from router.call.prompts import Prompts
+from router.call.prompts import Prompts, keyed_name
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel

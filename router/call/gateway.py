@@ -26,8 +26,7 @@ from router.call.models import Models
 from router.call.observer import Observer
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
-from router.call.prepared import PreparedModels
-from router.call.prompts import Prompts
+from router.call.prompts import PreparedModels, Prompts
 from router.call.shedding import Shedding
 from router.call.splits import Splits
 from router.call.waking import Waking

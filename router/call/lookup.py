@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.learning.text_length import TextLengths
 from policies.nouns import BackendView
 from policies.sla.config import Config
 from router.call.observer import Observer
-from router.call.prepared import LookedUp, Prepared, keyed_name
+from router.call.prompts import Prepared, keyed_name
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.prompt_keys import ChunkKeys, PromptKeys
 from router.text.tokenize import Tokens
 from shards.kv.keys import root_key
+
+
+class LookedUp(NamedTuple):
+    """One prompt as tokens, the keys that it is looked up by, the tokens of it that each backend was believed to hold,
+    and its tokens that no backend which may serve it held.
+    """
+
+    tokens: Tokens
+    keys: PromptKeys
+    held: Mapping[str, int]
+    uncached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

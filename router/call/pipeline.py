@@ -40,19 +40,19 @@ from router.call.bid import Bid, Placed
 from router.call.bodies import Held
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Delivery, Ourselves
-from router.call.charging import completed, most_new_tokens, used, within_asked
+from router.call.charges import completed, most_new_tokens, used, within_asked
 from router.call.disclosure import public_message_of
 from router.call.documents import uses_of
 from router.call.edges import together, unplanned, within
 from router.call.gateway import Gateway
 from router.call.hedging import LOOK_S, Race
 from router.call.identify import Identity
+from router.call.lookup import LookedUp
 from router.call.mirrors import Mirrored
 from router.call.observer import Spent
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, with_lent, without_transfer
 from router.call.prepare import facts_of, require_allowed
-from router.call.prepared import LookedUp
 from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, PromptTrace
 from router.fleet.cluster.served_model import ServedModel

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from policies.errors import ContextExceeded, InvalidRequest, Overflow
+from policies.errors import InvalidRequest
 from policies.media_urls import why_refused
 from policies.nouns import Capability, Sampling, Tenant
 from policies.rules import Facts
 from policies.sla.config import Config
 from router.ask import Ask
-from router.call.prepared import LookedUp
+from router.call.lookup import LookedUp
+from router.call.prompts import beyond_context
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
@@ -71,17 +72,3 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
     elif left < (ask.max_new_tokens or 1):
         raise beyond_context(tokens.count, ask, model, left)
     return ask.max_new_tokens or max(1, min(left, wanted or left))
-
-
-def beyond_context(
-    tokens: int, ask: Ask, model: ServedModel, left: int = 0, *, at_least: bool = False
-) -> ContextExceeded:
-    """The error for a prompt of so many tokens, which leaves the answer `left` tokens."""
-    assert model.context_tokens is not None
-    limit = "max_completion_tokens" if ask.bodies[0].get("max_completion_tokens") else "max_tokens"
-    return ContextExceeded.of(
-        Overflow(tokens, ask.max_new_tokens, model.context_tokens, at_least),
-        where=f" of '{model.name}'",
-        hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
-        param=limit if left > 0 else ask.subject,
-    )

@@ -45,8 +45,7 @@ from router.call.mirrors import Mirrors
 from router.call.models import Models
 from router.call.placing import Placer
 from router.call.prefill import FirstLegs
-from router.call.prepared import PreparedModels
-from router.call.prompts import Prompts
+from router.call.prompts import PreparedModels, Prompts
 from router.call.shedding import Shedding
 from router.call.splits import Splits
 from router.call.tracing import Tracing

@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies.fairness.queue import FairQueue
+from policies.fairness.queue import FairQueue, effective_rank
+from policies.fairness.tenants import DEBT_HALF_LIFE_S, Account, VirtualTime
 from policies.fairness.ticket import Backlog, Ticket
-from policies.fairness.turns import effective_rank
-from policies.fairness.virtual_time import DEBT_HALF_LIFE_S, Account, VirtualTime
 from policies.nouns import ServiceClass
 from tests.policies.fairness.virtual_server import a_queue, a_ticket, drain, some_classes
 
