@@ -48,7 +48,7 @@ classes: {{chat: {{ttft_p95: 2s}}, batch: {{deadline: 24h}}}}
 tenants: {{acme: {{anonymous: true}}}}
 pools: {{own: {{kind: openai_compatible, at: [{engines}], model: m, options: {{max_requests: 64}}}}}}
 batches: {{store: "{folder}/batches"}}
-server: {{http: "127.0.0.1:{http}", grpc: off}}
+server: {{http: "127.0.0.1:{http}", grpc: off, state: off}}
 """
 ANSWER_TOKENS = 4
 AROUND_S = 5.0

@@ -43,7 +43,7 @@ pools:
   stable: {{kind: openai_compatible, at: "http://127.0.0.1:{stable}", model: m, options: {{max_requests: 512}}}}
   canary: {{kind: openai_compatible, at: "http://127.0.0.1:{canary}", model: m, options: {{max_requests: 512}}}}
 rules: [{{class: chat, pools: {{stable: 95, canary: 5}}}}]
-server: {{http: "127.0.0.1:{http}", grpc: off, admin: "127.0.0.1:{admin}", strangers: off}}
+server: {{http: "127.0.0.1:{http}", grpc: off, admin: "127.0.0.1:{admin}", strangers: off, state: off}}
 """
 
 

@@ -30,7 +30,7 @@ classes: {chat: {}}
 tenants: {acme: {anonymous: true}}
 pools: {own: {kind: fake, at: ["a:1", "b:1"], model: demo, options: {delay_s: 0.004}}}
 rules: [{class: chat}]
-server: {http: "127.0.0.1:PORT", grpc: off, metrics: open, strangers: off}
+server: {http: "127.0.0.1:PORT", grpc: off, metrics: open, strangers: off, state: off}
 """
 
 

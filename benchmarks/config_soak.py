@@ -148,7 +148,7 @@ class Files:
             f"tenants: {{acme: {{keys: ['{DIGEST}'], weight: {weight}, limits: {{requests_per_minute: {limit}}}}}}}\n"
             f"pools:\n{listed}rules:\n{ruled}"
             f"server: {{http: '127.0.0.1:{self.http}', grpc: off, admin: '127.0.0.1:{self.admin}', drain: 10s, "
-            f"decision_log: {self.log}}}\n"
+            f"decision_log: {self.log}, state: off}}\n"
         )
 
 

@@ -45,7 +45,7 @@ classes: {{chat: {{ttft_p95: 60s}}}}
 tenants: {{acme: {{keys: ["sha256:{key}"]}}}}
 pools: {{own: {{kind: fake, at: "a:1", model: m}}}}
 rules: [{{class: chat}}]
-server: {{http: "127.0.0.1:{http}", grpc: off, metrics: "127.0.0.1:{metrics}"}}
+server: {{http: "127.0.0.1:{http}", grpc: off, metrics: "127.0.0.1:{metrics}", state: off}}
 """
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-A: "
 OPENED_AT_ONCE = 200

@@ -47,7 +47,7 @@ pools:
   own: {{kind: openai_compatible, at: ["http://127.0.0.1:{engine}"], model: m, tokenizer: "{tokenizer}"}}
   good: {{kind: openai_compatible, at: ["http://127.0.0.1:{other}"], model: good, tokenizer: "{tokenizer}"}}
 rules: [{{class: chat}}]
-server: {{http: "127.0.0.1:{http}", grpc: off}}
+server: {{http: "127.0.0.1:{http}", grpc: off, state: off}}
 """
 EVERY_S = 0.05
 """Time between two requests of the good client."""

@@ -40,7 +40,7 @@ SLA = """
 pools: {{own: {{kind: shard, local: 1, model: "{model}"}}}}
 rules: [{{class: long, pools: [own]}}]
 classes: {{long: {{ttft_p95: 60s}}}}
-server: {{http: "{http}", grpc: "127.0.0.1:18481", admin: "127.0.0.1:18482"}}
+server: {{http: "{http}", grpc: "127.0.0.1:18481", admin: "127.0.0.1:18482", state: off}}
 """
 
 

@@ -47,7 +47,7 @@ tenants:
   bad: {{keys: ["{bad}"]}}
 pools: {{own: {{kind: {kind}, model: {model}, tokenizer: "{tokenizer}", at: {at}}}}}
 rules: [{{class: chat}}]
-server: {{http: "127.0.0.1:{http}", metrics: "127.0.0.1:{metrics}", grpc: off}}
+server: {{http: "127.0.0.1:{http}", metrics: "127.0.0.1:{metrics}", grpc: off, state: off}}
 """
 GOOD_PER_S, BAD_PER_S = 5, 20
 SETTLES_S = 5.0

@@ -81,7 +81,7 @@ def a_pointsman(
     pool |= setting.pool
     pool["options"] = {**pool.get("options", {}), **(at if events else {"events": "none"})}
     # benchmarks read there whether cache events arrive
-    servers: dict[str, Any] = {"http": f"127.0.0.1:{port}", "grpc": "off", "metrics": "open"}
+    servers: dict[str, Any] = {"http": f"127.0.0.1:{port}", "grpc": "off", "metrics": "open", "state": "off"}
     if picker is not None:
         servers["picker"] = f"127.0.0.1:{picker}"
     key = "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()

@@ -59,7 +59,7 @@ CHUNK = 512
 L4 = ROOT / "examples/capacity/l4-profile.yaml"
 SLA = """
 classes: {{chat: {{ttft_p95: 120s}}}}
-server: {{metrics: open}}
+server: {{metrics: open, state: off}}
 pools: {{own: {{kind: shard, {where}}}}}
 rules: [{{class: chat}}]
 """

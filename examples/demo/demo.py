@@ -79,12 +79,12 @@ def free_port() -> int:
 
 @contextmanager
 def pointsman_up() -> Iterator[Ports]:
-    """`pointsman up` on the demo's SLA file, ready for requests; stopped on exit."""
+    """`pointsman up` on the demo's SLA file, ready for requests; stopped on exit. What it keeps is gone then."""
     ports = Ports(free_port(), free_port())
     listen = ["--http", f"127.0.0.1:{ports.http}", "--grpc", f"127.0.0.1:{ports.grpc}"]
     command = [sys.executable, "-P", "-m", "router", "up", str(HERE / "sla.yaml"), *listen]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory(prefix="pointsman-demo-") as state:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "STATE_DIRECTORY": state})
         try:
             wait_until_ready(process, ports)
             yield ports

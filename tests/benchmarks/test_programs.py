@@ -35,6 +35,8 @@ TINY = {
 }
 """Program -> arguments with which it does all that it does, in a second or two of CPU."""
 
+SERVING = re.compile(r'"(serve|up)", str\(')
+STATELESS = re.compile(r"""state: off|"state": "off"|"STATE_DIRECTORY": """)
 STARTING = re.compile(r"Popen\(|create_subprocess_exec\(|a_vllm\(|Program\(|router_programs import")
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
@@ -79,6 +81,11 @@ def test_it_runs_at_a_tiny_size(program: str, words: str, ended: dict[str, tuple
 def test_what_it_has_started_ends_with_it_if_it_is_terminated(program: str) -> None:
     """Without a handler of SIGTERM, Python ends at once, and the programs that it has started go on for ever."""
     assert "signal.signal(signal.SIGTERM, signal.default_int_handler)" in FILES[program]
+
+
+@pytest.mark.parametrize("file", [name for name, text in FILES.items() if SERVING.search(text)])
+def test_a_router_that_it_starts_keeps_nothing_in_the_home_of_who_runs_it(file: str) -> None:
+    assert STATELESS.search(FILES[file])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
