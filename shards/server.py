@@ -25,7 +25,7 @@ from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 from tls.certificates import Certificates
 from tls.grpc_about import add_about
-from tls.grpc_port import GrpcPort
+from tls.grpc_port import GrpcPort, grpc_server
 
 if TYPE_CHECKING:
     from shards.tracing import ShardTraces
@@ -164,7 +164,7 @@ class ShardServer:
             traces=self._options.traces,
             adapters=engine.adapter_use,
         )
-        self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)
+        self._server = grpc_server(*limits.SERVER_OPTIONS)
         self._port = GrpcPort(self._server, self._options.tls)
         shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)  # type: ignore[no-untyped-call]
         self._health = add_about(self._server, SERVICE)

@@ -18,6 +18,25 @@ from tls.listener import TlsListener
 
 _BUFFER_BYTES = 256 << 10
 
+_PINGS: tuple[tuple[str, int], ...] = (
+    # by default gRPC ends the connection of a client that pings twice in five minutes of silence: a long prefill
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # by default a client whose machine is gone is never missed
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Clients and proxies may ping every five seconds, and one that answers no ping for twenty is gone.
+
+Source: grpc's doc/keepalive.md, and the names in its channel_arg_names.h.
+"""
+
+
+def grpc_server(*options: tuple[str, int]) -> grpc.aio.Server:
+    """A server with `options` of gRPC, for a GrpcPort; they stand above those that every port has."""
+    return grpc.aio.server(options=tuple((dict(_PINGS) | dict(options)).items()))
+
 
 class GrpcPort:
     """Where `server` listens: `port` is the real one once it is open. Opened before the server starts, and closed

@@ -42,7 +42,7 @@ from router.text.token_ids import count
 from router.text.turns import once
 from tls.certificates import Certificates
 from tls.grpc_about import add_about
-from tls.grpc_port import GrpcPort
+from tls.grpc_port import GrpcPort, grpc_server
 
 SERVICE = "pointsman.v1.Inference"
 
@@ -51,6 +51,16 @@ _FOREVER_S = 365 * 86400.0
 
 _ID_COST = 64
 """Bytes of memory for each token id of a prompt."""
+
+WRITE_S = 60.0
+"""How long a client may read nothing, as over HTTP: it holds the request's place at the backend meanwhile."""
+
+MOST_STATUS_BYTES = 2048
+"""Most bytes of a status's message, and of the hint beside it.
+
+A client refuses trailing metadata of more than 16 KiB, and now and then that of more than 8 KiB: it then gets
+RESOURCE_EXHAUSTED instead of the status. Source: `GRPC_ARG_ABSOLUTE_MAX_METADATA_SIZE` in grpc's channel_arg_names.h.
+"""
 
 Context = grpc.aio.ServicerContext[bytes, Any]
 
@@ -72,7 +82,7 @@ class GrpcServer:
         self._shared = shared
         most_bytes = gateway.config.server.max_body_bytes
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc_server(*options)
         self._port = GrpcPort(self._server, certificates)
         inference = Inference(gateway, strangers)
         self._server.add_generic_rpc_handlers((inference.handlers(),))
@@ -195,7 +205,7 @@ class Inference:
 async def abort(context: Context, status: grpc.StatusCode, message: str, trailing: Any = ()) -> None:
     """End a call with a status. One that ended by itself meanwhile, at its deadline, takes none."""
     try:
-        await context.abort(status, message, trailing)
+        await context.abort(status, _short(message), trailing)
     except grpc.aio.InternalError as error:
         raise asyncio.CancelledError from error
 
@@ -262,8 +272,9 @@ class _Streaming(_GrpcCaller):
 
     async def _send(self, reply: pb.GenerateReply) -> None:
         try:
-            await self._context.write(reply)
-        except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+            async with asyncio.timeout(WRITE_S):
+                await self._context.write(reply)
+        except (grpc.aio.InternalError, grpc.aio.UsageError, TimeoutError) as error:
             # grpc has no error of its own for a client that left in the midst of a write
             raise CallerGone from error
 
@@ -311,9 +322,22 @@ def _metadata(context: Context) -> dict[str, str]:
     return {name: value for name, value in pairs if isinstance(value, str)}
 
 
+def _short(message: str) -> str:
+    """As much of `message` as fits into a status: gRPC writes `%`, and each byte that is not printable ASCII, as three
+    bytes.
+    """
+    size = 0
+    for at, octet in enumerate(octets := message.encode("utf-8", "replace")):
+        size += 1 if 0x20 <= octet < 0x7F and octet != ord("%") else 3
+        if size > MOST_STATUS_BYTES:
+            return f"{octets[:at].decode('utf-8', 'ignore')}..."
+    return message
+
+
 def _trailing(error: ExpectedError) -> Iterable[tuple[str, str]]:
     yield "pointsman-code", error.code
     # gRPC's metadata is ASCII
-    yield "pointsman-hint", error.public_hint.encode("ascii", "backslashreplace").decode()
+    hint = error.public_hint.encode("ascii", "backslashreplace")
+    yield "pointsman-hint", hint[:MOST_STATUS_BYTES].decode()
     if (after := retry_after(error)) is not None:
         yield "retry-after", after

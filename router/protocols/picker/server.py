@@ -22,7 +22,7 @@ from router.protocols.picker.messages import Answer
 from router.protocols.picker.phases import OutOfOrder, Phases
 from tls.certificates import Certificates
 from tls.grpc_about import add_about
-from tls.grpc_port import GrpcPort
+from tls.grpc_port import GrpcPort, grpc_server
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
@@ -52,7 +52,7 @@ class PickerServer:
         # a buffered body comes in one message; one that is too large must still be read to be rejected with a reason
         most_bytes = 2 * gateway.config.server.max_body_bytes + _MESSAGE_BYTES
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc_server(*options)
         self._port = GrpcPort(self._server, certificates)
         # messages are taken as bytes: if grpc parsed them, an invalid one would be an INTERNAL error of ours
         stream = grpc.stream_stream_rpc_method_handler

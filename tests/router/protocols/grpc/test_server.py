@@ -14,15 +14,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from policies.errors import BackendFailed
+from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Delta, Outcome, TokenLogprob, Usage
 from policies.sla.config import Config
+from router.protocols.explanations import MOST_HEADER_BYTES
+from router.protocols.grpc import server
 from router.protocols.grpc.server import _Streaming, abort
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
 from router.start.app import Router
 from tests.router.parts import CONTEXT_TOKENS, KEY, MODEL, ScriptedBackend, a_config, a_router, an_answer
+from tls.grpc_port import grpc_server
 
 METADATA = (("authorization", f"Bearer {KEY}"),)
 
@@ -267,6 +272,58 @@ async def test_a_client_that_leaves_in_the_midst_of_a_write_is_gone_and_no_error
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         assert router.gateway.admission.settled == {Outcome.CANCELLED: 1}
     assert "unplanned" not in caplog.text
+
+
+async def test_a_client_that_reads_nothing_holds_no_backend_for_longer_than_over_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "WRITE_S", 0.3)
+    pieces = [Delta(text="a" * 100_000, token_ids=(1,)) for _ in range(400)]
+    backend = ScriptedBackend(scripts=[[*pieces, asyncio.Event()], an_answer("b")])
+    async with a_stub(backend) as (stub, router):
+        call = stub.Generate(a_chat(), metadata=METADATA)
+        await call.read()
+        await asyncio.wait_for(backend.cancelled.wait(), 10)
+        assert await router.gateway.doors.emptied(5)
+        assert router.gateway.admission.settled == {Outcome.CANCELLED: 1}
+        assert (await stub.Complete(a_chat(), metadata=METADATA)).answers[0].text == "b"
+        assert await call.code() is grpc.StatusCode.CANCELLED
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    text=st.text(st.sampled_from("a %\n\x00\x7f\xe9\u6a21\U0001f600"), min_size=1),
+    times=st.sampled_from([1, 50, 700, 20_000]),
+)
+async def test_a_message_of_any_length_and_script_is_told_with_its_status(text: str, times: int) -> None:
+    async def method(_: bytes, context: Any) -> None:
+        await abort(context, INVALID, text * times, (("pointsman-decision", "x" * MOST_HEADER_BYTES),))
+
+    serving = grpc_server()
+    handler: Any = grpc.unary_unary_rpc_method_handler(method)  # type: ignore[arg-type]
+    serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", {"Refuse": handler}),))
+    port = serving.add_insecure_port("127.0.0.1:0")
+    await serving.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            refused: Any = channel.unary_unary("/a.Service/Refuse")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await refused(b"")
+    finally:
+        await serving.stop(0)
+    assert caught.value.code() is INVALID
+    told = caught.value.details() or ""
+    whole = text * times
+    assert told == whole or (told.endswith("...") and whole.startswith(told[:-3]) and len(told) > 150)
+
+
+async def test_a_refusal_of_a_backend_in_any_script_is_told_with_its_status() -> None:
+    backend = ScriptedBackend(scripts=[[InvalidRequest("模" * 2000, hint="型" * 2000)]])
+    async with a_stub(backend) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Complete(a_chat(), metadata=METADATA)
+    assert caught.value.code() is INVALID
+    assert dict(caught.value.trailing_metadata() or ())["pointsman-code"] == "invalid_request"
 
 
 async def test_another_backend_is_tried_before_the_first_reply_and_later_if_it_can_continue() -> None:
