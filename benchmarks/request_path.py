@@ -1,6 +1,6 @@
 """The files that one short request touches, and its calls of our functions, by file.
 
-    python benchmarks/request_path.py [--backend fake|openai] [--stream] [--calls]
+    python benchmarks/request_path.py [--backend fake|openai] [--stream] [--state] [--calls]
 
 A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`),
 or with `--backend openai` a small server with OpenAI's API: calls of the server are not counted.
@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import json
 import sys
+import tempfile
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from policies.sla.parse import parse
 from router.start.app import Router
+from router.start.state import State
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running
 
@@ -69,7 +71,7 @@ class Calls:
         counts[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
 
 
-async def traced(backend: str, *, stream: bool) -> Calls:
+async def traced(backend: str, *, stream: bool, state: Path | None) -> Calls:
     """The calls of one request to a warm router."""
     async with AsyncExitStack() as stack:
         pool = FAKE
@@ -78,7 +80,7 @@ async def traced(backend: str, *, stream: bool) -> Calls:
             servers = [await stack.enter_async_context(running(OpenAIServer(text="Hi."))) for _ in range(2)]
             pool = f"{{kind: openai_compatible, at: {[server.url for server in servers]}, model: m}}"
         sla = SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest(), pool=pool)
-        router = await stack.enter_async_context(Router(parse(sla)))
+        router = await stack.enter_async_context(Router(State(state).fill(parse(sla))))
         assert await router.wait_until_reached(10)
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream})
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
@@ -106,8 +108,11 @@ def main() -> None:
     reader.add_argument("--backend", choices=("fake", "openai"), default="fake", help="what answers; default: fake")
     reader.add_argument("--stream", action="store_true", help="ask for a stream of events")
     reader.add_argument("--calls", action="store_true", help="list every function")
+    reader.add_argument("--state", action="store_true", help="keep usage, budgets and keys in a state folder")
     options = reader.parse_args()
-    calls = asyncio.run(traced(options.backend, stream=options.stream))
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) if options.state else None
+        calls = asyncio.run(traced(options.backend, stream=options.stream, state=state))
     files: Counter[str] = Counter()
     for (file, _), count in calls.by_function.items():
         files[file] += count
