@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,9 @@ class Part:
     limit_s: float
     only_x86_linux: bool = False
     decides: bool = True
-    """Is CI red if it fails? Parts that depend on what registries have today are told in the table alone."""
+    """Is CI red if it fails? Otherwise the table alone tells it."""
+    fetches: bool = False
+    """It asks registries, which may be away for a moment: if it fails before it ran a test, it runs once more."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class Row:
 FIRST = (
     Part("tools", ".ci/tools", 600, decides=False),
     Part("set-up", "make -s ready", 1800),
-    Part("engines", "make -s engines", 1800, only_x86_linux=True, decides=False),
+    Part("engines", "make -s engines", 1800, only_x86_linux=True, fetches=True),
 )
 """Downloads and installations, side by side: pip keeps one core busy."""
 
 TESTS = (Part("test", "make test", 3600),)
 
 OTHERS = (
-    Part("pins", "make -s pins", 300, decides=False),
+    Part("pins", "make -s pins", 300, fetches=True),
     Part("bandit", "make -s bandit", 600),
     Part("kernels", "make kernels", 1800, only_x86_linux=True),
     Part("fuzz", "make fuzz", 900),
@@ -74,7 +76,7 @@ OTHERS = (
         "pythons",
         f"{sys.executable} .ci/pythons.py tests/policies/sla tests/tls tests/policies/test_rules.py",
         900,
-        decides=False,
+        fetches=True,
     ),
 )
 
@@ -117,6 +119,16 @@ def counts_of(folder: Path) -> tuple[int | None, int, int]:
 
 
 def run(part: Part, workers: int | None = None, *, quiet: bool = False) -> Row:
+    """Run a part, and once more if it could not fetch what it needs. See `run_once`."""
+    row = run_once(part, workers, quiet=quiet)
+    if not part.fetches or row.how != "failed" or row.tests is not None:
+        return row
+    print(f"== {part.name} failed before it ran a test: once more", flush=True)
+    again = run_once(part, workers, quiet=quiet)
+    return replace(again, seconds=row.seconds + again.seconds)
+
+
+def run_once(part: Part, workers: int | None, *, quiet: bool) -> Row:
     """Run a part. One that is `quiet` writes into a log, which is printed when it has ended."""
     if part.only_x86_linux and (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return Row(part.name, "not here")

@@ -118,7 +118,51 @@ def test_a_machine_that_takes_longer_for_its_work_is_slower(parts: ModuleType, m
     assert parts.slowness() == 1.0
 
 
-def test_a_part_that_depends_on_registries_is_told_and_does_not_decide(
+def test_the_table_shows_a_part_that_failed_beside_those_that_passed_and_did_not_run(
+    parts: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "FIRST", (parts.Part("set-up", "true", 60),))
+    monkeypatch.setattr(parts, "TESTS", (parts.Part("test", f"{of(3, 1)} >$ACCOUNTS/all.json; exit 1", 60),))
+    monkeypatch.setattr(parts, "OTHERS", (parts.Part("bandit", "true", 60), parts.Part("kernels", "exit 77", 60)))
+    assert parts.main([]) == 1
+    shown = capfd.readouterr().out
+    table = [re.sub(r" +", " ", line) for line in shown[shown.index("part ") :].splitlines()]
+    assert table == [
+        "part status seconds tests skipped",
+        "set-up passed 0",
+        "test failed 0 4 0",
+        "bandit passed 0",
+        "kernels not here 0",
+        "3 passed, 1 failed, 0 skipped",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fetches", "first", "second", "how", "runs"),
+    [
+        (True, "exit 1", "true", "passed", 2),
+        (True, "exit 1", "exit 2", "failed", 2),
+        (True, f"{of(0, 1)} >$ACCOUNTS/all.json; exit 1", "true", "failed", 1),
+        (True, "exit 77", "true", "not here", 1),
+        (False, "exit 1", "true", "failed", 1),
+    ],
+)
+def test_a_part_that_could_not_fetch_what_it_needs_runs_once_more_and_no_failed_test_is_forgiven(
+    parts: ModuleType, tmp_path: Path, fetches: bool, first: str, second: str, how: str, runs: int
+) -> None:
+    seen = tmp_path / "seen"
+    command = f"echo >>{seen}; if [ $(wc -l <{seen}) = 1 ]; then {first}; else {second}; fi"
+    row = parts.run(parts.Part("part", command, 60, fetches=fetches))
+    assert (row.how, seen.read_text().count("\n")) == (how, runs)
+
+
+def test_parts_that_ask_registries_decide_and_may_run_twice(parts: ModuleType) -> None:
+    every = {part.name: part for part in (*parts.FIRST, *parts.TESTS, *parts.OTHERS)}
+    assert {name for name, part in every.items() if part.fetches} == {"engines", "pins", "pythons"}
+    assert {name for name, part in every.items() if not part.decides} == {"tools"}
+
+
+def test_a_part_that_is_told_does_not_decide(
     parts: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [parts.Row("test", "passed"), parts.Row("pins", "failed", decides=False)]
