@@ -102,6 +102,10 @@ class Gateway:
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
 
+    def in_force(self) -> Config:
+        """The present `config`."""
+        return self.config
+
     def is_ready(self) -> bool:
         """Are the doors open, and has every pool a healthy backend that was reached?"""
         pools = self.cluster.pools_ready()

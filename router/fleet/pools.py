@@ -63,6 +63,8 @@ class PoolsInForce:
         self._cluster, self._drain_s, self._observer = cluster, drain_s, observer
         self._surroundings, self._reads_addresses = surroundings, backends is None
         self.registries: dict[str, Registry] = {}
+        self.announced: dict[str, PoolSpec] = {}
+        """The pools of `registries`, as the file has them."""
         self._named: tuple[str, ...] = ()
         """Pools that have backends with addresses in the file, or are started when a request comes."""
         memberships = self._memberships(pools, surroundings)
@@ -140,6 +142,7 @@ class PoolsInForce:
         )
         sources = ((pool, membership.sources.get(ANNOUNCED)) for pool, membership in memberships.items())
         self.registries = {pool: source for pool, source in sources if isinstance(source, Registry)}
+        self.announced = {pool: pools[pool] for pool in self.registries}
 
 
 @dataclass(frozen=True, slots=True)

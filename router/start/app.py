@@ -215,7 +215,7 @@ class Router:
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
         """Serve clients at `address` until the stack is left; returns the address with its real port."""
         endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition, self._strangers)
-        add_batches(endpoints.routes, self.gateway, self.operations.batches)
+        add_batches(endpoints.routes, self.gateway.identities, self.gateway.in_force, self.operations.batches)
         answer = AccessLog(endpoints.answer).answer if AccessLog.is_wanted() else endpoints.answer
         return await self._serve_http(stack, "http", address, answer, endpoints.refuse, shares_port=self._shares_ports)
 
@@ -255,8 +255,8 @@ class Router:
         require_guarded(address, self.gateway.config)
         reload = None if self.reloader is None else self.reloader.reload
         endpoints = AdminEndpoints(self.operations, reload, self._drafts())
-        add_announcements(endpoints.routes, self.gateway)
-        workers = Workers(FastChatPools(self.gateway), self.gateway.clock)
+        add_announcements(endpoints.routes, self.gateway.fleet)
+        workers = Workers(FastChatPools(self.gateway.fleet), self.gateway.clock)
         controller = await stack.enter_async_context(FastChatController(workers))
         controller.add_to(endpoints.routes)
         return await self._serve_http(stack, "admin", address, endpoints.answer, endpoints.refuse)

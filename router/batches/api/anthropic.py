@@ -113,7 +113,7 @@ def add_anthropic_batches(routes: Routes, desk: Desk) -> None:
 
 def _lines(body: ContentDraft, write: Write, desk: Desk) -> int:
     """Write each request of `body` as a line; how many there are. Raises InvalidRequest, RequestTooLarge. Blocks."""
-    most_bytes = desk.gateway.config.server.max_body_bytes
+    most_bytes = desk.in_force().server.max_body_bytes
     with body.written() as file:
         return _lines_of(desk.batches.pace.through(requests_in(file, most_bytes=most_bytes)), write, desk)
 

@@ -13,11 +13,11 @@ from http1.errors import ClientGone
 from http1.request import Reply, Request, Response
 from policies.errors import InvalidRequest, NoBatches
 from policies.quantities import digits
+from policies.sla.config import Config
 from router.batches.batches import Batches
 from router.batches.pace import Pace
 from router.call.caller import CallerGone
-from router.call.gateway import Gateway
-from router.call.identify import Granted, granted_to, key_in
+from router.call.identify import Granted, Identities, granted_to, key_in
 from router.protocols.dialect import converted, decode
 from router.protocols.http.body import read_body
 from router.protocols.strangers import address_of
@@ -31,17 +31,17 @@ _PIECE_BYTES = 256 << 10
 class Desk:
     """What the calls of one router work with. `batches` are None where the SLA file has no place for them."""
 
-    def __init__(self, gateway: Gateway, batches: Batches | None) -> None:
-        self.gateway, self._batches = gateway, batches
+    def __init__(self, identities: Identities, in_force: Callable[[], Config], batches: Batches | None) -> None:
+        self._identities, self.in_force, self._batches = identities, in_force, batches
 
     def __repr__(self) -> str:
         return f"<Desk of {self._batches!r}>"
 
     async def asker(self, http: Request) -> Granted:
         """Which tenant asks. Raises as `Identities.identified` does."""
-        key, config = key_in(http.headers), self.gateway.config
+        key, config = key_in(http.headers), self.in_force()
         address = address_of(http, config.server.trusted_proxies)
-        identity = await self.gateway.identities.identified(key, config, address)
+        identity = await self._identities.identified(key, config, address)
         http.is_known = True
         return granted_to(identity, key)
 
@@ -55,12 +55,12 @@ class Desk:
     def origin(self, http: Request) -> str:
         """Scheme and host as the client of `http` named them; empty if it named none."""
         host, said = http.headers.get("host", ""), http.headers.get("x-forwarded-proto", "")
-        scheme = "https" if said == "https" or "http" in self.gateway.config.server.tls else "http"
+        scheme = "https" if said == "https" or "http" in self.in_force().server.tls else "http"
         return f"{scheme}://{host}" if host else ""
 
     async def body(self, http: Request, kind: type[T], hints: Mapping[str, str]) -> T:
         """The JSON body of `http`. Raises InvalidRequest, RequestTooLarge, CallerGone."""
-        raw = await read_body(http, self.gateway.config.server.max_body_bytes)
+        raw = await read_body(http, self.in_force().server.max_body_bytes)
         return converted(decode(raw), kind, hints=hints, elsewhere="docs/batches.md lists the fields")
 
 

@@ -16,6 +16,10 @@ def add_budgets(routes: Routes, gateway: Gateway) -> None:
         gateway.later.flush()
         words = query_of(request).get("by", "").split(",")
         with_keys = "key" in [word.strip() for word in words]
-        return json_reply(await budgets_of(gateway, with_keys=with_keys))
+        return json_reply(
+            await budgets_of(
+                gateway.config.tenants, gateway.admission.store, gateway.keys if with_keys else None, gateway.unix_time
+            )
+        )
 
     routes.add("GET", "/admin/budgets", show)

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Tenant
+from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
+from router.fleet.cluster.cluster import Cluster
 from router.shared.prefixes.places import keeper_of
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -36,9 +38,8 @@ class Cleared(NamedTuple):
         return {**names, "complete": not self.failed, "backends": [*cleared, *kept]}
 
 
-def named_tenant(name: str, gateway: Gateway) -> Tenant:
+def named_tenant(name: str, config: Config) -> Tenant:
     """The tenant of this name. Raises InvalidRequest."""
-    config = gateway.config
     known = {**config.tenants, **({config.anonymous.name: config.anonymous} if config.anonymous else {})}
     if name not in known:
         hint = did_you_mean(name, known) or f"known: {', '.join(sorted(known)[:12])}"
@@ -54,7 +55,7 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
     domain, config = tenant.domain, gateway.config
     dropped = await gateway.prefixes.drop_domain(domain)
     names = list(gateway.cluster.names())
-    outcomes = await asyncio.gather(*(_cleared(name, domain, gateway) for name in names))
+    outcomes = await asyncio.gather(*(_cleared(name, domain, gateway.cluster) for name in names))
     done = dict(zip(names, outcomes, strict=True))
     for name, outcome in done.items():
         if isinstance(outcome, int):
@@ -72,9 +73,9 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
     )
 
 
-async def _cleared(name: str, domain: str, gateway: Gateway) -> int | str:
+async def _cleared(name: str, domain: str, cluster: Cluster) -> int | str:
     """Number of tokens that backend `name` cleared, or the reason why it did not."""
-    keeper = keeper_of(name, gateway.cluster)
+    keeper = keeper_of(name, cluster)
     if keeper is None:
         return _CANNOT
     try:

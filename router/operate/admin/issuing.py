@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, timedelta
 from typing import Any
 
@@ -13,12 +13,12 @@ from policies.keys import IssuedKey, id_of
 from policies.nouns import FixedBudget, Limits, Tenant
 from policies.quantities import read_budget, read_date, read_seconds, read_yes
 from policies.shapes import NAME_PATTERN
+from policies.sla.config import Config
 from policies.sla.tenants import ALL_LIMITS, BUDGET, LIMIT_FIELDS, fixed_budget, read_limit, shown_limit, shown_units
 from policies.suggest import did_you_mean
-from router.call.gateway import Gateway
 from router.operate.dashboard.routes import json_reply, note, read_json
 from router.protocols.http.routes import Routes
-from router.shared.keys.ring import NewKey
+from router.shared.keys.ring import KeyRing, NewKey
 
 _KEYS = "/admin/tenants/{tenant}/keys"
 _USUAL_OVERLAP = "24h"
@@ -27,20 +27,24 @@ _MOST_NAME = 64
 _NOT_CACHED = {"Cache-Control": "no-store"}
 
 
-def add_keys(routes: Routes, gateway: Gateway) -> None:
-    """Add the calls for keys to `routes`."""
+def add_keys(routes: Routes, keys: KeyRing, in_force: Callable[[], Config]) -> None:
+    """Add the calls for `keys` of the tenants of the file `in_force` to `routes`."""
 
     async def issue(request: Request, name_of_tenant: str) -> Response:
-        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("name", "expires", "limits", "team"))
-        name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant, gateway)
+        tenant, body = _tenant(name_of_tenant, in_force()), await _body(request, ("name", "expires", "limits", "team"))
+        name, lives_s, limits = (
+            _name(body),
+            _seconds(body, "expires"),
+            _limits(body, tenant, in_force().prices.currency),
+        )
         team = _team(body, tenant)
-        made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits, team=team)
+        made = await keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits, team=team)
         note(request, made=made.kept.id)
-        return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
+        return json_reply(_new_key_body(made, keys), status=201, headers=_NOT_CACHED)
 
     async def show(_: Request, name_of_tenant: str) -> Response:
-        tenant = _tenant(name_of_tenant, gateway)
-        issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
+        tenant = _tenant(name_of_tenant, in_force())
+        issued = [_shown(key, keys) for key in keys.of(tenant.name)]
         written = [
             {
                 "id": id_of(digest),
@@ -53,27 +57,27 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
         return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
 
     async def rotate(request: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002 - it is the key's id
-        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("overlap", "expires"))
+        tenant, body = _tenant(name_of_tenant, in_force()), await _body(request, ("overlap", "expires"))
         old = _issued(id, tenant)
         overlap_s, lives_s = _seconds({"overlap": _USUAL_OVERLAP, **body}, "overlap"), _seconds(body, "expires")
-        made = await gateway.keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
+        made = await keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
         note(request, made=made.kept.id)
-        replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
-        return json_reply({**_new_key_body(made, gateway), "replaces": replaced}, status=201, headers=_NOT_CACHED)
+        replaced = next((_shown(key, keys) for key in keys.of(tenant.name) if key.id == old), None)
+        return json_reply({**_new_key_body(made, keys), "replaces": replaced}, status=201, headers=_NOT_CACHED)
 
     async def limit(request: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002
-        tenant, body = _tenant(name_of_tenant, gateway), await _body(request, ("limits",))
+        tenant, body = _tenant(name_of_tenant, in_force()), await _body(request, ("limits",))
         if "limits" not in body:
             raise InvalidRequest(
                 "the new limits are missing", hint='send {"limits": {...}}; {} is none', param="limits"
             )
-        changed = await gateway.keys.limit(tenant.name, _issued(id, tenant), _limits(body, tenant, gateway))
-        return json_reply(_shown(changed, gateway))
+        changed = await keys.limit(tenant.name, _issued(id, tenant), _limits(body, tenant, in_force().prices.currency))
+        return json_reply(_shown(changed, keys))
 
     async def revoke(_: Request, name_of_tenant: str, id: str) -> Response:  # noqa: A002
-        tenant = _tenant(name_of_tenant, gateway)
+        tenant = _tenant(name_of_tenant, in_force())
         gone = _issued(id, tenant)
-        await gateway.keys.revoke(tenant.name, gone)
+        await keys.revoke(tenant.name, gone)
         return json_reply({"id": gone, "revoked": True})
 
     routes.add("POST", _KEYS, issue)
@@ -83,8 +87,8 @@ def add_keys(routes: Routes, gateway: Gateway) -> None:
     routes.add("DELETE", f"{_KEYS}/{{id}}", revoke)
 
 
-def _tenant(name: str, gateway: Gateway) -> Tenant:
-    tenants = gateway.config.tenants
+def _tenant(name: str, config: Config) -> Tenant:
+    tenants = config.tenants
     if name not in tenants:
         hint = did_you_mean(name, tenants) or f"known: {', '.join(list(tenants)[:12])}"
         raise InvalidRequest(f"there is no tenant '{name[:80]}'", hint=hint, param="tenant")
@@ -139,9 +143,8 @@ def _seconds(body: Mapping[str, Any], param: str) -> float | None:
     return seconds
 
 
-def _limits(body: Mapping[str, Any], tenant: Tenant, gateway: Gateway) -> Limits | None:
+def _limits(body: Mapping[str, Any], tenant: Tenant, currency: str | None) -> Limits | None:
     """The new key's own limits; None without any."""
-    currency = gateway.config.prices.currency
     limits = body.get("limits") or {}
     if not isinstance(limits, Mapping):
         raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(ALL_LIMITS)}", param="limits")
@@ -221,20 +224,20 @@ def _shown_day(day: int) -> str:
     return str(date(1970, 1, 1) + timedelta(days=day))
 
 
-def _new_key_body(made: NewKey, gateway: Gateway) -> dict[str, Any]:
+def _new_key_body(made: NewKey, keys: KeyRing) -> dict[str, Any]:
     """The reply to a new key: all of it, with the key itself. No later reply has the key."""
-    return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, gateway)}
+    return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, keys)}
 
 
-def _shown(key: IssuedKey, gateway: Gateway) -> dict[str, Any]:
+def _shown(key: IssuedKey, keys: KeyRing) -> dict[str, Any]:
     return {
         "id": key.id,
         "name": key.name,
         "team": key.team,
         "created": key.created,
         "expires": key.expires,
-        "expired": key.has_expired(gateway.keys.now()),
-        "last_used": gateway.keys.used(key.sha256),
+        "expired": key.has_expired(keys.now()),
+        "last_used": keys.used(key.sha256),
         "replaced_by": key.replaced_by,
         "limits": _set_limits(key.limits),
         "from": "api",

@@ -34,7 +34,7 @@ def add_operating(routes: Routes, operations: Operations) -> None:
         return json_reply({"backend": name, "draining": view.draining, "weight": view.weight})
 
     async def clear(_: Request, tenant: str) -> Response:
-        cleared = await clear_cache(named_tenant(tenant, gateway), gateway)
+        cleared = await clear_cache(named_tenant(tenant, gateway.config), gateway)
         return json_reply(cleared.shown())
 
     async def prefixes(_: Request) -> Response:

@@ -84,7 +84,7 @@ class AdminEndpoints:
         add_usage(routes, operations)
         add_budgets(routes, gateway)
         add_batches(routes, operations)
-        add_keys(routes, gateway)
+        add_keys(routes, gateway.keys, gateway.in_force)
         add_auditing(routes, operations)
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -12,8 +12,8 @@ from policies.keys import id_of
 from policies.nouns import Tenant
 from policies.quota.budget import Descriptor, Meter, at_model, descriptors, meters, of_key, rounded_cost, shown_cost
 from policies.quota.periods import Period, Span
-from router.call.gateway import Gateway
-from router.shared.store.base import StoreFailed
+from router.shared.keys.ring import KeyRing
+from router.shared.store.base import QuotaStore, StoreFailed
 
 MOST_SHOWN = 200
 MOST_READ = 2000
@@ -60,9 +60,12 @@ class Budgets:
     is_whole: bool
 
 
-async def budgets_of(gateway: Gateway, *, with_keys: bool) -> Budgets:
-    """The budgets in force, without those of end users: there may be very many of them."""
-    payers = _payers(gateway, with_keys=with_keys)
+async def budgets_of(
+    tenants: Mapping[str, Tenant], store: QuotaStore, keys: KeyRing | None, unix_time: Callable[[], float]
+) -> Budgets:
+    """The budgets of `tenants` and of `keys`, where there are any, that are in force, with their levels in `store`;
+    without those of end users, of which there may be very many."""
+    payers = _payers(tenants, keys)
     by_ledger: dict[str, list[Descriptor]] = {}
     for payer in {payer.id: payer for payer in islice(payers, MOST_READ)}.values():
         by_ledger.setdefault(payer.ledger, []).append(payer)
@@ -70,9 +73,9 @@ async def budgets_of(gateway: Gateway, *, with_keys: bool) -> Budgets:
     found: list[tuple[Meter, int | None]] = []
     for part in parts:
         # one after the other, and other tasks between them: requests come first at the store and here
-        found += await _levels(part, gateway)
+        found += await _levels(part, store)
         await asyncio.sleep(0)
-    now_ms = int(gateway.unix_time() * 1000)
+    now_ms = int(unix_time() * 1000)
     in_force = [(meter, level) for meter, level in found if meter.period is not None and meter.holds(now_ms)]
     # texts only for those that are shown: most of the time would go there
     first = nsmallest(MOST_SHOWN, in_force, key=lambda pair: (-(pair[1] or 0) / max(1, pair[0].capacity), pair[0].id))
@@ -80,18 +83,17 @@ async def budgets_of(gateway: Gateway, *, with_keys: bool) -> Budgets:
     return Budgets(tuple(rows), len(in_force), next(payers, None) is None)
 
 
-def _payers(gateway: Gateway, *, with_keys: bool) -> Iterator[Descriptor]:
+def _payers(tenants: Mapping[str, Tenant], keys: KeyRing | None) -> Iterator[Descriptor]:
     """The callers with a budget, some of them repeatedly; keys last."""
-    tenants = gateway.config.tenants
     for tenant in tenants.values():
         yield from _with_budget(_parts(tenant))
-    if not with_keys:
+    if keys is None:
         return
     for tenant in tenants.values():
         yield from _with_budget(of_key(tenant, limits, id_of(digest)) for digest, limits in tenant.key_limits.items())
-    for key in gateway.keys.all():
+    for key in keys.all():
         owner = tenants.get(key.tenant)
-        if owner is not None and key.limits is not None and not key.has_expired(gateway.keys.now()):
+        if owner is not None and key.limits is not None and not key.has_expired(keys.now()):
             yield from _with_budget([of_key(owner, key.limits, key.id)])
 
 
@@ -109,11 +111,11 @@ def _with_budget(payers: Iterable[Descriptor]) -> Iterator[Descriptor]:
     return (payer for payer in payers if any(meter.period is not None for meter in payer.meters))
 
 
-async def _levels(payers: Sequence[Descriptor], gateway: Gateway) -> list[tuple[Meter, int | None]]:
+async def _levels(payers: Sequence[Descriptor], store: QuotaStore) -> list[tuple[Meter, int | None]]:
     """The meters of `payers`, which have one ledger, with their levels; None while the store is away."""
     metered = meters(payers)
     try:
-        return list(zip(metered, await gateway.admission.store.levels(payers), strict=True))
+        return list(zip(metered, await store.levels(payers), strict=True))
     except StoreFailed:
         return [(meter, None) for meter in metered]
 

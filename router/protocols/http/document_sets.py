@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from http1.request import Request, Response
 from policies.errors import InvalidRequest
+from policies.nouns import Tenant
 from policies.suggest import did_you_mean
 from router.ask import Ask, AskDocument, Chat
-from router.call.bodies import Held
-from router.call.gateway import Gateway
+from router.call.bodies import Bodies, Held
 from router.call.warming import as_warm_up
 from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
@@ -26,7 +26,7 @@ from router.protocols.openai.documents import documents_of
 from router.protocols.openai.fields import MOST_ID_CHARACTERS, DocumentFields
 from router.protocols.openai.request import CHAT_PATH, chat_ask
 from router.shared.documents.document_set import AUTO, DocumentSet, Note, Uses
-from router.shared.documents.sets import MOST_DOCUMENTS, SetWish, Shown
+from router.shared.documents.sets import MOST_DOCUMENTS, DocumentSets, SetWish, Shown
 from router.text.documents import MARK, written
 
 SETS_PATH = "/v1/document_sets"
@@ -103,16 +103,23 @@ def computing_ask(kept: DocumentSet, document: AskDocument) -> Ask:
     return as_warm_up(replace(ask, inputs=(open_chat,), natives=(), path=CHAT_PATH), ask.bodies[0], must_pin=False)
 
 
-def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read: ReadBody) -> None:
-    """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body."""
-    sets = gateway.document_sets
+def add_document_sets(
+    routes: Routes,
+    sets: DocumentSets,
+    bodies: Bodies,
+    find_model: Callable[[str, Tenant], object],
+    identify: Identify,
+    read: ReadBody,
+) -> None:
+    """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body. `find_model` raises for a model
+    that the tenant does not have."""
 
     async def upload(http: Request, name: str, *, adds: bool) -> Response:
         tenant, name = await identify(http), _name(name)
-        with Held(gateway.bodies, tenant.name) as held:
+        with Held(bodies, tenant.name) as held:
             documents, wish = await read(http, held, upload_of)
             if wish.model:
-                gateway.models.find(wish.model, tenant, gateway.config)
+                find_model(wish.model, tenant)
             await sets.put(name, tenant, documents, wish, adds=adds)
         return _reply(shown_set(await sets.shown(name, tenant.name)))
 
@@ -124,7 +131,7 @@ def add_document_sets(routes: Routes, gateway: Gateway, identify: Identify, read
 
     async def refresh(http: Request, name: str) -> Response:
         tenant, name = await identify(http), _name(name)
-        with Held(gateway.bodies, tenant.name) as held:
+        with Held(bodies, tenant.name) as held:
             ttl_s = await read(http, held, _ttl_of)
             await sets.refresh(name, tenant, ttl_s)
         return _reply(shown_set(await sets.shown(name, tenant.name)))

@@ -91,13 +91,13 @@ class HttpEndpoints:
         routes.add("POST", COUNT_PATH, self._count_tokens)
         routes.add("GET", MODELS_PATH, self._models)
         routes.add("GET", f"{MODELS_PATH}/{{name:path}}", self._model)
-        add_prefixes(routes, gateway, self._tenant, self._read)
-        add_document_sets(routes, gateway, self._tenant, self._read)
+        add_prefixes(routes, gateway.prefixes, gateway.bodies, self._tenant, self._read)
+        add_document_sets(routes, gateway.document_sets, gateway.bodies, self._find_model, self._tenant, self._read)
         add_tokenizing(routes, gateway, self._tenant, self._read)
         routes.add("GET", "/healthz", self._healthz)
         routes.add("GET", "/readyz", self._readyz)
         routes.add("GET", "/metrics", self._show_metrics)
-        add_worker(routes, gateway, self._tenant)
+        add_worker(routes, gateway.is_ready, gateway.cluster, self._tenant)
 
     def __repr__(self) -> str:
         return f"<HttpEndpoints {self.routes!r}>"
@@ -221,6 +221,9 @@ class HttpEndpoints:
             hint = "GET /v1/models lists the models"
             raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
         return json_response(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
+
+    def _find_model(self, name: str, tenant: Tenant) -> ServedModel:
+        return self._gateway.models.find(name, tenant, self._gateway.config)
 
     async def _allowed_models(self, request: Request) -> dict[str, ServedModel]:
         return self._gateway.models.of(await self._tenant(request), self._gateway.config)

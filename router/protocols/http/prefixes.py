@@ -15,9 +15,8 @@ from policies.nouns import Tenant
 from policies.quantities import read_seconds, written_seconds
 from policies.suggest import did_you_mean
 from router.ask import Ask, Chat
-from router.call.bodies import Held
+from router.call.bodies import Bodies, Held
 from router.call.disclosure import shown_name
-from router.call.gateway import Gateway
 from router.call.warming import as_warm_up
 from router.protocols.dialect import converted
 from router.protocols.http.body import ReadBody
@@ -25,6 +24,7 @@ from router.protocols.http.routes import Routes
 from router.protocols.openai.fields import ChatBody, Common, CompletionBody
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.shared.prefixes.prefix import Place, Prefix
+from router.shared.prefixes.prefixes import Prefixes
 from router.text.documents import written
 
 PREFIXES_PATH = "/v1/prefixes"
@@ -94,29 +94,29 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     )
 
 
-def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: ReadBody) -> None:
+def add_prefixes(routes: Routes, prefixes: Prefixes, bodies: Bodies, identify: Identify, read: ReadBody) -> None:
     """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def create(http: Request) -> Response:
         tenant = await identify(http)
-        with Held(gateway.bodies, tenant.name) as held:
+        with Held(bodies, tenant.name) as held:
             ask, shards, ttl_s, waits = await read(http, held, lambda body: wish_of(body, http.headers.lowered))
-            prefix = await gateway.prefixes.keep(ask, tenant, shards=shards, ttl_s=ttl_s, waits=waits)
+            prefix = await prefixes.keep(ask, tenant, shards=shards, ttl_s=ttl_s, waits=waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 
     async def show_all(http: Request) -> Response:
         tenant = await identify(http)
-        await gateway.prefixes.caught_up()
-        found = gateway.prefixes.of(tenant.name)
+        await prefixes.caught_up()
+        found = prefixes.of(tenant.name)
         return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
 
     async def show(http: Request, id: str) -> Response:  # noqa: A002 - it is the prefix's id
         tenant = await identify(http)
-        await gateway.prefixes.caught_up()
-        return _reply(shown(gateway.prefixes.get(tenant.name, id)))
+        await prefixes.caught_up()
+        return _reply(shown(prefixes.get(tenant.name, id)))
 
     async def delete(http: Request, id: str) -> Response:  # noqa: A002
-        prefix = await gateway.prefixes.drop((await identify(http)).name, id)
+        prefix = await prefixes.drop((await identify(http)).name, id)
         return _reply({"id": prefix.id, "object": "prefix", "deleted": True})
 
     routes.add("POST", PREFIXES_PATH, create)

@@ -14,7 +14,7 @@ import msgspec
 
 from http1.request import Request, Response
 from policies.nouns import Tenant
-from router.call.gateway import Gateway
+from router.fleet.cluster.cluster import Cluster
 from router.protocols.anthropic.fields import CountBody, MessagesBody
 from router.protocols.http.routes import Routes
 from router.protocols.openai.fields import ChatBody, CompletionBody
@@ -43,18 +43,20 @@ _BODIES: Mapping[str, type[msgspec.Struct]] = {
 """Path -> the body that is posted there."""
 
 
-def add_worker(routes: Routes, gateway: Gateway, tenant_of: Callable[[Request], Awaitable[Tenant]]) -> None:
+def add_worker(
+    routes: Routes, is_ready: Callable[[], bool], cluster: Cluster, tenant_of: Callable[[Request], Awaitable[Tenant]]
+) -> None:
     """Add the endpoints to `routes`."""
 
     async def well(_: Request) -> Response:
-        return Response(200 if gateway.is_ready() else 503, b"", {})
+        return Response(200 if is_ready() else 503, b"", {})
 
     async def release(_: Request) -> Response:
         return _reply({"version": version("pointsman")})
 
     async def load(request: Request) -> Response:
         await tenant_of(request)
-        return _reply({"server_load": gateway.cluster.in_flight})
+        return _reply({"server_load": cluster.in_flight})
 
     async def document(_: Request) -> Response:
         return Response(200, openapi(tuple(routes.every())), _JSON)

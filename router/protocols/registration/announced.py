@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from policies.errors import InvalidRequest
 from policies.sla.pools import AT_HOST_AND_PORT, PoolSpec, read_url
 from policies.sla.server import read_address
-from router.call.gateway import Gateway
+from router.fleet.pools import PoolsInForce
 
 
-def pools_of_kind(gateway: Gateway, kind: str) -> list[PoolSpec]:
+def pools_of_kind(fleet: PoolsInForce, kind: str) -> list[PoolSpec]:
     """The pools of `kind` to which backends announce themselves."""
-    pools = (gateway.config.pools[name] for name in gateway.fleet.registries)
-    return [pool for pool in pools if pool.kind == kind]
+    return [pool for pool in fleet.announced.values() if pool.kind == kind]
 
 
-def pool_for(gateway: Gateway, kind: str, models: Sequence[str]) -> PoolSpec:
+def pool_for(fleet: PoolsInForce, kind: str, models: Sequence[str]) -> PoolSpec:
     """The pool of `kind` with one of `models`; the only pool of that kind fits any model.
 
     Raises InvalidRequest if there is none.
     """
-    pools = pools_of_kind(gateway, kind)
+    pools = pools_of_kind(fleet, kind)
     fitting = [pool for pool in pools if {*pool.models.values(), pool.model} & set(models)]
     chosen = fitting[0] if fitting else pools[0] if len(pools) == 1 else None
     if chosen is None:

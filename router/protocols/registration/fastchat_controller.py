@@ -18,7 +18,7 @@ import msgspec
 from backends.nesting import decode_json
 from http1.request import Handler, Request, Response
 from policies.errors import InvalidRequest
-from router.call.gateway import Gateway
+from router.fleet.pools import PoolsInForce
 from router.protocols.http.body import read_small_body
 from router.protocols.http.routes import Routes
 from router.protocols.registration.announced import address_in, pool_for, pools_of_kind
@@ -56,24 +56,24 @@ AskStatus = Callable[[str], Awaitable[_Status | None]]
 class FastChatPools:
     """A listener of workers that announces them to the pools of kind `fastchat`."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, fleet: PoolsInForce) -> None:
+        self._fleet = fleet
 
     def joined(self, worker: Worker) -> None:
         """As WorkerListener. Raises InvalidRequest if there is no pool for it, Overloaded if that pool is full."""
-        pool = pool_for(self._gateway, "fastchat", sorted(worker.models))
+        pool = pool_for(self._fleet, "fastchat", sorted(worker.models))
         address = address_in(pool, worker.address)
         self.left(worker)
-        self._gateway.fleet.registries[pool.name].register(address)
+        self._fleet.registries[pool.name].register(address)
 
     def left(self, worker: Worker) -> None:
         """As WorkerListener."""
-        for pool in pools_of_kind(self._gateway, "fastchat"):
-            self._gateway.fleet.registries[pool.name].unregister(address_in(pool, worker.address))
+        for pool in pools_of_kind(self._fleet, "fastchat"):
+            self._fleet.registries[pool.name].unregister(address_in(pool, worker.address))
 
     def holds(self, worker: Worker) -> bool:
         """As WorkerListener."""
-        registries, pools = self._gateway.fleet.registries, pools_of_kind(self._gateway, "fastchat")
+        registries, pools = self._fleet.registries, pools_of_kind(self._fleet, "fastchat")
         return any(address_in(pool, worker.address) in registries[pool.name] for pool in pools)
 
 

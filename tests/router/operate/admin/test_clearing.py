@@ -56,7 +56,7 @@ async def test_it_lists_backends_where_it_failed_or_is_impossible() -> None:
 
 async def test_tenants_that_share_the_cache_are_named() -> None:
     async with a_warmer(config=a_config(a_tenant(), LABS, OF_LABS_TOO)) as (_, router):
-        cleared = await clear_cache(named_tenant("lent", router.gateway), router.gateway)
+        cleared = await clear_cache(named_tenant("lent", router.gateway.config), router.gateway)
     assert (cleared.domain, cleared.tenants) == ("labs", ("labs", "lent"))
 
 
@@ -82,6 +82,6 @@ async def test_the_text_that_was_tokenized_for_it_is_forgotten() -> None:
 async def test_an_unknown_tenant_is_refused_with_the_known_ones() -> None:
     anonymous = a_tenant("everyone", key=None)
     async with a_warmer(config=a_config(anonymous=anonymous)) as (_, router):
-        assert named_tenant("everyone", router.gateway) == anonymous
+        assert named_tenant("everyone", router.gateway.config) == anonymous
         with pytest.raises(InvalidRequest, match=r"there is no tenant 'acmee' \(did you mean 'acme'\?"):
-            named_tenant("acmee", router.gateway)
+            named_tenant("acmee", router.gateway.config)

@@ -76,8 +76,8 @@ async def an_admin(text: str) -> AsyncIterator[tuple[Router, aiohttp.ClientSessi
 def routes_of(operations: Operations) -> list[tuple[str, str]]:
     """Method and path of every call of the port, as the router adds them."""
     endpoints = AdminEndpoints(operations, None)
-    add_announcements(endpoints.routes, operations.gateway)
-    controller = FastChatController(Workers(FastChatPools(operations.gateway), operations.gateway.clock))
+    add_announcements(endpoints.routes, operations.gateway.fleet)
+    controller = FastChatController(Workers(FastChatPools(operations.gateway.fleet), operations.gateway.clock))
     controller.add_to(endpoints.routes)
     return sorted(endpoints.routes.every(), key=lambda call: (call[1], call[0]))
 
