@@ -22,7 +22,7 @@ _PINGS: tuple[tuple[str, int], ...] = (
     # by default gRPC ends the connection of a client that pings twice in five minutes of silence: a long prefill
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # by default a client whose machine is gone is never missed
+    # by default the machine of a client may be gone for two hours before its calls end
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),

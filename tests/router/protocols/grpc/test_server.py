@@ -287,7 +287,14 @@ async def test_a_client_that_reads_nothing_holds_no_backend_for_longer_than_over
         assert await router.gateway.doors.emptied(5)
         assert router.gateway.admission.settled == {Outcome.CANCELLED: 1}
         assert (await stub.Complete(a_chat(), metadata=METADATA)).answers[0].text == "b"
-        assert await call.code() is grpc.StatusCode.CANCELLED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_on(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def read_on(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 @settings(deadline=None, max_examples=30)
