@@ -20,9 +20,6 @@ from router.batches.pace import Pace
 MOST_PROBLEMS = 20
 """Mistakes of a file that are listed."""
 
-MOST_MODELS = 1000
-"""Models of one job."""
-
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 

@@ -25,6 +25,10 @@ from router.batches.pace import Pace
 RUN_LINES = 65_536
 """Lines that are sorted in memory: 9 MB."""
 
+MOST_MODELS, MOST_NAME = 1000, 512
+"""Models of one job that wait for room by their names, and the characters of such a name: a line of any further model
+waits for none, and its call says what becomes of it."""
+
 _RUNGS = tuple(256 << rung for rung in range(12))
 _KEY_BYTES = 4 + 8 * len(_RUNGS)
 _PLACE = Struct("<QQII")
@@ -102,6 +106,8 @@ def order_of(
             if leave_out(line.number):
                 continue
             model, beginning = _beginning(raw)
+            if len(model) > MOST_NAME or (len(models) >= MOST_MODELS and model not in models):
+                model = _UNKNOWN
             number = models.setdefault(model, len(models))
             keys += number.to_bytes(4, "big")
             keys += _chain(beginning) if is_sorted else bytes(_KEY_BYTES - 4)

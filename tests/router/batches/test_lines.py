@@ -125,6 +125,21 @@ def test_lines_of_one_model_run_together_and_a_body_that_cannot_be_read_too(tmp_
     made.close()
 
 
+def test_a_job_has_a_bounded_number_of_models_with_names_of_a_bounded_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "MOST_MODELS", 3)
+    monkeypatch.setattr(order, "MOST_NAME", 4)
+    names = ["a", "far too long", "b", "a", "c", "d", "e", "b"]
+    bodies = ({"model": name, "messages": [{"role": "user", "content": "hello"}]} for name in names)
+    path = a_file(tmp_path, *(a_line(number, body=body) for number, body in enumerate(bodies)))
+    made = order_of(path, tmp_path, PACE, most_bytes=1000, is_sorted=False)
+    asked = [made.models[place.model] for place in made.places(0, 100)]
+    made.close()
+    assert asked == ["a", "?", "b", "a", "?", "?", "?", "b"], "the rest waits for no room, and keeps its place"
+    assert made.models == ("a", "?", "b")
+
+
 def test_lines_may_keep_the_order_of_the_file_and_be_left_out(tmp_path: Path) -> None:
     path = a_file(tmp_path, *(a_line(number, str(number)) for number in range(6)))
     assert numbers(path, tmp_path, is_sorted=False) == [1, 2, 3, 4, 5, 6]
