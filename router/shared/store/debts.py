@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,24 +56,27 @@ class DebtFile:
         self._folder, self._place = folder, place
         self._path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
         self._file: BinaryIO | None = None
+        self._head = _ENCODER.encode(place) + b"\n"
+        self.count = 0
+        """How many debts were added since it was empty."""
 
     def __repr__(self) -> str:
         return f"<DebtFile {self._path}>"
 
-    def add(self, debts: Iterable[Debt]) -> None:
+    def add(self, debts: Sequence[Debt]) -> None:
         """Append `debts`. Raises OSError, and then none of them is there."""
         if self._file is None:
             self._file = self._made()
         _append(self._file, debts)
+        self.count += len(debts)
 
     def clear(self) -> None:
         """The store has all of them. Raises OSError."""
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        if self._file is not None and self.count:
+            self._file.truncate(len(self._head))
+            self.count = 0
 
-    def replace(self, debts: Iterable[Debt]) -> None:
+    def replace(self, debts: Sequence[Debt]) -> None:
         """Have `debts` alone. Raises OSError, and then all is as before."""
         old, path = self._file, self._path
         self._path = self._folder / f"{uuid.uuid4().hex}{SUFFIX}"
@@ -84,14 +87,17 @@ class DebtFile:
             self._path.unlink(missing_ok=True)
             self._file, self._path = old, path
             raise
+        self.count = len(debts)
         if old is not None:
             # both files have them for a moment, and no debt counts twice
             path.unlink(missing_ok=True)
             old.close()
 
     def close(self) -> None:
-        """Leave what is there to the next router."""
+        """Leave what is there to the next router; a file without debts goes."""
         if self._file is not None:
+            if not self.count:
+                self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
 
@@ -118,7 +124,7 @@ class DebtFile:
         try:
             # locked before it has a name that others look for
             fcntl.flock(file, fcntl.LOCK_EX)
-            _write(file, _ENCODER.encode(self._place) + b"\n")
+            _write(file, self._head)
             draft.rename(self._path)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -177,12 +183,14 @@ def _read(lines: Iterable[bytes]) -> Iterator[Debt]:
 
 
 def _append(file: BinaryIO, debts: Iterable[Debt]) -> None:
-    at = os.fstat(file.fileno()).st_size
+    data = b"".join([_ENCODER.encode(debt) + b"\n" for debt in debts])
+    written = 0
     try:
-        _write(file, b"".join(_ENCODER.encode(debt) + b"\n" for debt in debts))
+        while written < len(data):
+            written += file.write(data[written:] if written else data)
     except OSError:
         # a part of a line would spoil the next one
-        os.ftruncate(file.fileno(), at)
+        os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
         raise
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,12 @@ faster, since a router and Redis are one thread each, and opening a connection c
 SETTLED_TOGETHER = 32
 """Most settlements in one round trip. One by one, a router would settle fewer requests in a second than it admits."""
 
+_MOST_PAID = 1000
+"""Settlements that are paid and still in the file: none counts twice, and to take each of them out would cost more."""
+
+_WRITE_AGAIN_S = 1.0
+"""Time until a file is written again that could not be: all that is owed is written then."""
+
 _HOUR_MS = 3_600_000
 
 _log = logging.getLogger("pointsman.quotas")
@@ -44,8 +50,7 @@ class GuardOptions:
     """Deadlines and bounds for the shared store.
 
     `replicas` share the limits equally while it is away. `strict` then rejects requests rather than exceed a limit.
-    Of more than `most_owed` settlements, those of one descriptor and hour are added up. What the store does not confirm
-    within `late_s` is written to the disk: to write each settlement would cost every request.
+    Of more than `most_owed` settlements, those of one descriptor and hour are added up.
     """
 
     replicas: int = 1
@@ -55,7 +60,6 @@ class GuardOptions:
     most_backoff_s: float = 5.0
     renew_every_s: float = 20.0
     most_owed: int = 10_000
-    late_s: float = 0.01
 
 
 class _Owed(msgspec.Struct, eq=False):
@@ -73,8 +77,8 @@ class GuardedStore:
     again and sent the owed settlements and what was granted meanwhile. The local ledger is charged for everything that
     this router admits, and learns from every answer what all routers used, so that its share is up to date when it is
     needed. Settlements always go through the background task: no request waits for them, and a cancelled one settles
-    all the same. Those that are not confirmed soon, and all while the shared store is away, lie in the `file` as well,
-    before `settle` returns; a router that starts later, or comes back, pays what a killed one has left there.
+    all the same. Until they are confirmed they lie in the `file` as well, before `settle` returns; a router that starts
+    later, or comes back, pays what a killed one has left there.
 
     The limits are divided by the number of `replicas` in the options or, if that is more, by that of the `routers` that
     were known when the shared store last answered.
@@ -94,7 +98,7 @@ class GuardedStore:
         file: DebtFile | None = None,
     ) -> None:
         self._shared, self._clock, self._on_event = shared, clock, on_event
-        self._file, self._is_kept, self._is_unwritten = file, False, False
+        self._file, self._unwritten_until = file, 0.0
         self._writer, self._numbers = uuid.uuid4().hex, dict[str, int]()
         self._must_take_over = file is not None
         self._options = options or GuardOptions()
@@ -264,8 +268,8 @@ class GuardedStore:
         self._numbers[ledger] = number = self._numbers.get(ledger, 0) + 1
         owed = _Owed(reservation, charge, number)
         self._owed.append(owed)
-        if self._is_kept:
-            self._write([owed])
+        if self._file is not None:
+            self._keep(self._file, owed)
         self._has_work.set()
 
     def _add_up(self) -> None:
@@ -286,39 +290,55 @@ class GuardedStore:
         for _ in range(max(0, len(kept) - max(1, self._options.most_owed * 9 // 10))):
             self._on_event("quota_settlement_dropped")
         self._owed = deque(kept[-max(1, self._options.most_owed * 9 // 10) :])
-        if self._is_kept:
-            self._write(self._owed, anew=True)
+        if self._file is not None:
+            self._keep_anew(self._file)
 
-    def _keep_late(self) -> None:
-        """From now on what is owed lies on the disk too, until all of it is paid."""
-        if self._file is not None and not self._is_kept and (self._owed or self.is_away):
-            self._is_kept = True
-            self._write(self._owed)
-
-    def _write(self, owed: Iterable[_Owed], *, anew: bool = False) -> None:
-        assert self._file is not None
-        debts = [self._debt(each) for each in owed]
+    def _keep(self, file: DebtFile, owed: _Owed) -> None:
+        """Have `owed` on the disk."""
+        if self._unwritten_until:
+            # of what could not be written all is written, soon
+            if _now() >= self._unwritten_until:
+                self._keep_anew(file)
+            return
         try:
-            self._file.replace(debts) if anew else self._file.add(debts)
+            file.add((self._debt(owed),))
         except OSError as error:
-            if not self._is_unwritten:
-                _log.warning("what is owed to the store of quotas cannot be written: %r: %s", self._file, error)
-            self._is_unwritten = True
-            self._on_event("quota_debts_unwritten")
+            self._note_unwritten(file, error)
+
+    def _keep_anew(self, file: DebtFile) -> None:
+        """Have all that is owed on the disk, and nothing else."""
+        try:
+            file.replace([self._debt(each) for each in self._owed])
+            self._unwritten_until = 0.0
+        except OSError as error:
+            self._note_unwritten(file, error)
+
+    def _note_unwritten(self, file: DebtFile, error: OSError) -> None:
+        if not self._unwritten_until:
+            _log.warning("what is owed to the store of quotas cannot be written: %r: %s", file, error)
+        self._unwritten_until = _now() + _WRITE_AGAIN_S
+        self._on_event("quota_debts_unwritten")
 
     def _leave_debts(self) -> None:
         """Leave what is not paid to the next router."""
-        self._keep_late()
         self._forget_paid()
         if self._file is not None:
+            if self._unwritten_until:
+                self._keep_anew(self._file)
             self._file.close()
 
     def _forget_paid(self) -> None:
-        """Remove the file once all that is in it was paid."""
-        if self._file is not None and self._is_kept and not self._owed and not self.is_away:
-            self._is_kept = self._is_unwritten = False
+        """Take what was paid out of the file."""
+        file = self._file
+        if file is None:
+            return
+        if not self._owed:
+            self._unwritten_until = 0.0
             with suppress(OSError):
-                self._file.clear()
+                file.clear()
+        elif file.count >= _MOST_PAID + 2 * len(self._owed):
+            # where some are owed at each moment it would grow for ever
+            self._keep_anew(file)
 
     def _debt(self, owed: _Owed) -> Debt:
         return Debt.of(owed.reservation, owed.charge, self._writer, owed.number)
@@ -328,7 +348,6 @@ class GuardedStore:
         self._is_suspect = self.is_away or fault is not Fault.SLOW
         self.is_away = True
         self._on_event(f"quota_store_{fault}")
-        self._keep_late()
         self._has_work.set()
 
     async def _look_after(self) -> None:
@@ -409,11 +428,7 @@ class GuardedStore:
             batch = list(itertools.islice(self._owed, SETTLED_TOGETHER))
             if not batch:
                 return
-            late = asyncio.get_running_loop().call_later(self._options.late_s, self._keep_late)
-            try:
-                await self._calls.run(self._shared.settle_all([self._debt(owed) for owed in batch]))
-            finally:
-                late.cancel()
+            await self._calls.run(self._shared.settle_all([self._debt(owed) for owed in batch]))
             # remove them only once they arrived; meanwhile the oldest may have been dropped
             arrived = {id(owed) for owed in batch}
             while self._owed and id(self._owed[0]) in arrived:
@@ -422,9 +437,7 @@ class GuardedStore:
     async def _take_over(self) -> None:
         """Pay what routers owed that were killed, and left their files in the same folder."""
         assert self._file is not None
-        self._must_take_over = False
         for orphan in await asyncio.to_thread(self._left_behind, self._file):
-            self._must_take_over = True
             try:
                 for at in range(0, len(orphan.debts), SETTLED_TOGETHER):
                     await self._calls.run(self._shared.settle_all(orphan.debts[at : at + SETTLED_TOGETHER]))
