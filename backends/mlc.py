@@ -19,6 +19,7 @@ from backends.http.errors import error_of
 from backends.http.exchange import Exchange
 from backends.http.lenient_json import read_json
 from backends.http.unsupported import refuse_unsupported
+from backends.openai.answer_schema import schema_in
 from backends.openai.compatible import RARE, OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
 from policies.nouns import DIALECTS, Capability, Prompt, Request
@@ -64,7 +65,8 @@ def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
     if most is not None:
         own["max_tokens"] = most
     shape = body.get("response_format")
-    if isinstance(shape, Mapping) and shape.get("type") == "json_schema":
-        schema = (shape.get("json_schema") or {}).get("schema") or {}
-        own["response_format"] = {"type": "json_object", "schema": json.dumps(schema)}
+    if isinstance(shape, Mapping) and shape.get("type") in ("json_object", "json_schema"):
+        schema = schema_in(shape)
+        if schema is not None or shape["type"] == "json_schema":
+            own["response_format"] = {"type": "json_object", "schema": json.dumps(schema or {})}
     return own

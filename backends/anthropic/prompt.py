@@ -12,6 +12,7 @@ import msgspec
 
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
 from backends.nesting import decode_json
+from backends.openai.answer_schema import schema_in
 from backends.openai.messages import content_of
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request
@@ -168,8 +169,9 @@ def _output_config(body: Mapping[str, Any]) -> dict[str, Any]:
     if (effort := body.get("reasoning_effort")) and effort != "none":
         fields["effort"] = _EFFORTS.get(str(effort), effort)
     shape = body.get("response_format") or {}
-    if shape.get("type") == "json_schema":
-        fields["format"] = {"type": "json_schema", "schema": (shape.get("json_schema") or {}).get("schema") or {}}
+    schema = schema_in(shape)
+    if shape.get("type") == "json_schema" or (shape.get("type") == "json_object" and schema is not None):
+        fields["format"] = {"type": "json_schema", "schema": schema or {}}
     elif shape.get("type") not in (None, "text"):
         hint = "give it a json_schema"
         raise InvalidRequest(

@@ -6,13 +6,13 @@ Source: Ollama's docs/api.md ("Generate a chat completion", "Generate a completi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
 from backends.nesting import decode_json
+from backends.openai.answer_schema import schema_in
 from backends.openai.messages import content_of, refuse_unknown_members
 from policies.errors import InvalidRequest
 from policies.nouns import Request
@@ -169,11 +169,10 @@ def _shape(body: Mapping[str, Any]) -> Any:
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
     if kind in (None, "text"):
         return body.get("format")
-    if kind == "json_object":
-        return "json"
-    if kind == "json_schema" and isinstance(wanted, Mapping):
-        with suppress(KeyError, TypeError):
-            return wanted["json_schema"]["schema"]
+    if kind in ("json_object", "json_schema") and isinstance(wanted, Mapping):
+        schema = schema_in(wanted)
+        if schema is not None or kind == "json_object":
+            return "json" if schema is None else schema
     raise InvalidRequest(
         f"Ollama cannot shape an answer as '{kind}'", hint="give it a json_schema", param="response_format"
     )

@@ -192,6 +192,8 @@ def _shape(response_format: Any) -> dict[str, Any] | None:
     if "value" in response_format:
         return dict(response_format)
     kind = response_format.get("type")
+    if isinstance(response_format.get("schema"), Mapping) and kind in ("json_object", "json_schema"):
+        return {"type": "json_object", "value": response_format["schema"]}
     if kind == "json_schema":
         return {"type": "json_schema", "value": response_format.get("json_schema")}
     raise InvalidRequest(

@@ -25,6 +25,14 @@ until the length limit; without any white space it cannot write JSON as it learn
 _OPTIONS: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
 """Options for JSON schemas. A schema may override them, except where an answer could then violate it."""
 
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
+)
+"""The values of `format` that the library can hold a text to. To any other one a text need not be held.
+
+Source: JSON Schema 2020-12, Validation, 7.2.1 and 7.2.3.
+"""
+
 MOST_CHARACTERS = 1 << 20
 """A longer grammar is refused unread."""
 
@@ -126,9 +134,9 @@ def _rules_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.form is GrammarForm.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(_with_known_formats(grammar.text), overrides=_OPTIONS)
     if grammar.form is GrammarForm.REGEX:
-        return LLMatcher.grammar_from_regex(grammar.text)
+        return LLMatcher.grammar_from_regex(_ESCAPE.sub(lambda escape: _ASCII.get(escape[0], escape[0]), grammar.text))
     if grammar.form is GrammarForm.CHOICE:
         return LLMatcher.grammar_from_lark(_one_of(json.loads(grammar.text)))
     if grammar.form is GrammarForm.RULES:
@@ -141,3 +149,37 @@ def _one_of(texts: object) -> str:
         raise ValueError("a choice is a list of texts, and not an empty one")
     # one terminal, as a rule may have 2,000 alternatives; JSON and Lark escape strings alike
     return "start: TEXT\nTEXT: " + " | ".join(map(json.dumps, texts))
+
+
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
+"""Classes of ASCII in a regular expression, as in ECMA-262 and XGrammar. The library means all scripts by them, but for
+the `pattern` of a schema.
+"""
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("enum", "const", "default", "examples")
+
+
+def _with_known_formats(schema: str) -> str:
+    """`schema` without the formats that the library does not know."""
+    if '"format"' not in schema:
+        return schema
+    read = json.loads(schema)
+    _leave_out_formats(read)
+    return json.dumps(read)
+
+
+def _leave_out_formats(schema: object) -> None:
+    if isinstance(schema, list):
+        for each in schema:
+            _leave_out_formats(each)
+    elif isinstance(schema, dict):
+        if isinstance(named := schema.get("format"), str) and named not in FORMATS:
+            del schema["format"]
+        for name, part in schema.items():
+            if name in _SCHEMAS_BY_NAME and isinstance(part, dict):
+                for each in part.values():
+                    _leave_out_formats(each)
+            elif name not in _DATA:
+                _leave_out_formats(part)

@@ -34,6 +34,7 @@ CERTAIN = {
     "router/text/chat_template.py __init__": "its caller takes every error",
     "router/text/chat_template.py _sources": "its caller takes every error",
     "shards/grammar/library.py _rules_of": "its caller takes a RecursionError",
+    "shards/grammar/library.py _with_known_formats": "its caller takes a RecursionError",
     "shards/grammar/library.py _with_unwritable_names": "a file that the tokenizer's library has read",
     "shards/quant/write/checkpoint.py write_quantised": "a file that was read before",
     "router/shared/replicas/news.py decode": "the depth was checked",

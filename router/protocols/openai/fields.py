@@ -34,6 +34,8 @@ class ResponseFormat(msgspec.Struct):
 
     type: str
     json_schema: Any = None
+    schema: Any = None
+    value: Any = None
 
 
 class StructuredOutputs(msgspec.Struct):

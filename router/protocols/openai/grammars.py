@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from backends.openai.answer_schema import schema_in
 from policies.errors import InvalidRequest
 from policies.nouns import Grammar, Sampling
 from router.protocols.openai.fields import Common, ResponseFormat, StructuredOutputs
@@ -51,11 +52,9 @@ def from_field(field: str, sampling: Sampling) -> Sampling:
 
 
 def _of_format(shape: ResponseFormat) -> Grammar:
-    if shape.type == "json_object":
-        return Grammar("json_schema", ANY_OBJECT, "response_format")
-    if shape.type == "json_schema":
-        schema = shape.json_schema.get("schema") if isinstance(shape.json_schema, dict) else None
-        return Grammar("json_schema", _written(schema), "response_format")
+    if shape.type in ("json_object", "json_schema"):
+        schema = _written(schema_in(asdict(shape)))
+        return Grammar("json_schema", schema or (ANY_OBJECT if shape.type == "json_object" else ""), "response_format")
     return Grammar(shape.type, "", "response_format")
 
 

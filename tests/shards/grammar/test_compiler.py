@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.guide import Guide
-from shards.grammar.library import Library, rules_of
+from shards.grammar.library import FORMATS, Library, rules_of
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
 from tests.shards.grammar.parts import (
@@ -68,6 +68,55 @@ def follow(guide: Guide, text: str) -> bool:
 def test_what_cannot_be_held_to_is_refused_with_its_reason(form: GrammarForm, text: str, because: str) -> None:
     with pytest.raises(CannotCompile, match=because):
         a_guide(form, text)
+
+
+@pytest.mark.parametrize("known", sorted(FORMATS - {"unknown"}))
+def test_a_format_that_is_known_is_held_to(known: str) -> None:
+    assert not follow(a_guide(GrammarForm.JSON_SCHEMA, f'{{"type": "string", "format": "{known}"}}'), '"a b"')
+
+
+@pytest.mark.parametrize(
+    "unknown", ["int64", "password", "binary", "path", "uri-reference", "uuid4", "json-string", ""]
+)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "string", "format": "%s"}',
+        '{"anyOf": [{"type": "null"}, {"type": "string", "format": "%s"}]}',
+        '{"$defs": {"format": {"type": "string", "format": "%s"}}, "$ref": "#/$defs/format"}',
+    ],
+)
+def test_a_format_that_is_unknown_is_a_remark_and_holds_the_answer_to_nothing(schema: str, unknown: str) -> None:
+    assert follow(a_guide(GrammarForm.JSON_SCHEMA, schema % unknown), '"a b"')
+
+
+def test_a_property_and_data_may_be_called_format() -> None:
+    named = '{"type": "object", "properties": {"format": {"enum": [{"format": "int64"}]}}, "required": ["format"]}'
+    assert follow(a_guide(GrammarForm.JSON_SCHEMA, named), '{"format": {"format": "int64"}}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "does_not"),
+    [
+        (r"\d{2}", "42", "৪২"),
+        (r"[\d.]{3}", "4.2", "৪.২"),
+        (r"\D", "a", "4"),
+        (r"[^\D]", "4", "৪"),
+        (r"\w{2}", "a_", "éa"),
+        (r"[\w-]+@\w+", "a-b@c", "a-é@c"),
+        (r"\W", "é", "a"),
+        (r"\\d", r"\d", "4"),
+        (r"\\\d", r"\4", r"\d"),
+        (r"\[\d\]", "[4]", "[৪]"),
+    ],
+)
+def test_digits_and_letters_of_an_expression_are_those_of_ascii_as_in_a_schema(
+    pattern: str, fits: str, does_not: str
+) -> None:
+    quoted = json.dumps({"type": "string", "pattern": f"^{pattern}$"})
+    for text, is_fitting in ((fits, True), (does_not, False)):
+        assert follow(a_guide(GrammarForm.REGEX, pattern), text) is is_fitting
+        assert follow(a_guide(GrammarForm.JSON_SCHEMA, quoted), json.dumps(text, ensure_ascii=False)) is is_fitting
 
 
 def test_a_form_of_tomorrow_is_refused_too() -> None:
