@@ -157,12 +157,10 @@ class FakeBackend:
         return Pinned(len(held), len(held[:room]))
 
     async def unpin(self, name: str) -> int:
-        """See CacheKeeper."""
         self._require_well()
         return len(self.pinned.pop(name, ((), 0.0))[0])
 
     async def clear_domain(self, domain: str) -> int:
-        """See CacheKeeper."""
         self._require_well()
         gone = {key for key, of in self.cache.items() if of == domain}
         self.cache = {key: of for key, of in self.cache.items() if of != domain}

@@ -149,7 +149,6 @@ class SGLang(OpenAICompatible):
         return Tokenized(ids_in(answer.get("tokens"), self.name))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
-        """See TextReader."""
         named = {"model": self._options.models.get(model, model), "tokens": list(token_ids)}
         return str((await self._asked("/detokenize", {**named, "skip_special_tokens": False})).get("text"))
 
@@ -161,7 +160,6 @@ class SGLang(OpenAICompatible):
 
     @property
     def sends_salts(self) -> bool:
-        """See CacheSalter."""
         return self._options.cache_salt
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:

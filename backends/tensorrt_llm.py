@@ -57,7 +57,6 @@ class TensorRTLLM(OpenAICompatible):
 
     @property
     def sends_salts(self) -> bool:
-        """See CacheSalter."""
         return self._options.cache_salt
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:

@@ -121,7 +121,6 @@ class VLLM(OpenAICompatible):
         )
 
     async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
-        """See TextReader."""
         sent = {name: body[name] for name in _READ if body.get(name) is not None}
         if "messages" in body:
             # it accepts these for answers only; templates see them all the same
@@ -135,7 +134,6 @@ class VLLM(OpenAICompatible):
         return Tokenized(ids_in(answer.get("tokens"), self.name), texts if isinstance(texts, list) else None)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
-        """See TextReader."""
         named = self._options.models.get(model, model)
         return str((await self._asked("/detokenize", {"model": named, "tokens": list(token_ids)})).get("prompt"))
 
@@ -153,7 +151,6 @@ class VLLM(OpenAICompatible):
 
     @property
     def sends_salts(self) -> bool:
-        """See CacheSalter."""
         return self._options.cache_salt
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:

@@ -105,7 +105,6 @@ class LlamaCpp(OpenAICompatible):
         return Tokenized(ids_in([piece.get("id") for piece in pieces], self.name), strings)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:  # noqa: ARG002
-        """See TextReader."""
         if not self._is_native:
             return None
         return str((await self._asked("/detokenize", {"tokens": list(token_ids)})).get("content"))

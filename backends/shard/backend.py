@@ -127,7 +127,6 @@ class ShardBackend:
         return {"address": f"{host or self.address.rpartition(':')[0]}:{port}", "tokens": tokens}
 
     def hand_over(self, heirs: Sequence[Mapping[str, Any]]) -> None:
-        """See Leaver."""
         self._link.tell(wire.Command(hand_over=wire.HandOver(address=[heir["address"] for heir in heirs])))
 
     def assets(self) -> Mapping[str, bytes]:
@@ -190,7 +189,6 @@ class ShardBackend:
         return Prefilled(transfer, usages[-1])
 
     async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
-        """See CacheKeeper."""
         held = pinned = 0
         for start in range(0, len(keys), PIN_PIECE_KEYS):
             piece = keys[start : start + PIN_PIECE_KEYS]
@@ -204,11 +202,9 @@ class ShardBackend:
         return Pinned(held, pinned)
 
     async def unpin(self, name: str) -> int:
-        """See CacheKeeper."""
         return (await self._link.ask(wire.Command(unpin=wire.Unpin(name=name)))).blocks
 
     async def clear_domain(self, domain: str) -> int:
-        """See CacheKeeper."""
         return (await self._link.ask(wire.Command(clear=wire.Clear(domain=domain)))).blocks
 
     async def close(self) -> None:

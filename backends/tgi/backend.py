@@ -91,7 +91,6 @@ class TGI(HttpBackend):
         return Exchange(Post("/generate_stream", encoded(generate_body(request, body, adapter))), native, error_of_tgi)
 
     async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:  # noqa: ARG002 - it has one
-        """See TextReader."""
         if "messages" in body:
             read = {name: body[name] for name in ("messages", "tools", "tool_choice") if body.get(name) is not None}
             token_list = (await self._asked("/chat_tokenize", {"model": "tgi", **read})).get("tokenize_response")

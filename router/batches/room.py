@@ -168,7 +168,6 @@ class LineRoom:
     # what other requests do
 
     def decided(self, request: Request, decision: Decision, at: float) -> None:
-        """See Listener."""
         backend = decision.chosen
         if (line := self._lines.get(request.id)) is not None:
             line.places = LinePlaces(line.places.model, request.pools)
@@ -187,7 +186,6 @@ class LineRoom:
             )
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:  # noqa: ARG002
-        """See Listener."""
         seen = self._watched.pop(account.id, None)
         cluster = self._gateway().cluster
         if seen is None or account.first_at is None or seen.backend not in cluster:

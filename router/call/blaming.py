@@ -31,7 +31,6 @@ class Blaming(msgspec.Struct, frozen=True):
     observer: Observer
 
     def check(self) -> None:
-        """See Blame."""
         self.blame.check()
 
     def require_harmless(self, bid: Bid) -> None:

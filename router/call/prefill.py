@@ -155,12 +155,10 @@ class _FetchTaker:
         return f"<_FetchTaker {'answered' if self.is_answered else 'waiting'}>"
 
     def take(self, delta: Delta) -> bool:
-        """See Taker."""
         self.is_answered = self.is_answered or delta.computed_tokens is None
         return self._to.take(delta if delta.usage is None else replace(delta, usage=self._truthful(delta.usage)))
 
     async def ready(self) -> None:
-        """See Taker."""
         await self._to.ready()
 
     def _truthful(self, usage: Usage) -> Usage:

@@ -51,7 +51,6 @@ class GatewayWarmer:
         return Measure(model.name, tokens.keys, min(tokens.count, round(len(tokens.keys) * tokens.key_tokens)))
 
     async def warm(self, ask: Ask, tenant: str, *, avoiding: frozenset[str], placed: Callable[[str], None]) -> Warmed:
-        """See Warmer."""
         gateway = self._gateway()
         caller = _Nobody(next(gateway.ids), replace(ask, avoiding=avoiding), placed)
         await serve(caller, gateway, known=Identity(on_behalf_of(tenant, gateway.config)))

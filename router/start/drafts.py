@@ -65,11 +65,9 @@ class Drafts:
         return f"<Drafts of {self._file}: {len(self._drafts)}>"
 
     async def text(self) -> str:
-        """See ConfigDesk."""
         return await asyncio.to_thread(self._writer.text)
 
     async def put(self, text: str) -> DraftReport:
-        """See ConfigDesk."""
         draft = Draft(text, version_of(await self.text()), self._unix_time())
         # one that comes again is the newest
         self._drafts.pop(draft.version, None)
@@ -79,40 +77,32 @@ class Drafts:
         return await self.report(draft.version)
 
     def drafts(self) -> list[Listed]:
-        """See ConfigDesk."""
         return [Listed(draft.version, draft.at) for draft in reversed(self._drafts.values())]
 
     def draft_text(self, version: str) -> str:
-        """See ConfigDesk."""
         return self._draft(version).text
 
     def drop(self, version: str) -> None:
-        """See ConfigDesk."""
         del self._drafts[self._draft(version).version]
 
     async def report(self, version: str) -> DraftReport:
-        """See ConfigDesk."""
         draft = self._draft(version)
         return await self._compared(draft.text, draft.base)
 
     async def apply(self, version: str, *, expected: str | None, for_restart: bool) -> Applied:
-        """See ConfigDesk."""
         draft = self._draft(version)
         applied = await self._write(draft.text, expected or draft.base, for_restart=for_restart)
         self._drafts.pop(draft.version, None)
         return applied
 
     async def history(self) -> list[Listed]:
-        """See ConfigDesk."""
         kept = await asyncio.to_thread(self._writer.kept)
         return [Listed(version, until) for version, until in kept]
 
     async def kept_text(self, version: str) -> str:
-        """See ConfigDesk."""
         return await asyncio.to_thread(self._writer.kept_text, version)
 
     async def roll_back(self, version: str | None, *, expected: str | None, for_restart: bool) -> Applied:
-        """See ConfigDesk."""
         present = version_of(await self.text())
         if version is None:
             version = next((kept.version for kept in await self.history() if kept.version != present), None)

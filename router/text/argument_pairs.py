@@ -49,7 +49,6 @@ class PairReader:
         return f"<PairReader {self.calls} calls, {len(self._held)} characters held>"
 
     def push(self, text: str, *, is_last: bool = False, is_cut: bool = False) -> ParsedText:
-        """See `CallReader.push`."""
         self._is_cut = is_cut
         return in_slices(self._push, text, is_last=is_last)
 

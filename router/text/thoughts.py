@@ -66,11 +66,9 @@ class _ThoughtTaker:
         return f"<_ThoughtTaker with {self._choices}>"
 
     def take(self, delta: Delta) -> bool:
-        """See Taker."""
         return self._to.take(self._read(delta))
 
     async def ready(self) -> None:
-        """See Taker."""
         await self._to.ready()
 
     def _read(self, delta: Delta) -> Delta:

@@ -60,11 +60,9 @@ class _CallTaker:
         return f"<_CallTaker with {self._reader!r}>"
 
     def take(self, delta: Delta) -> bool:
-        """See Taker."""
         return self._to.take(self._reader.read(delta))
 
     async def ready(self) -> None:
-        """See Taker."""
         await self._to.ready()
 
 

@@ -77,7 +77,6 @@ class GgufTensors:
         return _FLOATS.get(self._found("model.embed_tokens.weight").kind, torch.bfloat16)
 
     def has(self, name: str) -> bool:
-        """See TensorSource."""
         return self._name(name) in self._stored
 
     def leave(self, prefix: str) -> None:
@@ -89,12 +88,10 @@ class GgufTensors:
         raise UnsupportedCheckpoint(f"tensor {name} has no form in GGUF", hint="serve it from safetensors")
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, own: range | None = None) -> Tensor:
-        """See TensorSource."""
         tensor = self._whole(name, shape, dtype or self.dtype)
         return tensor if own is None else tensor[own.start : own.stop]
 
     def matrix(self, name: str, outputs: int, inputs: int) -> StoredMatrix:
-        """See TensorSource."""
         name = f"{name}.weight"
         found = self._found(name)
         if found.kind not in ("Q4_0", "Q8_0"):

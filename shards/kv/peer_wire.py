@@ -55,17 +55,11 @@ class _OtherKv(PeerRefused):
 class Connection(Protocol):
     """What is needed of a socket."""
 
-    def recv(self, size: int, /) -> bytes:
-        """See socket."""
-        ...
+    def recv(self, size: int, /) -> bytes: ...
 
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """See socket."""
-        ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
 
-    def sendall(self, data: bytes | memoryview, /) -> None:
-        """See socket."""
-        ...
+    def sendall(self, data: bytes | memoryview, /) -> None: ...
 
 
 class OfferedBlock(NamedTuple):

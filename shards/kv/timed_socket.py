@@ -58,17 +58,14 @@ class TimedSocket:
         return False
 
     def recv(self, size: int, /) -> bytes:
-        """See socket."""
         self._hurry()
         return self._socket.recv(size)
 
     def recv_into(self, buffer: Any, /) -> int:
-        """See socket."""
         self._hurry()
         return self._socket.recv_into(buffer)
 
     def sendall(self, data: Any, /) -> None:
-        """See socket."""
         left = memoryview(data)
         while left:
             # sendall of TLS gives each record the whole time
@@ -81,7 +78,6 @@ class TimedSocket:
         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See socket."""
         self._socket.close()
 
     def _hurry(self) -> None:

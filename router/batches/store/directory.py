@@ -37,7 +37,6 @@ class DirectoryStore:
         return f"<DirectoryStore {self._folder}>"
 
     def open(self) -> None:
-        """See BatchStore."""
         try:
             self._drafts.open()
             for each in (self._locks, self._changes):
@@ -51,7 +50,6 @@ class DirectoryStore:
             raise ConfigError(f"batches.store {self._folder} cannot be used: {reason}", hint="name a folder") from error
 
     def read(self, key: str) -> bytes | None:
-        """See BatchStore."""
         with failing_disk():
             try:
                 return self._at(key).read_bytes()
@@ -59,7 +57,6 @@ class DirectoryStore:
                 return None
 
     def write(self, key: str, data: bytes) -> None:
-        """See BatchStore."""
         draft = self.draft("")
         try:
             draft.write(data)
@@ -77,7 +74,6 @@ class DirectoryStore:
                 self.write(key, data)
 
     def names(self, folder: str) -> Sequence[str]:
-        """See BatchStore."""
         with failing_disk():
             try:
                 return sorted(entry.name for entry in os.scandir(self._at(folder)))
@@ -85,7 +81,6 @@ class DirectoryStore:
                 return []
 
     def sizes(self, *keys: str) -> int:
-        """See BatchStore."""
         found: dict[tuple[int, int], int] = {}
         with failing_disk():
             for key in keys:
@@ -94,16 +89,13 @@ class DirectoryStore:
         return sum(found.values())
 
     def delete(self, key: str) -> None:
-        """See BatchStore."""
         with failing_disk():
             self._at(key).unlink(missing_ok=True)
 
     def draft(self, owner: str) -> LocalDraft:
-        """See BatchStore."""
         return self._drafts.begin(owner)
 
     def drafted(self, owner: str) -> int:
-        """See BatchStore."""
         return self._drafts.size(owner)
 
     def link(self, key: str, also: str) -> None:
@@ -115,37 +107,31 @@ class DirectoryStore:
             sync_folder(to.parent)
 
     def local(self, key: str) -> Path:
-        """See BatchStore."""
         path = self._at(key)
         if not path.is_file():
             raise FileNotFoundError(key)
         return path
 
     def log(self, key: str) -> DirectoryLog:
-        """See BatchStore."""
         with failing_disk():
             return DirectoryLog(with_folder(self._at(key)))
 
     def logged(self, key: str) -> Iterator[bytes]:
-        """See BatchStore."""
         with failing_disk(), suppress(FileNotFoundError), self._at(key).open("rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
                     yield line
 
     def claim(self, job: str) -> DirectoryClaim | None:
-        """See BatchStore."""
         path = self._locks / job
         with failing_disk():
             file = locked(path)
         return None if file is None else DirectoryClaim(path, file)
 
     def scratch(self) -> Path:
-        """See BatchStore."""
         return self._drafts.folder
 
     def sweep(self) -> None:
-        """See BatchStore."""
         self._drafts.sweep()
         with failing_disk():
             sweep_locked(self._locks)
@@ -173,7 +159,6 @@ class DirectoryLog:
         return f"<DirectoryLog {self._file.name}>"
 
     def append(self, data: bytes) -> None:
-        """See AnswerFile."""
         with failing_disk():
             before = os.fstat(self._file.fileno()).st_size
             try:
@@ -185,7 +170,6 @@ class DirectoryLog:
                 raise
 
     def close(self) -> None:
-        """See AnswerFile."""
         self._file.close()
 
 
@@ -200,7 +184,6 @@ class DirectoryClaim:
 
     @property
     def is_held(self) -> bool:
-        """See JobClaim."""
         return not self._file.closed and is_at(self._path, self._file)
 
     def renew(self) -> None:
@@ -209,7 +192,6 @@ class DirectoryClaim:
             raise BatchStoreFailed(f"the lock {self._path} was deleted")
 
     def close(self) -> None:
-        """See JobClaim."""
         self._file.close()
 
 

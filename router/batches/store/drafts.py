@@ -31,7 +31,6 @@ class LocalDrafts:
         private_folder(self.folder)
 
     def begin(self, owner: str) -> LocalDraft:
-        """See BatchStore."""
         with failing_disk():
             while True:
                 path = with_folder(self.folder / owner / uuid.uuid4().hex)
@@ -60,24 +59,20 @@ class LocalDraft:
         return f"<LocalDraft {self._path}, {self.size} bytes>"
 
     def write(self, data: bytes) -> None:
-        """See ContentDraft."""
         with failing_disk():
             write_all(self._file, data)
         self.size += len(data)
 
     def written(self) -> BinaryIO:
-        """See ContentDraft."""
         return self._path.open("rb")
 
     def commit(self, key: str) -> None:
-        """See ContentDraft."""
         with failing_disk():
             os.fsync(self._file.fileno())
         self._keep(self._path, key)
         self.discard()
 
     def discard(self) -> None:
-        """See ContentDraft."""
         if not self._file.closed:
             # as long as it is locked, no other file has its name
             self._path.unlink(missing_ok=True)

@@ -60,7 +60,6 @@ class S3BatchStore:
         return f"<S3BatchStore {self._place}>"
 
     def open(self) -> None:
-        """See BatchStore."""
         try:
             private_folder(self._scratch)
             if self._is_usual and (self._scratch.is_symlink() or self._scratch.stat().st_uid != os.geteuid()):
@@ -77,7 +76,6 @@ class S3BatchStore:
             _log.warning("batches wait for their store %s: %s", self._place, error)
 
     def read(self, key: str) -> bytes | None:
-        """See BatchStore."""
         with failing():
             try:
                 return bytes(self._bucket.get(key).bytes())
@@ -85,7 +83,6 @@ class S3BatchStore:
                 return None
 
     def write(self, key: str, data: bytes) -> None:
-        """See BatchStore."""
         with failing(FileNotFoundError):
             self._bucket.put(key, data, use_multipart=False)
 
@@ -111,14 +108,12 @@ class S3BatchStore:
         raise BatchStoreFailed(f"the store of batches failed: {key} is changed by others again and again")
 
     def names(self, folder: str) -> Sequence[str]:
-        """See BatchStore."""
         with failing(FileNotFoundError):
             found = self._bucket.list_with_delimiter(folder)
         paths = (*found["common_prefixes"], *(each["path"] for each in found["objects"]))
         return sorted(path.rpartition("/")[2] for path in paths)
 
     def sizes(self, *keys: str) -> int:
-        """See BatchStore."""
         total = 0
         for key in keys:
             with failing(FileNotFoundError):
@@ -130,7 +125,6 @@ class S3BatchStore:
         return total
 
     def delete(self, key: str) -> None:
-        """See BatchStore."""
         with failing():
             # a log is all objects below its key
             for each in [key, *pieces_of(self._bucket, key)]:
@@ -157,11 +151,9 @@ class S3BatchStore:
             return self._copies.get(key, lambda: self._bucket.get(key).stream(_CHUNK_BYTES))
 
     def log(self, key: str) -> S3Log:
-        """See BatchStore."""
         return S3Log(self._once, key, begun=len(pieces_of(self._bucket, key)))
 
     def logged(self, key: str) -> Iterator[bytes]:
-        """See BatchStore."""
         for piece in pieces_of(self._bucket, key):
             with failing(FileNotFoundError):
                 data = bytes(self._bucket.get(piece).bytes())
@@ -169,11 +161,9 @@ class S3BatchStore:
             yield from (line + b"\n" for line in data.split(b"\n")[:-1])
 
     def claim(self, job: str) -> S3Claim | None:
-        """See BatchStore."""
         return self._claims.claim(job)
 
     def scratch(self) -> Path:
-        """See BatchStore."""
         return self._drafts.folder
 
     def sweep(self) -> None:

@@ -72,7 +72,6 @@ class S3Claims:
             raise ConfigError("the service of batches.store ignores conditions of writes", hint=hint)
 
     def claim(self, job: str) -> S3Claim | None:
-        """See BatchStore."""
         key, now = f"{_FOLDER}/{job}", self._clock()
         mode: Any = "create"
         found, e_tag = self._read(key)
@@ -152,7 +151,6 @@ class S3Claim:
 
     @property
     def is_held(self) -> bool:
-        """See JobClaim."""
         return self._e_tag is not None and self._clock() - self._renewed_at < LEASE_S
 
     def take(self, mode: Any) -> bool:
@@ -182,7 +180,6 @@ class S3Claim:
             raise BatchStoreFailed(f"another router has taken {self._key}: this one was too late to renew its claim")
 
     def close(self) -> None:
-        """See JobClaim."""
         if not self.is_held:
             return
         mode, self._e_tag = {"e_tag": self._e_tag}, None

@@ -35,7 +35,6 @@ class S3Log:
         return f"<S3Log {self._key}, {self._number} objects before {len(self._data)} bytes>"
 
     def append(self, data: bytes) -> None:
-        """See AnswerFile."""
         for attempt in range(_TRIES):
             if len(self._data) >= _OBJECT_BYTES:
                 self._number, self._data = self._number + 1, b""

@@ -59,56 +59,45 @@ class Listeners(ClusterListener):
         self._all.append(listener)
 
     def reached(self, backend: Backend) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.reached(backend)
 
     def gone(self, backend: str) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.gone(backend)
 
     def health(self, backend: str, healthy: bool) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.health(backend, healthy)
 
     def computed(self, backend: str, keys: Sequence[int]) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.computed(backend, keys)
 
     def used(self, backend: str, count: Callable[[], int]) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.used(backend, count)
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.predicted(backend, predicted_s, seen_s)
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.learnt(backend, latency, adaptive_limit)
 
     def drafted(self, backend: str, drafts: Mapping[str, DraftedTokens]) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.drafted(backend, drafts)
 
     def uncaptured(self, backend: str, steps: int) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.uncaptured(backend, steps)
 
     def on_disk(self, backend: str, blocks: Mapping[str, int]) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.on_disk(backend, blocks)
 
     def fetched(self, backend: str, fetched: Fetched) -> None:
-        """See ClusterListener."""
         for listener in self._all:
             listener.fetched(backend, fetched)

@@ -308,7 +308,6 @@ class Member:
         )
 
     def may_have_room(self, model: str, rank: int, tokens: int) -> bool:
-        """See Cluster."""
         standing = self.known()
         view = standing.view
         there = view.running + view.waiting

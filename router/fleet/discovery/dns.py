@@ -38,7 +38,6 @@ class DnsSource:
         self._at, self._lookup = at, _Lookup(resolver)
 
     async def addresses(self) -> AsyncGenerator[Addresses]:
-        """As Source."""
         while True:
             hosts, ttl_s = await self._lookup.hosts(self._at.name)
             yield frozenset(f"{host}:{self._at.port}" for host in hosts)
@@ -54,7 +53,6 @@ class SrvSource:
         self._at, self._lookup = at, _Lookup(resolver)
 
     async def addresses(self) -> AsyncGenerator[Addresses]:
-        """As Source."""
         while True:
             places, ttl_s = await self._lookup.services(self._at.name)
             found: set[str] = set()

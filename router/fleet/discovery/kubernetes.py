@@ -87,7 +87,6 @@ class KubernetesSource:
         self._at, self._given = at, access
 
     async def addresses(self) -> AsyncGenerator[Addresses]:
-        """As Source."""
         access = self._given or KubernetesAccess.in_cluster()
         # an endless reply has no total timeout; each read sets its own
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(connect=10.0)) as http:

@@ -64,7 +64,6 @@ class Registry:
         return {address: None if until is None else until - now for address, until in self._until.items()}
 
     async def addresses(self) -> AsyncGenerator[Addresses]:
-        """As Source."""
         while True:
             # also while others announce themselves all the time
             self._forget()

@@ -85,7 +85,6 @@ class MemoryRelay:
         return f"<MemoryRelay, {len(self._channels)} channels>"
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
-        """See Relay."""
         lease, now = self._channels.setdefault(channel, _Channel()), self._clock()
         if lease.owner != owner:
             if lease.owner is not None and now < lease.expires_at:
@@ -95,7 +94,6 @@ class MemoryRelay:
         return lease.token
 
     async def release(self, channel: str, owner: str) -> None:
-        """See Relay."""
         lease = self._channels.setdefault(channel, _Channel())
         if lease.owner == owner:
             lease.owner = None
@@ -111,7 +109,6 @@ class MemoryRelay:
                 queue.put_nowait(relayed)
 
     async def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
-        """See Relay."""
         there = self._channels.setdefault(channel, _Channel())
         queue: asyncio.Queue[Relayed] = asyncio.Queue(_MOST_WAITING)
         there.hearers.add(queue)

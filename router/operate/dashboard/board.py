@@ -135,14 +135,12 @@ class Board:
         return f"<Board {len(self._rows)} rows with {self._keys} keys, {len(self.totals)} totals>"
 
     def decided(self, request: Request, decision: Decision, at: float) -> None:
-        """See Listener."""
         before = self._newest.get(request.id)
         if before is not None and before.ended_at is None:
             self._retried(before, at)
         self._add(request.id, request.tenant, request.service_class, at, request, decision)
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
-        """See Listener."""
         word, usage = str(outcome), account.usage
         cost = sum([spent.cost for spent in account.spent])
         only = self._newest.get(account.id)
@@ -170,7 +168,6 @@ class Board:
                 seen.backends[row.decision.chosen].count(word, row.usage, cost, is_reported=is_reported)
 
     def missed(self, service_class: str, step: str) -> None:
-        """See Listener."""
         self._window.at(self._clock()).classes[service_class].steps[step] += 1
 
     def rows(self, since: int = 0) -> Iterator[Row]:

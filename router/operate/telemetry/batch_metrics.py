@@ -24,19 +24,15 @@ class BatchMetrics:
         return "<BatchMetrics>"
 
     def line(self, tenant: str, how: How) -> None:
-        """See BatchObserver."""
         self._lines[tenant, how].inc()
 
     def job(self, tenant: str, status: Status) -> None:
-        """See BatchObserver."""
         self._jobs[tenant, status].inc()
 
     def again(self, code: str) -> None:
-        """See BatchObserver."""
         self._again[code].inc()
 
     def room(self, *, jobs: int, inside: int, windows: float) -> None:
-        """See BatchObserver."""
         self._running[()].set(jobs)
         self._inside[()].set(inside)
         self._windows[()].set(windows)

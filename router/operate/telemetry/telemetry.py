@@ -245,7 +245,6 @@ class Telemetry:
         self._waking[pool].set(count)
 
     def refused(self, address: str, error: ExpectedError) -> None:
-        """See Observer."""
         self.on_refused(address, error.message)
 
     def estimated(self, model: str, error: float) -> None:

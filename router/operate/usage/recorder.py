@@ -101,7 +101,6 @@ class UsageRecorder:
         """See Listener."""
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:  # noqa: ARG002 - as any listener
-        """See Listener."""
         # a request belongs to the hour in which it began, as it does to the budget of that hour
         began = self._unix_time() - (self._clock() - account.started_at)
         hour = int(began) // HOUR_S * HOUR_S

@@ -48,7 +48,6 @@ class AccessLog:
         return _log.isEnabledFor(logging.INFO)
 
     async def answer(self, request: Request) -> Reply:
-        """As `handler`."""
         began = self._clock()
         status = 500
         names: dict[str, str] = {}

@@ -67,12 +67,10 @@ class FastChatPools:
         self._fleet.registries[pool.name].register(address)
 
     def left(self, worker: Worker) -> None:
-        """As WorkerListener."""
         for pool in pools_of_kind(self._fleet, "fastchat"):
             self._fleet.registries[pool.name].unregister(address_in(pool, worker.address))
 
     def holds(self, worker: Worker) -> bool:
-        """As WorkerListener."""
         registries, pools = self._fleet.registries, pools_of_kind(self._fleet, "fastchat")
         return any(address_in(pool, worker.address) in registries[pool.name] for pool in pools)
 

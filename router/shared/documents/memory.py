@@ -28,23 +28,18 @@ class MemorySets:
         return f"<MemorySets {len(self._sets)}>"
 
     async def revision(self, key: Key) -> int:
-        """See SetStore."""
         return self._sets[key].kept.revision if key in self._sets else 0
 
     async def look(self, key: Key) -> DocumentSet | None:
-        """See SetStore."""
         return self._sets[key].kept if key in self._sets else None
 
     async def all(self) -> list[DocumentSet]:
-        """See SetStore."""
         return [stored.kept for stored in self._sets.values()]
 
     async def changes(self, tenant: str) -> int:
-        """See SetStore."""
         return self._changes[tenant]
 
     async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
-        """See SetStore."""
         if self._changes[kept.tenant] != after:
             return False
         self._changes[kept.tenant] += 1
@@ -59,14 +54,12 @@ class MemorySets:
         return True
 
     async def texts(self, kept: DocumentSet, ids: Collection[str]) -> dict[str, str]:
-        """See SetStore."""
         stored = self._sets.get(kept.key)
         if stored is None or stored.kept.version != kept.version:
             return {}
         return {name: stored.texts[name] for name in ids if name in stored.texts}
 
     async def drop(self, kept: DocumentSet) -> bool:
-        """See SetStore."""
         stored = self._sets.get(kept.key)
         if stored is None or stored.kept.revision != kept.revision:
             return False
@@ -75,26 +68,21 @@ class MemorySets:
         return True
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
-        """See SetStore."""
         if key in self._sets:
             self._sets[key].notes.update(notes)
 
     async def notes(self, key: Key) -> dict[str, Note]:
-        """See SetStore."""
         return dict(self._sets[key].notes) if key in self._sets else {}
 
     async def count(self, key: Key, uses: Mapping[str, Uses]) -> None:
-        """See SetStore."""
         if key in self._sets:
             known = self._sets[key].uses
             known.update({name: known.get(name, Uses()) + more for name, more in uses.items()})
 
     async def uses(self, key: Key) -> dict[str, Uses]:
-        """See SetStore."""
         return dict(self._sets[key].uses) if key in self._sets else {}
 
     async def leads(self, by: str, for_s: float) -> bool:  # noqa: ARG002 - there is no other router
-        """See SetStore."""
         return True
 
     async def close(self) -> None:

@@ -89,20 +89,16 @@ class RedisSets:
         return f"<RedisSets {self._prefix}>"
 
     async def revision(self, key: Key) -> int:
-        """See SetStore."""
         return int(await self._asked(self._line.redis.hget(self._revisions, _field(key))) or 0)
 
     async def look(self, key: Key) -> DocumentSet | None:
-        """See SetStore."""
         return _read(await self._asked(self._line.redis.hget(self._sets, _field(key))))
 
     async def all(self) -> list[DocumentSet]:
-        """See SetStore."""
         found = await self._asked(self._line.redis.hgetall(self._sets))
         return [kept for kept in map(_read, found.values()) if kept is not None]
 
     async def changes(self, tenant: str) -> int:
-        """See SetStore."""
         return int(await self._asked(self._line.redis.hget(self._changes, tenant)) or 0)
 
     async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
@@ -123,7 +119,6 @@ class RedisSets:
         return is_kept
 
     async def texts(self, kept: DocumentSet, ids: Collection[str]) -> dict[str, str]:
-        """See SetStore."""
         names = list(ids)
         if not names:
             return {}
@@ -131,7 +126,6 @@ class RedisSets:
         return {name: text.decode("utf-8") for name, text in zip(names, found, strict=True) if text is not None}
 
     async def drop(self, kept: DocumentSet) -> bool:
-        """See SetStore."""
         names = [self._at(what, kept.key) for what in ("notes", "uses")]
         keys = [self._sets, self._revisions, self._texts_at(kept), *names, self._changes]
         return bool(
@@ -141,7 +135,6 @@ class RedisSets:
         )
 
     async def note(self, key: Key, notes: Mapping[str, Note]) -> None:
-        """See SetStore."""
         if notes:
             written = [part for name, note in notes.items() for part in (name, msgspec.msgpack.encode(note))]
             await self._asked(
@@ -149,12 +142,10 @@ class RedisSets:
             )
 
     async def notes(self, key: Key) -> dict[str, Note]:
-        """See SetStore."""
         found = await self._asked(self._line.redis.hgetall(self._at("notes", key)))
         return {name.decode(): _NOTES.decode(note) for name, note in found.items()}
 
     async def count(self, key: Key, uses: Mapping[str, Uses]) -> None:
-        """See SetStore."""
         at = self._at("uses", key)
         pipe = self._line.redis.pipeline(transaction=False)
         for name, more in uses.items():
@@ -166,7 +157,6 @@ class RedisSets:
         await self._asked(pipe.execute())
 
     async def uses(self, key: Key) -> dict[str, Uses]:
-        """See SetStore."""
         found = await self._asked(self._line.redis.hgetall(self._at("uses", key)))
         parts: dict[str, dict[str, float]] = {}
         for where, value in found.items():
@@ -184,12 +174,10 @@ class RedisSets:
         }
 
     async def leads(self, by: str, for_s: float) -> bool:
-        """See SetStore."""
         lead = self._lead.run(self._line.redis, [f"{self._prefix}leader"], [by, round(1000 * for_s)])
         return bool(await self._asked(lead))
 
     async def close(self) -> None:
-        """See SetStore."""
         await self._line.close()
 
     async def _asked(self, call: Any) -> Any:

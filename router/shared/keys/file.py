@@ -40,11 +40,9 @@ class FileKeys:
         return f"<FileKeys {self._path}, {len(self._seen or ())} keys>"
 
     async def look(self) -> KeyBook | None:
-        """See KeyStore."""
         return await asyncio.to_thread(self._look)
 
     async def change(self, edit: Edit) -> KeyBook:
-        """See KeyStore."""
         return await asyncio.to_thread(self._change, edit)
 
     async def close(self) -> None:

@@ -58,13 +58,11 @@ class RedisKeys:
         return f"<RedisKeys {self._key}, {len(self._seen)} keys of revision {self._revision}>"
 
     async def look(self) -> KeyBook | None:
-        """See KeyStore."""
         before = self._revision
         await self._catch_up()
         return None if self._revision == before else self._seen
 
     async def change(self, edit: Edit) -> KeyBook:
-        """See KeyStore."""
         for _ in range(_TRIES):
             await self._catch_up()
             book, known = edit(self._seen), self._revision
@@ -76,7 +74,6 @@ class RedisKeys:
         raise Unavailable("other routers keep changing the keys", hint="try again", retry_after_s=1.0)
 
     async def close(self) -> None:
-        """See KeyStore."""
         await self._line.close()
 
     async def _catch_up(self) -> None:

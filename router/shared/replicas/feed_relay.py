@@ -73,19 +73,16 @@ class RedisRelay:
         return f"<RedisRelay at {self._prefix}>"
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
-        """See Relay."""
         keys = [self._lease(channel), self._stream(channel)]
         async with self._calls() as redis:
             token = await self._claim.run(redis, keys, [owner, max(1, int(ttl_s * 1000))])
         return None if token is None else int(token)
 
     async def release(self, channel: str, owner: str) -> None:
-        """See Relay."""
         async with self._calls() as redis:
             await self._release.run(redis, [self._lease(channel)], [owner])
 
     async def publish(self, channel: str, token: int, payload: bytes) -> None:
-        """See Relay."""
         entry: dict[Any, Any] = {"token": token, "payload": payload}
         usual = self._usual_bytes.get(channel, float(len(payload)))
         self._usual_bytes[channel] = usual = usual + (len(payload) - usual) / _OF_SO_MANY
@@ -112,7 +109,6 @@ class RedisRelay:
                         yield Relayed(int(entry[b"token"]), entry[b"payload"], last)
 
     async def close(self) -> None:
-        """See Relay."""
         await self._line.close()
 
     @asynccontextmanager

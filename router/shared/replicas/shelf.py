@@ -75,7 +75,6 @@ class RedisShelf:
         return f"<RedisShelf {self._key}>"
 
     async def claim(self, by: str, for_s: float) -> bool:
-        """See Shelf."""
         keys = [f"{self._key}:writer", f"{self._key}:last-writer"]
         async with self._line.calls() as client:
             return bool(await self._claim.run(client, keys, [by, max(1, round(for_s * 1000)), KEPT_S]))
@@ -98,27 +97,23 @@ class RedisShelf:
         return _bytes(found[0]) if found else None
 
     async def outdate(self, name: str) -> None:
-        """See Shelf."""
         async with self._line.pipe() as pipe:
             pipe.expire(self._list(name), _OUTDATED_S)
             await pipe.execute()
 
     async def header(self) -> bytes | None:
-        """See Shelf."""
         async with self._line.pipe() as pipe:
             pipe.get(self._key)
             (found,) = await pipe.execute()
             return _bytes(found)
 
     async def pieces(self, name: str, start: int, count: int) -> Sequence[bytes]:
-        """See Shelf."""
         async with self._line.pipe() as pipe:
             pipe.lrange(self._list(name), start, start + count - 1)
             (found,) = await pipe.execute()
             return [bytes(piece) for piece in found]
 
     async def close(self) -> None:
-        """See Shelf."""
         await self._line.close()
 
     def _list(self, name: str) -> str:

@@ -93,7 +93,6 @@ class RedisStream:
         return f"<RedisStream {self._key}>"
 
     async def state(self) -> StreamState:
-        """See Stream."""
         async with self._line.pipe() as pipe:
             pipe.xrange(self._key, count=1)
             pipe.xrevrange(self._key, count=1)
@@ -127,7 +126,6 @@ class RedisStream:
         return found
 
     async def close(self) -> None:
-        """See Stream."""
         await self._line.close()
 
 

@@ -42,15 +42,12 @@ class MemoryStore:
         return f"<MemoryStore {self._ledger!r}>"
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """See QuotaStore."""
         self._ledger.renew([reservation.id for reservation in reservations], now=self._clock())
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
-        """See QuotaStore."""
         return self._ledger.standing(descriptors, now=self._clock())
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
-        """See QuotaStore."""
         return self._ledger.levels(descriptors, now=self._clock())
 
     async def start(self) -> None:

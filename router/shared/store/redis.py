@@ -67,7 +67,6 @@ class RedisStore:
         return f"<RedisStore {self._prefix}>"
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
-        """See QuotaStore."""
         fits, now_ms, levels, reserved = await self._taken(asked, is_granted=False)
         metered = meters(asked.descriptors)
         if fits:
@@ -79,7 +78,6 @@ class RedisStore:
         return refused
 
     async def grant(self, reservation: Reservation) -> None:
-        """See SharedStore."""
         fits, *_ = await self._taken(reservation, is_granted=True)
         if not fits:
             raise StoreFailed(Fault.NONSENSE, "it rejects a reservation that was granted")
@@ -100,7 +98,6 @@ class RedisStore:
         return fits, now_ms, found[: len(metered)], found[len(metered) :]
 
     async def settle_all(self, debts: Sequence[Debt]) -> None:
-        """See SharedStore."""
         calls = []
         for debt in debts:
             arguments: list[str | int] = [self._now(), debt.id, milliseconds(KEPT_S)]
@@ -114,7 +111,6 @@ class RedisStore:
             raise StoreFailed(Fault.NONSENSE, f"settling answers {str(replies)[:80]}")
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """See QuotaStore."""
         with faults():
             if not reservations:
                 await asyncio.gather(*(self._line.redis.set(key, "", px=_PROOF_MS) for key in await self._proofs()))
@@ -128,24 +124,20 @@ class RedisStore:
             await self._renew.run(self._line.redis, keys, arguments)
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
-        """See QuotaStore."""
         metered = meters(descriptors)
         now_ms, levels, reserved = await self._read(descriptors, metered)
         return standing_of(metered, levels, reserved, now_ms=now_ms)
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
-        """See QuotaStore."""
         return (await self._read(descriptors, meters(descriptors)))[1]
 
     async def start(self) -> None:
         """See QuotaStore."""
 
     async def close(self) -> None:
-        """See QuotaStore."""
         await self._line.close()
 
     async def hang_up(self) -> None:
-        """See SharedStore."""
         await self._line.hang_up()
 
     async def _proofs(self) -> list[str]:

@@ -31,16 +31,13 @@ class SpreadStore:
         return max(self._stores, key=lambda name: blake2b(f"{ledger}\n{name}".encode(), digest_size=8).digest())
 
     def reserve(self, asked: Reservation) -> Reservation | Refused | Coroutine[Any, Any, Reservation | Refused]:
-        """See QuotaStore."""
         return self._of(asked.descriptors).reserve(asked) if asked.descriptors else asked
 
     def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """See QuotaStore."""
         if reservation.descriptors:
             self._of(reservation.descriptors).settle(reservation, charge)
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """See QuotaStore."""
         await asyncio.gather(
             *(
                 store.renew([each for each in reservations if each.descriptors and self._of(each.descriptors) is store])
@@ -49,19 +46,15 @@ class SpreadStore:
         )
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
-        """See QuotaStore."""
         return await (self._of(descriptors) if descriptors else next(iter(self._stores.values()))).standing(descriptors)
 
     async def levels(self, descriptors: Sequence[Descriptor]) -> Sequence[int]:
-        """See QuotaStore."""
         return await self._of(descriptors).levels(descriptors) if descriptors else ()
 
     async def start(self) -> None:
-        """See QuotaStore."""
         await asyncio.gather(*(store.start() for store in self._stores.values()))
 
     async def close(self) -> None:
-        """See QuotaStore."""
         async with AsyncExitStack() as stack:
             for store in self._stores.values():
                 stack.push_async_callback(store.close)
