@@ -52,23 +52,27 @@ def offers(wanted: str, *options: str) -> bool:
 
 
 def light_torch(requirement: str, cpu_builds: str = CPU_BUILDS) -> list[str]:
-    """The options of `pip install` that find the lightest build of this torch. Prints which one, and its size."""
+    """What `pip install` gets to install the lightest build of this torch. Prints which one, and its size.
+
+    PyTorch's index gives torch alone, and by its exact version: it may list builds for GPUs too, which pip takes for
+    newer, and libraries that it refuses to send.
+    """
     if sys.platform != "linux" or shutil.which("nvidia-smi") or os.environ.get("TORCH") == "any":
         print(f"Installing {requirement}, the build that pip finds ...", flush=True)
-        return []
+        return [requirement]
     cpu_build = requirement.removeprefix("torch==") + "+cpu"
     if offers(cpu_build):
         print(f"Installing {requirement}, the CPU build: {CPU_GB} GB ...", flush=True)
-        return []
+        return [f"torch=={cpu_build}"]
     if offers(cpu_build, "--index-url", cpu_builds, "--timeout", "5", "--retries", "0"):
         print(f"Installing {requirement}, the CPU build, from {cpu_builds}: {CPU_GB} GB ...", flush=True)
-        return ["--extra-index-url", cpu_builds]
+        return ["--no-deps", "--index-url", cpu_builds, f"torch=={cpu_build}"]
     print(
         f"Installing {requirement} for CUDA: {CUDA_GB} GB to download, {CUDA_DISK_GB} GB on the disk.\n"
         f"  This machine has no NVIDIA GPU, but the CPU build ({CPU_GB} GB) cannot be fetched from {cpu_builds}.",
         flush=True,
     )
-    return []
+    return [requirement]
 
 
 class Progress:
@@ -124,7 +128,7 @@ def main(requirements: list[str]) -> int:
     if any(re.search(r"\[(\w+,)*shard\b", requirement) for requirement in requirements):
         torch = pinned_torch()
         if installed("torch") != torch.removeprefix("torch=="):
-            done = subprocess.run([*PIP, "install", *CONSTRAINTS, *light_torch(torch), torch], cwd=ROOT, check=False)
+            done = subprocess.run([*PIP, "install", *CONSTRAINTS, *light_torch(torch)], cwd=ROOT, check=False)
             if done.returncode:
                 return done.returncode
     return install(requirements)

@@ -1,7 +1,9 @@
 """Generated code is committed and fresh."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,16 @@ def test_committed_code_is_what_protoc_makes_now(fresh: Path, proto: str, suffix
 
 def test_proto_is_not_a_package() -> None:
     assert not list((ROOT / "proto").rglob("__init__.py"))
+
+
+def test_the_lowest_libraries_that_are_admitted_run_the_generated_code() -> None:
+    """They refuse code that was generated for a newer release, as it is imported."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for proto in PROTOS:
+        messages, services = (
+            (ROOT / (proto.removesuffix(".proto") + suffix)) for suffix in ("_pb2.py", "_pb2_grpc.py")
+        )
+        (checked,) = re.findall(r"Domain\.PUBLIC,\s+(\d+),\s+(\d+),\s+(\d+),", messages.read_text())
+        assert f"protobuf>={'.'.join(checked)},<{int(checked[0]) + 1}" in needed
+        (generated,) = re.findall(r"GRPC_GENERATED_VERSION = '([\d.]+)'", services.read_text())
+        assert f"grpcio>={generated},<2" in needed

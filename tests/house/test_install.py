@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -47,15 +48,49 @@ def test_the_cpu_build_comes_from_pytorchs_index_where_pip_finds_only_the_cuda_b
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cpu_builds = index(tmp_path / "cpu", "2.12.1+cpu", "2.13.0+cpu", "2.15.0+cpu")
-    assert script.light_torch(TORCH, cpu_builds) == ["--extra-index-url", cpu_builds]
+    assert script.light_torch(TORCH, cpu_builds) == ["--no-deps", "--index-url", cpu_builds, f"{TORCH}+cpu"]
     assert "the CPU build, from" in capsys.readouterr().out
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    """Write a wheel of no files into this folder of an index, and name it on the folder's page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, about = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as archive:
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            f"Version: {version}",
+            *(f"Requires-Dist: {n}" for n in needs),
+        ]
+        archive.writestr(f"{about}/METADATA", "\n".join(lines))
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+    with (folder / "index.html").open("a") as page:
+        page.write(f'<a href="{file.name}">{file.name}</a>')
+
+
+def test_pytorchs_index_gives_the_cpu_build_alone_whatever_else_it_lists(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, cpu_builds, target = tmp_path / "pypi", tmp_path / "cpu-builds", tmp_path / "target"
+    for version in ("2.13.0", "2.13.0+cpu", "2.13.0+cu130", "2.13.0+rocm7.0"):
+        wheel((registry if version == "2.13.0" else cpu_builds) / "torch", "torch", version, "filelock")
+    (cpu_builds / "filelock").mkdir()
+    (cpu_builds / "filelock/index.html").write_text('<a href="filelock-4.2.11-py3-none-any.whl?refused">filelock</a>')
+    monkeypatch.setenv("PIP_INDEX_URL", registry.as_uri())
+    command = [*script.PIP, "install", "-q", "--target", target, *script.light_torch(TORCH, cpu_builds.as_uri())]
+    subprocess.run(command, check=True, capture_output=True)
+    assert [path.name for path in target.iterdir()] == ["torch-2.13.0+cpu.dist-info"], (
+        "the rest comes from the registry"
+    )
 
 
 def test_pytorchs_index_is_not_asked_where_pip_finds_the_cpu_build_by_itself(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "company", "2.13.0", "2.13.0+cpu"))
-    assert script.light_torch(TORCH, index(tmp_path / "cpu", "2.13.0+cpu")) == []
+    assert script.light_torch(TORCH, index(tmp_path / "cpu", "2.13.0+cpu")) == [f"{TORCH}+cpu"]
 
 
 @pytest.mark.parametrize("versions", [(), ("2.12.1+cpu", "2.13.0", "12.13.0+cpu", "2.13.0+cpu.cxx11.abi")])
@@ -63,7 +98,7 @@ def test_pips_choice_is_taken_and_its_size_printed_without_a_cpu_build(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], versions: tuple[str, ...]
 ) -> None:
     cpu_builds = index(tmp_path / "cpu", *versions) if versions else (tmp_path / "nothing").as_uri()
-    assert script.light_torch(TORCH, cpu_builds) == []
+    assert script.light_torch(TORCH, cpu_builds) == [TORCH]
     assert "2.7 GB to download, 5 GB on the disk" in capsys.readouterr().out
 
 
@@ -72,10 +107,10 @@ def test_nothing_is_asked_with_a_gpu_or_with_torch_any(
 ) -> None:
     cpu_builds = index(tmp_path / "cpu", "2.13.0+cpu")
     monkeypatch.setenv("TORCH", "any")
-    assert script.light_torch(TORCH, cpu_builds) == []
+    assert script.light_torch(TORCH, cpu_builds) == [TORCH]
     monkeypatch.delenv("TORCH")
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
-    assert script.light_torch(TORCH, cpu_builds) == []
+    assert script.light_torch(TORCH, cpu_builds) == [TORCH]
     assert capsys.readouterr().out == f"Installing {TORCH}, the build that pip finds ...\n" * 2
 
 
