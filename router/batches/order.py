@@ -33,7 +33,8 @@ _RUNGS = tuple(256 << rung for rung in range(12))
 _KEY_BYTES = 4 + 8 * len(_RUNGS)
 _PLACE = Struct("<QQII")
 _AT_ONCE = 512
-_UNKNOWN = "?"
+_UNKNOWN, _UNSAID = "?", ""
+"""In place of the model of a line that cannot be read, and of one that names none."""
 
 
 class OrderedLine(NamedTuple):
@@ -120,10 +121,10 @@ def order_of(
 
 
 def _beginning(raw: bytes) -> tuple[str, bytes]:
-    """The model of a line, and the bytes that its prompt is made of."""
+    """The model of a line, empty if it names none, and the bytes that its prompt is made of."""
     try:
         body = _PROMPTS.decode(read_line(raw).body)
-        model = decode_json(body.model) if body.model else _UNKNOWN
+        model = (decode_json(body.model) if body.model else None) or _UNSAID
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # the call will say what is wrong
         return _UNKNOWN, raw

@@ -45,6 +45,7 @@ from router.batches.store.base import JobClaim
 from router.call.gateway import Gateway
 from router.call.identify import identity_again
 from router.call.pipeline import serve
+from router.protocols.aliases import changed_bytes
 from router.protocols.dialects import DIALECTS
 
 READ_AHEAD = 64
@@ -152,7 +153,7 @@ class JobRun:
         if self._job.status != "finalizing":
             order = await self._means.pace.opened(self._ordered)
             assert order is not None
-            self._models = self._models or order.models
+            self._models = self._models or tuple(map(self._meant, order.models))
             try:
                 await self._answer_all(order)
             finally:
@@ -224,7 +225,11 @@ class JobRun:
     async def _line(self, place: OrderedLine, raw: bytes, model: str, log: AnswerLog) -> None:
         """Answer one line and keep its answer."""
         job, text = self._job, read_line(raw)
-        call, reply = await self._replied(bytes(text.body), model)
+        meant, body = self._meant(model), bytes(text.body)
+        if meant != model:
+            # only a body that could be read names no model
+            body = changed_bytes(body, {"model": meant})
+        call, reply = await self._replied(body, meant)
         how, shown = answered(job.api, call, text.custom_id, reply)
         usage = reply.usage
         tokens = JobTokens(
@@ -239,6 +244,11 @@ class JobRun:
         if self._done.add(answer):
             self._rate.add()
             self._means.observer.line(job.tenant, how)
+
+    def _meant(self, model: str) -> str:
+        """`model`, or of a line that names none the only one that the tenant may use."""
+        gateway = self._means.gateway()
+        return gateway.models.meant(model, self._job.tenant, gateway.config)
 
     async def _replied(self, body: bytes, model: str) -> tuple[str, LineReply]:
         """The id of the call that was answered, and its reply, after as many tries as it takes."""

@@ -44,6 +44,10 @@ class Models:
         served = [name for name in names if name not in config.aliases] or names
         return served[0] if len(served) == 1 else None
 
+    def meant(self, name: str | None, tenant: str, config: Config) -> str:
+        """`name`, or without one the name of the only model that the `tenant` may use; empty if that is none."""
+        return name or self.only(tenant, config) or ""
+
     def find(self, name: str, tenant: Tenant, config: Config) -> ServedModel:
         """The model that `tenant` means by `name`, which may be an alias. Raises UnknownModel, or NoBackend while its
         backends are away."""

@@ -94,6 +94,11 @@ class Failure(NamedTuple):
 class Stream(Protocol):
     """Renders one streamed answer as server-sent events. Pure but for its own memory."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether events were rendered with which an answer begins, so that those of a backend are to be merged."""
+        ...
+
     def begin(self, prompt_tokens: int) -> None:
         """A prompt of `prompt_tokens` goes to a backend; called again if another one is tried."""
         ...
@@ -114,7 +119,8 @@ class Stream(Protocol):
         ...
 
     def merge(self, first: int, raw: bytes) -> bytes:
-        """A backend's own events for one of several prompts; its first choice gets number `first`."""
+        """A backend's own events for one of several prompts, or behind events of ours; its first choice gets number
+        `first`."""
         ...
 
     def end(self, usage: Usage) -> bytes:

@@ -65,8 +65,9 @@ class ChatTemplate:
 
     def __init__(self, assets: Mapping[str, bytes], now: Callable[[], dt.datetime] = dt.datetime.now) -> None:
         settings = json.loads(assets.get("tokenizer_config.json") or b"{}")
-        self._special = _special_tokens(settings, json.loads(assets.get("special_tokens_map.json") or b"{}"))
+        self.special_tokens = _special_tokens(settings, json.loads(assets.get("special_tokens_map.json") or b"{}"))
         sources = _sources(settings, assets)
+        self.source = sources.get("default")
         self._templates = {name: _Template.of(source, now) for name, source in sources.items()}
         self._forms = {
             name: form_of(self._rendering(template)) if "tool_calls" in template.source else CallForm()
@@ -112,7 +113,7 @@ class ChatTemplate:
         messages = seen_by_template(chat, wants_parts=chosen.wants_parts, knows_developers=chosen.knows_developers)
         last = _mark_end(messages) if chat.continues else ""
         names = {
-            **self._special,
+            **self.special_tokens,
             "documents": None,
             **chat.variables,
             "messages": messages,

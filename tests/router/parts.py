@@ -97,6 +97,7 @@ class ScriptedBackend:
     speaks_tokens: bool = True
     well: bool = True
     context_tokens: int | None = CONTEXT_TOKENS
+    model: str = MODEL
     prompts: list[Prompt] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     capabilities: frozenset[Capability] = (
@@ -111,7 +112,7 @@ class ScriptedBackend:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def describe(self) -> Description | None:
-        models = frozenset({MODEL})
+        models = frozenset({self.model})
         if not self.well:
             return None
         speaks, able = self.speaks_tokens, self.capabilities

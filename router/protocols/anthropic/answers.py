@@ -74,6 +74,9 @@ def anthropic_failure(error: ExpectedError, status: int | None = None) -> Failur
 class MessageStream:
     """Renders one streamed message: blocks of thinking, text and tool use, one open at a time."""
 
+    has_begun = False
+    """Pings come before message_start too."""
+
     def __init__(self, head: Head) -> None:
         self._head, self._prompt_tokens = head, 0
         self._is_begun = False

@@ -148,6 +148,7 @@ class Inference:
             tenant, gateway, config = await self._tenant(context), self._gateway, self._gateway.config
             with Held(gateway.bodies, tenant.name) as held:
                 message = await held.parse(raw, lambda raw: read_message(raw, pb.CountTokensRequest()), PROTOBUF)
+                message.model = gateway.models.meant(message.model, tenant.name, config)
                 ask = await held.run(once(lambda: counted_ask(message, config.aliases)))
                 counted = await count_tokens(ask, tenant, config, gateway.models, gateway.prompts)
                 return pb.CountTokensReply(tokens=counted)
@@ -237,6 +238,7 @@ class _GrpcCaller:
         message = await held.parse(self._raw, lambda raw: read_message(raw, pb.GenerateRequest()), PROTOBUF)
         if message.token_ids:
             await held.take(count(message.token_ids) * _ID_COST, "the prompt", "send fewer token ids")
+        message.model = self._gateway.models.meant(message.model, held.tenant, self._gateway.config)
         left_s = self._context.time_remaining()
         deadline_s = None if left_s is None or left_s > _FOREVER_S else max(0.0, left_s)
         aliases = self._gateway.config.aliases

@@ -421,7 +421,10 @@ class HttpCaller:
         self._progress_at = now + PROGRESS_EVERY_S
         soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
         done = f"prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}"
-        return self._send(self._events.progress(done))
+        told = self._events.progress(done)
+        # the backend that answers may be another one, with a beginning of its own
+        self._passes_on = self._passes_on and not self._events.has_begun
+        return self._send(told)
 
     def _send(self, data: bytes) -> Coroutine[Any, Any, None] | None:
         """Send `data`; waits where the client reads slower than the backend writes."""

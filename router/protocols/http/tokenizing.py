@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` as in vLLM, by the model's tokenizer or by a backend that has it.
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` as in vLLM, by the model's tokenizer or by a backend that has it.
 
 Source: vLLM documentation, "OpenAI-Compatible Server", "Tokenizer API".
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Meta
 
+from backends.http.lenient_json import read_json
 from http1.request import Request, Response
-from policies.errors import InvalidRequest
+from policies.errors import InvalidRequest, Unsupported
 from policies.nouns import Tenant
 from router.ask import Ask
 from router.call.bodies import Held
@@ -26,10 +28,12 @@ from router.protocols.openai.request import chat_ask, completion_ask
 from router.text.documents import written
 from router.text.engine_text import first_reply
 from router.text.token_ids import count, pack, unpack
+from router.text.tokenize import ModelText
 from router.text.turns import once
 
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
+INFO_PATH = "/tokenizer_info"
 
 Identify = Callable[[Request], Awaitable[Tenant]]
 
@@ -40,6 +44,8 @@ _HINTS = {
 }
 _JSON = {"Content-Type": "application/json"}
 _ELSEWHERE = "docs/clients.md lists the fields"
+_NO_TOKENIZER = "operators can give its pool a `tokenizer`"
+_FILES = ("vocab_file", "merges_file")
 _SHORTER = "send a shorter prompt"
 
 _ID_COST, _ID_AND_TEXT_COST = 24, 96
@@ -90,8 +96,36 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
             text = await _text(fields.tokens, model, gateway, held)
             return Response(200, msgspec.json.encode({"prompt": text}), _JSON)
 
+    async def info_of(http: Request) -> Response:
+        tenant = await identify(http)
+        named = parse_qs(http.query).get("model", [""])[-1]
+        model = _model(named, tenant, gateway)
+        if (text := await gateway.sources.text_of(model)) is None:
+            what = f"the router has no tokenizer of '{model.name}'"
+            raise Unsupported(what, hint=_NO_TOKENIZER, param="model")
+        with Held(gateway.bodies, tenant.name) as held:
+            return Response(200, await held.run(once(lambda: tokenizer_info(text))), _JSON)
+
+    routes.add("GET", INFO_PATH, info_of)
     routes.add("POST", TOKENIZE_PATH, tokens_of)
     routes.add("POST", DETOKENIZE_PATH, text_of)
+
+
+def tokenizer_info(text: ModelText) -> bytes:
+    """The settings of a tokenizer as JSON: each token as its text, and the chat template of the default name."""
+    settings = read_json(text.assets.get("tokenizer_config.json") or b"{}")
+    info = {name: _plain(value) for name, value in settings.items() if name not in _FILES}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", **info, **text.template.special_tokens}
+    return msgspec.json.encode(told if text.template.source is None else told | {"chat_template": text.template.source})
+
+
+def _plain(value: Any) -> Any:
+    """`value` with texts in place of the objects that describe tokens."""
+    if isinstance(value, dict):
+        if "content" in value:
+            return value["content"]
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> Ask:
@@ -104,8 +138,8 @@ def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> A
 
 def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
     """The model `name`, or without a name the only one that `tenant` may use."""
-    name = name or gateway.models.only(tenant.name, gateway.config)
-    if name is None:
+    name = gateway.models.meant(name, tenant.name, gateway.config)
+    if not name:
         raise InvalidRequest("which model?", hint=_HINTS["model"], param="model")
     return gateway.models.find(name, tenant, gateway.config)
 
@@ -170,7 +204,5 @@ async def _text(ids: list[int], model: ServedModel, gateway: Gateway, held: Held
 
 
 def _no_ids(model: ServedModel) -> InvalidRequest:
-    hint = "operators can give its pool a `tokenizer`"
-    return InvalidRequest(
-        f"the router has no tokenizer of '{model.name}', and no backend gives the ids", hint=hint, param="model"
-    )
+    what = f"the router has no tokenizer of '{model.name}', and no backend gives the ids"
+    return InvalidRequest(what, hint=_NO_TOKENIZER, param="model")

@@ -100,6 +100,9 @@ def _added(left: Any, right: Any) -> Any:
 class Chunks:
     """Renders the chunks of one streamed answer as server-sent events."""
 
+    has_begun = False
+    """Chunks say nothing of which there may be one alone."""
+
     def __init__(self, shape: Shape, head: Head, *, include_usage: bool) -> None:
         self._shape, self._include_usage = shape, include_usage
         opening = {"id": head.id, "object": shape.chunk_object, "created": head.created, "model": head.model}

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from backends.http.lenient_json import read_json
+from backends.http.sse import SseBlocks, data_in
 from policies.errors import ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
 from router.ask import Ask
@@ -68,6 +70,9 @@ _PARAMS: Mapping[str, str] = {
     "logprobs": "top_logprobs",
 }
 """Field of chats -> the field of this API that became it."""
+
+_BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
+_ENDS = frozenset({"response.completed", "response.incomplete"})
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -139,7 +144,8 @@ class ResponseStream:
             **echoed,
             "tools": [_with_strictness(tool) for tool in echoed["tools"]],
         }
-        self._events, self._is_begun, self._turns = 0, False, CallsInOrder()
+        self._events, self.has_begun, self._turns = 0, False, CallsInOrder()
+        self._blocks, self._ending = SseBlocks(), b""
         self._open: str | int | None = None
         """The open item: "reasoning", "message", "refusal", or the number of a tool call; None if none is open."""
         self._finish: str | None = None
@@ -167,11 +173,31 @@ class ResponseStream:
         return b"".join(event for piece in self._turns.feed(delta) for event in self._events_of(piece))
 
     def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
-        """`raw`."""
-        return raw
+        """A backend's events `raw` behind the first ones of ours: those are not told again, and all are of one response
+        and numbered in a row. What ends it waits for the end."""
+        return b"".join(map(self._merged, self._blocks.feed(raw)))
+
+    def _merged(self, block: bytes) -> bytes:
+        data = data_in(block)
+        if data is None:
+            return block
+        event = read_json(data)
+        kind = event["type"]
+        if kind in _BEGINNINGS:
+            return b""
+        fields = {name: value for name, value in event.items() if name not in ("type", "sequence_number")}
+        if isinstance(fields.get("response"), dict):
+            fields["response"]["id"] = self.response["id"]
+        told = self._event(kind, **fields)
+        if kind not in _ENDS:
+            return told
+        self._ending = told
+        return b""
 
     def end(self, usage: Usage) -> bytes:
         """The events that close the last item and the response."""
+        if self._ending:
+            return self._ending
         reason = _INCOMPLETE.get(self._finish or "")
         status = "completed" if reason is None else "incomplete"
         waited = [event for piece in self._turns.end() for event in self._events_of(piece)]
@@ -193,8 +219,8 @@ class ResponseStream:
         return b"".join(events) + self._event("response.failed", response=self.response)
 
     def _begin(self) -> Iterator[bytes]:
-        if not self._is_begun:
-            self._is_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
 

@@ -71,6 +71,21 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         assert series(router.telemetry.registry, "requests_total")["acme", "batch", "finished"] == 5.0
 
 
+@pytest.mark.parametrize("unsaid", [{}, {"model": None}, {"model": ""}])
+async def test_lines_without_a_model_mean_the_only_one(tmp_path: Path, unsaid: dict[str, Any]) -> None:
+    one, other = ScriptedBackend(), ScriptedBackend("b1", model="other")
+    body = {"messages": [{"role": "user", "content": "hi"}], **unsaid}
+    lines = [{"custom_id": "r0", "method": "POST", "url": CHAT, "body": body}]
+    async with a_batch_router(tmp_path / "one", one) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, lines))
+        assert (batch.status, batch.model, batch.request_counts.completed) == ("completed", MODEL, 1)  # type: ignore[union-attr]
+    async with a_batch_router(tmp_path / "two", one, other) as router, openai_client(router) as client:
+        batch = await ended(client, await begun(client, lines))
+        errors = await lines_in(client, batch.error_file_id)
+        assert errors["r0"]["response"]["status_code"] == 400
+        assert errors["r0"]["response"]["body"]["error"]["param"] == "model"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [

@@ -76,6 +76,20 @@ async def test_a_backend_is_asked_for_a_stream_and_not_for_an_answer_in_its_own_
     assert backend.prompts[0].native is None
 
 
+async def test_a_message_without_a_model_means_the_only_one() -> None:
+    unnamed, counted = a_chat(), pb.CountTokensRequest(prompt="abc")
+    unnamed.model = ""
+    async with a_stub(ScriptedBackend()) as (stub, _):
+        assert [reply async for reply in stub.Generate(unnamed, metadata=METADATA)]
+        assert (await stub.Complete(unnamed, metadata=METADATA)).answers
+        assert (await stub.CountTokens(counted, metadata=METADATA)).tokens
+    async with a_stub(ScriptedBackend(), ScriptedBackend("b1", model="other")) as (stub, _):
+        for method, message in ((stub.Complete, unnamed), (stub.CountTokens, counted)):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await method(message, metadata=METADATA)
+            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_whole_answer_has_every_choice() -> None:
     script: list[Any] = [
         Delta(text="x", choice=1, token_ids=(9,), finish_reason="length"),

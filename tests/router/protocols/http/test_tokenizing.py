@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,14 @@ from policies.sla.config import Config
 from policies.sla.pools import PoolSpec
 from router.protocols.http import tokenizing
 from router.text import text_tokenizer
+from router.text.chat_template import ChatTemplate
+from router.text.text_tokenizer import ChunkCache, TextTokenizer
+from router.text.tokenize import ModelText
 from tests.router.parts import (
     CHAT,
     COMPLETIONS,
     MODEL,
+    Client,
     ScriptedBackend,
     a_chat,
     a_client,
@@ -28,6 +33,7 @@ from tests.router.parts import (
     a_router,
     a_tenant,
     a_tokenizer,
+    some_assets,
 )
 from tests.router.text.test_checkpoint import a_checkpoint
 
@@ -210,3 +216,45 @@ async def test_a_reply_with_more_tokens_than_there_is_memory_for_is_refused() ->
         assert "the reply would take more than" in reply["error"]["message"]
         status, reply = await client.answer("/detokenize", {"tokens": [5] * 200_000})
         assert (status, reply["error"]["code"]) == (413, "request_too_large")
+
+
+async def got(client: Client, path: str, **options: Any) -> tuple[int, Any]:
+    async with client.get(path, **options) as reply:
+        return reply.status, await reply.json()
+
+
+async def test_the_settings_of_the_tokenizer_are_told() -> None:
+    assets = some_assets()
+    async with a_router() as router, a_client(router) as client:
+        for path in ("/tokenizer_info", f"/tokenizer_info?model={MODEL}"):
+            status, info = await got(client, path)
+            assert status == 200
+            assert info["chat_template"] == ChatTemplate(assets).source
+            assert (info["bos_token"], info["tokenizer_class"]) == ("<s>", "PreTrainedTokenizerFast")
+        assert (await got(client, "/tokenizer_info?model=none"))[0] == 404
+        assert (await got(client, "/tokenizer_info", key=None))[0] == 401
+    async with a_router(Engine(), config=with_pool()) as router, a_client(router) as client:
+        status, reply = await got(client, "/tokenizer_info")
+        assert (status, reply["error"]["param"]) == (501, "model")
+    async with a_router(ScriptedBackend(), ScriptedBackend("b1", model="other")) as router, a_client(router) as client:
+        assert (await got(client, "/tokenizer_info"))[0] == 400
+
+
+def test_each_token_of_the_settings_is_its_text_and_no_file_is_told() -> None:
+    token = {"content": "<end>", "lstrip": False, "special": True, "__type": "AddedToken"}
+    settings = {
+        "eos_token": token,
+        "added_tokens_decoder": {"2": token},
+        "additional_special_tokens": [token, "<x>"],
+        "vocab_file": "/home/someone/vocab.json",
+        "merges_file": "merges.txt",
+        "model_max_length": 1e30,
+        "tokenizer_class": "Qwen2Tokenizer",
+    }
+    assets = {**some_assets(), "tokenizer_config.json": json.dumps(settings).encode()}
+    text = ModelText(assets, TextTokenizer(assets["tokenizer.json"], ChunkCache()), ChatTemplate(assets))
+    info = json.loads(tokenizing.tokenizer_info(text))
+    assert (info["eos_token"], info["added_tokens_decoder"]) == ("<end>", {"2": "<end>"})
+    assert info["additional_special_tokens"] == ["<end>", "<x>"]
+    assert (info["tokenizer_class"], info["model_max_length"]) == ("Qwen2Tokenizer", 1e30)
+    assert info.keys().isdisjoint({"vocab_file", "merges_file"})

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseOutputMessage
 
-from backends.openai.responses import RESPONSES_PATH
+from backends.openai.responses import RESPONSES_PATH, PassedResponse
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
 from router.protocols.dialect import Head, usage_sum
+from router.protocols.http import endpoints
 from router.protocols.responses.answers import ResponseStream
 from router.protocols.responses.request import responses_ask
+from tests.conformance.scripted_engine import response_events
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 from tests.router.protocols.anthropic.test_request import a_call
 from tests.router.protocols.openai.test_request import anything, scalars
@@ -250,6 +252,34 @@ def test_long_silences_have_events_that_are_numbered_like_the_others() -> None:
     assert [event["type"] for event in events[:5]] == begun
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert b": prefill 1/9" in raw
+
+
+@pytest.mark.parametrize("call", [None, ("call_1", "run", '{"command": "ls"}')], ids=["text", "call"])
+@pytest.mark.parametrize("is_renamed", [False, True])
+async def test_an_engines_own_events_behind_ours_are_of_one_response(
+    call: Any, is_renamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "PROGRESS_EVERY_S", 0.0)
+    passed = PassedResponse("b1", shown_model=MODEL if is_renamed else None)
+    own = [delta for event in response_events(call, "a b c") for delta in passed.feed(event)]
+    # a shard fails in prefill, and an engine that speaks the dialect answers
+    scripts: list[Any] = [[Delta(computed_tokens=1), Delta(computed_tokens=2), BackendFailed("gone")], own]
+    backends = (ScriptedBackend(scripts=scripts), ScriptedBackend("b1", scripts=scripts))
+    async with (
+        a_router(*backends) as router,
+        official(router.http_url) as client,
+        client.responses.stream(**a_body()) as stream,
+    ):
+        events = [event async for event in stream]
+        answer = await stream.get_final_response()
+    kinds: list[str] = [event.type for event in events]
+    assert kinds[:4] == ["response.created", "response.in_progress", "keepalive", "keepalive"]
+    assert kinds[-1] == "response.completed"
+    assert [kinds.count(kind) for kind in (kinds[0], kinds[1], kinds[-1])] == [1, 1, 1]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert len({event.response.id for event in events if hasattr(event, "response")}) == 1
+    assert answer.output_text == ("a b c" if call is None else "")
+    assert [item.type for item in answer.output] == ["message" if call is None else "function_call"]
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
