@@ -6,6 +6,7 @@ import asyncio
 import logging
 from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -47,6 +48,7 @@ from router.protocols.http.document_sets import SETS_PATH, add_document_sets
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
 from router.protocols.http.routes import Routes
+from router.protocols.http.silences import Silences
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.protocols.http.worker import WELL, add_worker
 from router.protocols.openai.dialect import openai_failure
@@ -58,6 +60,10 @@ T = TypeVar("T")
 
 PROGRESS_EVERY_S = 1.0
 """Time between two progress comments (SSE) to a client during prefill; they keep proxies from timing out."""
+
+WAIT_S, QUEUED_S = 15.0, 120.0
+"""A stream is silent for so long at a backend, or before one is chosen. From its first sign of life on it has a head,
+and a refusal can only be its last event."""
 
 Metrics = Callable[[str], tuple[bytes, str]]
 """(the `Accept` header) -> all metrics, and their content type."""
@@ -84,6 +90,7 @@ class HttpEndpoints:
 
     def __init__(self, gateway: Gateway, metrics: Metrics, strangers: Strangers) -> None:
         self._gateway, self._metrics, self._strangers = gateway, metrics, strangers
+        self._silences = Silences()
         self.routes = routes = Routes()
         for path in DIALECTS:
             # `answer` looks for these first
@@ -124,13 +131,15 @@ class HttpEndpoints:
                 if is_preflight(request):
                     return preflight(request, origins)
             if request.method == "POST" and (dialect := DIALECTS.get(path)) is not None:
-                caller = HttpCaller(request, gateway, dialect)
+                caller = HttpCaller(request, gateway, dialect, self._silences)
                 try:
                     address = self._address(request) if server.trusted_proxies else request.address
                     await serve(caller, gateway, address=address)
                     return await caller.finish()
                 except ExpectedError as error:
                     return await caller.fail(error)
+                finally:
+                    self._silences.discard(caller)
             by_method = self.routes.at(path)
             method = "GET" if request.method == "HEAD" else request.method
             handler = None if by_method is None else by_method.get(method)
@@ -274,16 +283,17 @@ class HttpCaller:
     _placement: Placement | None = None
     _limits: Mapping[str, str] = MappingProxyType({})
     _response: Stream | None = None
-    _progress_at = 0.0
+    _told_at = 0.0
+    """When its client last got a sign of life, and before the first when it was read."""
     _ending: bytes | None = None
     _raw = _body = b""
     _tenant = ""
 
-    def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, http: Request, gateway: Gateway, dialect: Dialect, silences: Silences) -> None:
         headers = http.headers.lowered
         self.id, self.key = next(gateway.ids), key_in(headers)
         self.trace = w3c_headers(headers) if "traceparent" in headers or "tracestate" in headers else {}
-        self._http, self._gateway, self._dialect = http, gateway, dialect
+        self._http, self._gateway, self._dialect, self._silences = http, gateway, dialect, silences
         self._created_s = int(gateway.unix_time())
         # of every answer, errors too; Anthropic's clients read the second
         self._headers = {"X-Request-Id": self.id, "Request-Id": self.id}
@@ -312,7 +322,8 @@ class HttpCaller:
         self._head = Head(self._dialect.prefix + self.id, self._created_s, ask.model)
         if ask.stream:
             self._events, self._passes_on = self._dialect.stream(self._head, ask), len(ask.inputs) == 1
-            self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
+            self._told_at = self._gateway.clock()
+            self._silences.add(self)
         else:
             choices = len(ask.inputs) * ask.sampling.choices
             self._answers = [Answer()] if choices == 1 else [Answer() for _ in range(choices)]
@@ -416,14 +427,31 @@ class HttpCaller:
 
     def _write_progress(self, computed_tokens: int, expected_s: float | None) -> Coroutine[Any, Any, None] | None:
         now = self._gateway.clock()
-        if self._events is None or self._placement is None or self._seen or now < self._progress_at:
+        is_due = now - self._told_at >= PROGRESS_EVERY_S
+        if self._events is None or self._placement is None or self._seen or not is_due:
             return None
-        self._progress_at = now + PROGRESS_EVERY_S
         soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
         done = f"prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}"
-        told = self._events.progress(done)
-        # the backend that answers may be another one, with a beginning of its own
-        self._passes_on = self._passes_on and not self._events.has_begun
+        return self._tell(done, self._events, now)
+
+    def tell_wait(self) -> None:
+        """Have the client of a stream know that it waits, if it has seen nothing for long."""
+        now = self._gateway.clock()
+        silent_s = now - self._told_at
+        if self._events is None or self._seen or silent_s < (QUEUED_S if self._placement is None else WAIT_S):
+            return
+        # a client that has gone is found by its connection
+        with suppress(CallerGone):
+            unread = self._tell("no token yet", self._events, now)
+            if unread is not None:
+                # it has more to read than this
+                unread.close()
+
+    def _tell(self, what: str, events: EventStream, now: float) -> Coroutine[Any, Any, None] | None:
+        self._told_at = now
+        told = events.progress(what)
+        # the backend that answers may speak the dialect, and have a beginning of its own
+        self._passes_on = self._passes_on and not events.has_begun
         return self._send(told)
 
     def _send(self, data: bytes) -> Coroutine[Any, Any, None] | None:
