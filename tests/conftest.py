@@ -59,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--at-least", type=int, default=0, metavar="TESTS", help="fail if fewer tests pass")
     parser.addoption("--account", type=Path, metavar="FILE", help="write what ran, was skipped and failed, as JSON")
     parser.addoption("--random-order", type=int, metavar="SEED", help="shuffle the files, and the tests of each file")
+    parser.addoption(
+        "--one-of-each", action="store_true", help="of tests with parameters only those with the first ones"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,6 +105,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         at = by_file[item.path]
         if at < len(places) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT_S[places[at]]))
+    if config.getoption("one_of_each"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        config.hook.pytest_deselected(
+            items=[each for each in items if first[each.nodeid.partition("[")[0]] is not each]
+        )
+        items[:] = first.values()
     # in the order of LIMIT_S, and then the rest
     items.sort(key=lambda item: by_file[item.path])
     if (seed := config.getoption("random_order")) is not None:

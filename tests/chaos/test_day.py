@@ -22,6 +22,7 @@ SLOW = {"router killed", "shard ended"}
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts disks, which Linux' root may")
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="there is no nsenter")
+@pytest.mark.slow("half a minute of random faults, and the starts of three routers, three shards and two Redis")
 async def test_the_books_of_all_parts_agree_after_random_faults() -> None:
     troubles = tuple(trouble for trouble in TROUBLES if trouble.name not in SLOW)
     async with a_system(PLAN) as system:

@@ -29,6 +29,7 @@ async def prove(plan: Plan, *names: str, shape: Shape = Shape()) -> None:  # noq
             assert not result.violations, str(result)
 
 
+@pytest.mark.slow("six faults one after the other, and a time of calm behind each")
 async def test_faults_of_servers_of_redis_of_the_file_and_of_clients() -> None:
     await prove(
         SERVERS,
@@ -45,5 +46,6 @@ async def test_a_process_of_a_router_that_is_killed() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow("real shards, which take seconds to start again, and a time of calm behind each fault")
 async def test_a_shard_that_is_killed() -> None:
     await prove(SHARDS, "shard killed", shape=Shape(per_s=12, most=8))

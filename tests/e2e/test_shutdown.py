@@ -40,6 +40,7 @@ SHARDS = """
 tenants: {{t: {{anonymous: true}}}}
 pools: {{own: {{kind: shard, at: ["127.0.0.1:{0}", "127.0.0.1:{1}"], model: bundled}}}}
 rules: [{{class: standard, policy: round_robin}}]
+queue: {{outage: 1s}}
 server: {{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}
 """
 

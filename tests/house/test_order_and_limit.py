@@ -1,5 +1,6 @@
 """The options of every test run: a limit of time for each test, and an order drawn from a seed."""
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -55,6 +56,21 @@ def test_a_test_that_hangs_fails_and_the_next_one_runs(workers: str, tmp_path: P
 
 def test_every_test_has_a_limit(pytestconfig: pytest.Config) -> None:
     assert 0 < float(pytestconfig.getini("timeout")) <= 60
+
+
+def test_one_of_each_is_the_one_with_the_first_parameters() -> None:
+    shown = run("tests/policies/test_quantities.py", "--collect-only", "--one-of-each")
+    tests = [line.partition("::")[2] for line in shown.splitlines() if "::" in line]
+    assert "test_durations_are_seconds[800ms-0.8]" in tests
+    functions = [test.partition("[")[0] for test in tests]
+    text = (ROOT / "tests/policies/test_quantities.py").read_text()
+    assert functions == re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+
+
+def test_each_test_that_is_marked_as_slow_says_why() -> None:
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        if "mark.slow" in (text := file.read_text()) and file != Path(__file__):
+            assert text.count('pytest.mark.slow("') == text.count("mark.slow"), file
 
 
 def order(seed: int) -> list[str]:

@@ -27,6 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow("each part of the benchmark, in the interpreter of kernels")
 def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     done = run("--dry-run", "--json", str(tmp_path / "gpu.json"))
     print(done.stdout)

@@ -91,7 +91,7 @@ def run(group: Group, folders: dict[Case, Path]) -> dict[Case, tuple[Any, list[i
     return found
 
 
-# the interpreter takes its time: 45 s of CPU
+@pytest.mark.slow("three processes with an interpreter of kernels: 45 s of CPU")
 @pytest.mark.timeout(300)
 def test_two_parts_give_the_logits_and_tokens_of_one(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
