@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.base import Load
-from backends.http.backend import HttpBackend, HttpClient
+from backends.http.backend import HttpBackend
+from backends.http.client import HttpClient
 from backends.http.exchange import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.triton.answer import TritonAnswer, error_of_triton

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from backends.base import Backend, Taker, give
-from backends.http.backend import MOST_ERROR_BYTES, Forward, HttpBackend
+from backends.http.backend import Forward, HttpBackend
+from backends.http.client import MOST_ERROR_BYTES
 from backends.http.exchange import encoded
 from backends.http.json_members import maybe_twice
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached

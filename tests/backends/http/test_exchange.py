@@ -7,7 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from aiohttp import web
 
-from backends.http.backend import MOST_ERROR_BYTES, MOST_PAGE_BYTES, HttpClient, base_url
+from backends.http.backend import base_url
+from backends.http.client import MOST_ERROR_BYTES, MOST_PAGE_BYTES, HttpClient
 from backends.http.exchange import Exchange, HttpOptions, Page, Post, WholeBody, decoded, encoded
 from policies.errors import BackendFailed, DeadlineExceeded, IdleLost, InvalidRequest
 from policies.nouns import ACCEPTED, Delta

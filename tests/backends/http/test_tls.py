@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends.http.backend import HttpClient
+from backends.http.client import HttpClient
 from backends.http.exchange import HttpOptions
 from http1.request import Request, Response
 from http1.server import HttpServer
