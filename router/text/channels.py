@@ -52,16 +52,22 @@ class ChannelReader:
         """The head of a message, up to its body; whether to go on."""
         held = self._held
         may_be_head = any(held.startswith(mark) or mark.startswith(held) for mark in _HEADS)
-        if not may_be_head or len(held) > MOST_HEAD_CHARACTERS:
+        end = held.find(_BODY, 0, MOST_HEAD_CHARACTERS)
+        is_too_long = may_be_head and end < 0 and len(held) > MOST_HEAD_CHARACTERS
+        if not may_be_head or is_too_long:
             self._is_in_head = self._is_analysis = self._is_call = False
+            if is_too_long:
+                # the mark before it begins no other head
+                self._give(parsed, held[0])
+                self._held = held[1:]
             return True
-        head, found, rest = held.partition(_BODY)
-        if not found:
+        if end < 0:
             # a head that the answer's end cuts off says nothing
             self._held = "" if is_last else held
             return False
+        head = held[:end]
         name, tool = _NAME.search(head), _TOOL.search(head)
-        self._held, self._is_in_head = rest, False
+        self._held, self._is_in_head = held[end + len(_BODY) :], False
         self._is_analysis, self._is_call = tool is None and name is not None and name[1] == "analysis", tool is not None
         if tool is not None:
             parsed.call(self.calls, self._id_of(self.calls), tool[1])

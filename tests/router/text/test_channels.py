@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.nouns import Delta
 from router.protocols.dialect import Answer
+from router.text import channels
 from router.text.channels import MOST_HEAD_CHARACTERS, ChannelReader
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
@@ -52,6 +53,22 @@ def test_what_is_read_does_not_depend_on_the_cut(
     assert read([text[begin:end] for begin, end in pairwise(ends)]) == (thought, rest, calls)
 
 
-def test_a_head_without_end_becomes_text() -> None:
-    text = "<|channel|>" + "x" * MOST_HEAD_CHARACTERS
-    assert read([text]) == ("", text, [])
+@pytest.mark.parametrize("mark", ["<|channel|>", "<|start|>", " to="])
+@pytest.mark.parametrize("before", ["", "<|channel|>final<|message|>a<|end|>"])
+def test_a_head_without_end_becomes_text(before: str, mark: str) -> None:
+    text = mark + "x" * MOST_HEAD_CHARACTERS
+    expected = ("", "a" * bool(before) + text, [])
+    assert read([before + text]) == read(list(before + text)) == expected
+
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", " to=functions.f", "assistant", "final", "x")
+
+
+@settings(deadline=None)
+@given(parts=st.lists(st.sampled_from(MARKS), max_size=30), cut=st.integers(1, 30))
+def test_any_marks_in_any_order_are_read_to_their_end(parts: list[str], cut: int) -> None:
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(channels, "MOST_HEAD_CHARACTERS", 40)
+        whole = read([text])
+        assert read([text[at : at + cut] for at in range(0, len(text), cut)]) == whole
