@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from urllib.parse import quote
 
 import msgspec
@@ -14,6 +15,9 @@ from policies.errors import ExpectedError
 
 HIDDEN = "[key]"
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
+_MOST_LEVELS = 16
+"""Groups of alternatives within one another; a regular expression has a limit."""
+
 _LEAST = 4
 """Characters of a key. Shorter values are words that errors need."""
 
@@ -68,9 +72,33 @@ class OwnKeys:
 
 def _pattern(values: Iterable[str]) -> re.Pattern[str] | None:
     found = {spelt for value in values if len(value) >= _LEAST for spelt in _spellings(value)}
-    # the longest first: one may be a part of another
-    ordered = sorted(found, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+    return re.compile(_any_of(found)) if found else None
+
+
+def _any_of(values: Iterable[str], level: int = 0) -> str:
+    """The pattern of `values`, the longest of those that begin alike first: one may be a part of another.
+
+    What they have in common is written once, so that a search tries few alternatives at each place, however many
+    values there are.
+    """
+    # equal beginnings are neighbours
+    ordered = sorted(values)
+    if level == _MOST_LEVELS:
+        return "|".join(map(re.escape, sorted(ordered, key=len, reverse=True)))
+    branches = []
+    for _, group in groupby(ordered, key=lambda value: value[:1]):
+        alike = list(group)
+        # of sorted texts, the first and the last have no more in common than all of them
+        common = alike[0][: _alike(alike[0], alike[-1])]
+        rest = "" if len(alike) == 1 else f"(?:{_any_of((value[len(common) :] for value in alike), level + 1)})"
+        branches.append(re.escape(common) + rest)
+    # the empty end of a value that others go on from is sorted first
+    return "|".join(reversed(branches))
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _values(headers: Mapping[str, str], key: str | None) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.http.own_keys import HIDDEN, OwnKeys
+from backends.http.own_keys import HIDDEN, OwnKeys, _any_of
 from policies.errors import BackendFailed, InvalidRequest
 
 KEY = 'sk-"pool"/0123 \\ü'
@@ -81,3 +82,19 @@ def test_secrets_of_the_file_in_force_are_hidden_beside_the_servers_own() -> Non
     assert keys.hidden(f"{KEY} other-pools-key next-key") == f"{HIDDEN} {HIDDEN} next-key"
     of_file = frozenset({"next-key"})
     assert keys.hidden(f"{KEY} other-pools-key next-key") == f"{HIDDEN} other-pools-key {HIDDEN}"
+
+
+PARTS = st.text("ab.", min_size=1, max_size=20)
+
+
+@given(st.sets(PARTS, min_size=1, max_size=12), st.text("ab.x", max_size=60))
+def test_of_keys_that_begin_alike_the_longest_is_hidden(keys: set[str], text: str) -> None:
+    each = re.compile("|".join(map(re.escape, sorted(keys, key=len, reverse=True))))
+    assert re.compile(_any_of(keys)).sub("#", text) == each.sub("#", text)
+
+
+def test_what_keys_have_in_common_is_looked_for_once() -> None:
+    assert _any_of(["sk-ab1", "sk-ab2", "sk-c", "x"]) == r"x|sk\-(?:c|ab(?:2|1))"
+    many = _any_of(f"sk-{number:04}" for number in range(10_000))
+    assert many.count("sk") == 1
+    assert OwnKeys({}, None, lambda: frozenset("k" * size for size in range(4, 200))).hidden("k" * 199) == HIDDEN
