@@ -49,7 +49,7 @@ class TritonText:
     def __init__(self, request: Request, *, is_cumulative: bool) -> None:
         self._is_cumulative, self._most = is_cumulative, request.max_new_tokens
         self._cutter = StopCutter(request.sampling.stop)
-        self._whole, self._sent, self._drawn = "", 0, 0
+        self._rest, self._sent, self._drawn = "", 0, 0
         self._prompt_tokens, self._is_guess, self._reason = request.prompt_tokens, True, ""
 
     def hear(self, outputs: Mapping[str, Any]) -> Iterator[Delta]:
@@ -60,24 +60,24 @@ class TritonText:
             if not told.is_guess:
                 self._prompt_tokens, self._is_guess = told.prompt_tokens, False
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
-        self._whole = text if self._is_cumulative else self._whole + text
-        # half a character can become a whole one only if the text is repeated in full
-        certain = len(self._whole.rstrip(_HALF)) if self._is_cumulative else len(self._whole)
-        if certain > self._sent:
+        if new := self._new(text) if self._is_cumulative else text:
             self._drawn += 1
-            if piece := self._cutter.push(self._new(certain)):
+            if piece := self._cutter.push(new):
                 yield Delta(text=piece)
 
     def finish(self) -> Iterator[Delta]:
         """The end and the usage."""
-        rest = self._cutter.push(self._new(len(self._whole))) + self._cutter.flush()
+        rest = self._cutter.push(self._rest) + self._cutter.flush()
         is_full = self._drawn >= self._most and self._cutter.found is None
         yield Delta(text=rest, finish_reason=self._reason or ("length" if is_full else "stop"))
         yield Delta(usage=Usage(self._prompt_tokens, self._drawn, is_guess=self._is_guess))
 
-    def _new(self, end: int) -> str:
-        text, self._sent = self._whole[self._sent : end], max(self._sent, end)
-        return text
+    def _new(self, whole: str) -> str:
+        """What `whole` adds to the text before. Half a character at its end can become a whole one."""
+        certain = len(whole.rstrip(_HALF))
+        new, self._sent = whole[self._sent : certain], max(self._sent, certain)
+        self._rest = whole[self._sent :]
+        return new
 
 
 class TritonAnswer(EventAnswer):
@@ -107,7 +107,7 @@ def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse
     """The Deltas that `response` adds to `text`. Raises BackendFailed for an invalid response."""
     try:
         outputs = {
-            output.name: _values(output.datatype, raw)
+            output.name: _first_of(output.datatype, raw)
             for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
             if output.name in ("text_output", "num_input_tokens", "finish_reason")
         }
@@ -154,14 +154,13 @@ def _one(value: Any) -> Any:
     return value
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
+def _first_of(datatype: str, raw: bytes) -> list[Any]:
+    """The first value of a tensor, if it has one: others were not asked for, and there may be millions."""
+    if not raw:
+        return []
     if datatype != "BYTES":
-        return [value for (value,) in struct.iter_unpack(_NUMBERS[datatype], raw)]
-    texts, at = [], 0
-    while at < len(raw):
-        (size,) = struct.unpack_from("<I", raw, at)
-        if at + 4 + size > len(raw):
-            raise ValueError("a text is longer than its tensor")
-        texts.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
-        at += 4 + size
-    return texts
+        return list(struct.unpack_from(_NUMBERS[datatype], raw))
+    (size,) = struct.unpack_from("<I", raw)
+    if 4 + size > len(raw):
+        raise ValueError("a text is longer than its tensor")
+    return [raw[4 : 4 + size].decode(errors="replace")]

@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from backends.http.exchange import HttpOptions
 from backends.http.own_keys import OwnKeys
 from backends.kserve import inference_pb2 as kserve
-from backends.kserve import inference_pb2_grpc
+from backends.protobuf import read_in_turns
 from backends.triton.answer import TritonText, heard_of, is_final, triton_error
 from backends.triton.inputs import Signature
 from policies.errors import BackendErred, BackendFailed, BackendRefused, DeadlineExceeded, ExpectedError, Unreached
@@ -32,6 +33,7 @@ _CONTENTS = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
+_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -67,18 +69,20 @@ class TritonStreams:
         Raises BackendFailed, BackendRefused, DeadlineExceeded, and the error in an error message.
         """
         text = TritonText(request, is_cumulative=self._is_cumulative)
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(await self._connected())  # type: ignore[no-untyped-call]
+        # responses are taken as bytes: grpc would parse one of any size at once
+        ask: Any = (await self._connected()).stream_stream(_METHOD, kserve.ModelInferRequest.SerializeToString)
         self.open_requests += 1
-        call = stub.ModelStreamInfer(metadata=self._metadata(), timeout=request.deadline_s)
+        call = ask(metadata=self._metadata(), timeout=request.deadline_s)
         self._calls.add(call)
         try:
             await call.write(infer_request(model, inputs, signature, number))
             while True:
                 # before Python 3.12 wait_for loses a cancellation that comes just when the response does
                 async with asyncio.timeout(self._options.idle_s):
-                    response = await call.read()
-                if response is grpc.aio.EOF:
+                    raw = await call.read()
+                if raw is grpc.aio.EOF:
                     raise BackendErred(f"{self.name} ended its stream before its final response")
+                response = await read_in_turns(raw, kserve.ModelStreamInferResponse())
                 if response.error_message:
                     raise triton_error(self.name, response.error_message)
                 inferred = response.infer_response
@@ -88,6 +92,8 @@ class TritonStreams:
                     break
             for delta in text.finish():
                 yield delta
+        except DecodeError as error:
+            raise BackendErred(f"{self.name} answered nonsense: {error}") from error
         except TimeoutError as error:
             raise BackendErred(f"{self.name} was silent for {self._options.idle_s:g} s") from error
         except grpc.aio.AioRpcError as error:

@@ -20,7 +20,7 @@ from functools import partial
 from tests.fuzz.growth import Measure, grows, pace
 from tests.fuzz.readers import READERS
 from tests.fuzz.runs import Reader
-from tests.fuzz.search import Cost, Found, Pattern, Raised, cost_of, worst
+from tests.fuzz.search import Cost, Found, Pattern, Raised, cost_of, hold_on_thread, worst
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 MOST_HOLD_S = 0.05
@@ -87,15 +87,20 @@ def row_of(asked: Asked, name: str) -> tuple[str, list[str]]:
             continue
         refused = "" if cost.taken >= size else f" (refused after {_size(cost.taken)})"
         shown.append(f"{cost.seconds * 1e3:,.1f} ms{refused}")
-    longest = max(tried, key=lambda each: tried[each].hold_s)
+    holds = {each: cost.hold_s for each, cost in tried.items()}
+    if reader.on_thread and not reader.at_start:
+        most = max(size for _, size in tried)
+        holds = {each: _hold(reader, *each) for each in tried if each[1] in (most, _LONGEST_BYTES)}
+    longest = max(holds, key=holds.__getitem__)
     name_of_pattern = str(found.pattern).replace("|", "\\|")
-    hold = "on a thread" if reader.on_thread else f"{tried[longest].hold_s * 1e3:.1f} ms"
+    hold = f"{holds[longest] * 1e3:.1f} ms{' (thread)' * reader.on_thread}"
+    hold = "at the start" if reader.at_start else hold
     row = f"| {name} | {found.tried:,} | `{name_of_pattern}` | {' | '.join(shown)} | {hold} |"
     bad, costs = [], list(tried.values())
     is_dearer = len(costs) > 1 and _each(costs[1]) > MOST_GROWTH * _each(costs[0])
     if (is_dearer or costs[0].seconds > MOST_S / 16) and grows(_of(reader, found.pattern), reader.most_bytes):
         bad.append(f"{name}: the work for each byte grows with {found.pattern}")
-    if not reader.on_thread and (hold_s := _too_long(reader, *longest, tried[longest].hold_s)):
+    if not reader.at_start and (hold_s := _too_long(reader, *longest, holds[longest])):
         bad.append(f"{name}: holds the event loop for {hold_s * 1e3:.0f} ms with {longest[0]}")
     return row, bad
 
@@ -127,18 +132,20 @@ def _of(reader: Reader, pattern: Pattern) -> Measure:
 def _too_long(reader: Reader, pattern: Pattern, size: int, hold_s: float) -> float:
     """Seconds of its longest turn, or 0 if that is none too long."""
 
-    def measure(size: int) -> tuple[float, int]:
-        return cost_of(reader, pattern, size).hold_s, size
-
     most_s = MOST_HOLD_S * pace()
     if hold_s <= most_s:
         return 0.0
-    hold_s = min(hold_s, *(measure(size)[0] for _ in range(3)))
+    hold_s = min(hold_s, *(_hold(reader, pattern, size) for _ in range(3)))
     if hold_s > _TIMES * most_s:
         return hold_s
     # one that is bounded does not get longer
-    small_s = min(measure(size // 16)[0] for _ in range(3))
+    small_s = min(_hold(reader, pattern, size // 16) for _ in range(3))
     return hold_s if hold_s > most_s and hold_s > _TIMES * small_s else 0.0
+
+
+def _hold(reader: Reader, pattern: Pattern, size: int) -> float:
+    """Seconds for which it holds the event loop at most: in its turns there, or from a thread."""
+    return hold_on_thread(reader, pattern, size) if reader.on_thread else cost_of(reader, pattern, size).hold_s
 
 
 def _each(cost: Cost) -> float:

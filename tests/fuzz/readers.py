@@ -29,6 +29,7 @@ from router.text.channels import ChannelReader
 from router.text.thoughts import ThoughtReader, ThoughtSyntax
 from router.text.tool_formats import DEEPSEEK_3, GLM_45, HERMES, LLAMA, MISTRAL_11
 from tests.fuzz.runs import (
+    Given,
     Reader,
     answer,
     answers,
@@ -54,10 +55,27 @@ from tests.fuzz.runs import (
     watch,
     whole,
 )
+from tests.fuzz.stored import (
+    audit,
+    debts,
+    decisions,
+    document_hashes,
+    error_page,
+    gateway_message,
+    gguf,
+    handshakes,
+    in_folder,
+    inferred,
+    journal,
+    kv_file,
+    snapshot,
+)
 from tests.fuzz.syntax import (
     CHUNKED,
     DATA,
     EVENTS,
+    GGUF,
+    GGUF_STRINGS,
     HEAD,
     HTTP,
     JSON,
@@ -68,6 +86,8 @@ from tests.fuzz.syntax import (
     PACKED,
     PACKED_BEGINNINGS,
     PACKED_FRAMES,
+    USAGE_HEAD,
+    USAGE_ROW,
     VALUES,
 )
 
@@ -229,6 +249,11 @@ READERS: Mapping[str, Reader] = {
         (b"",),
         (*LINES, *JSON, b'data: {"text":"a","meta_info":{"id":"a"},"output_ids":[1]}\n\n'),
     ),
+    "SGLang's stream, pieces": stream(
+        lambda: GenerateAnswer("b", is_cumulative=False),
+        (b"",),
+        (b'data: {"text":"a","meta_info":{"id":"a"},"output_ids":[1]}\n\n', b"\n", b":"),
+    ),
     "FastChat's stream": stream(
         lambda: FastChatAnswer("b"), (b"", b"{"), (*JSON, b"\0", b'{"text":"a","error_code":0}\0')
     ),
@@ -279,6 +304,9 @@ READERS: Mapping[str, Reader] = {
         frames=((b"[", b"null]"), (b'[{"event_id":1,"data":{"type":"removed","block_hashes":[', b"0]}}]")),
         most_bytes=8 << 20,
         on_thread=True,
+    ),
+    "Triton's stream, pieces": stream(
+        lambda: TritonAnswer("b", asked(), is_cumulative=False), (b"",), (b'data: {"text_output":"a"}\n\n', b"\n", b":")
     ),
     "Triton's stream": stream(
         lambda: TritonAnswer("b", asked(), is_cumulative=True),
@@ -407,5 +435,110 @@ READERS: Mapping[str, Reader] = {
     "reasoning": text(lambda: ThoughtReader(ThoughtSyntax()), (b"", b"<think>", b"<think>a"), MARKS),
     "stop strings": text(
         lambda: StopCutter(("aab" * 10, "ab" * 499 + "c", "a" * 999 + "b")), (b"",), (b"a", b"ab", b"aab", b"b", b" ")
+    ),
+    "messages of gateways": whole(
+        gateway_message,
+        (b"", b"\x12\0"),
+        (
+            *(
+                b"\x0a\0",
+                b"\x0a\3\x0a\1a",
+                b"\x0a\6\x0a\1a\x1a\1b",
+                b"\x0a\3\x1a\1a",
+                b"\x0a\3\x1a\1,",
+                b"\x42\0",
+                b"\x0a\2\x32\0",
+            ),
+            *(b"\x12\0", b"\x22\3\x0a\1a", b"\x0a", b"\xff", b"\0", b"\x5b\x5c", b"\x5b"),
+        ),
+    ),
+    "Triton over gRPC": whole(
+        inferred,
+        (b"", b"\x0a\1m"),
+        (
+            *(
+                b"\x2a\0",
+                b"\x32\0",
+                b"\x22\0",
+                b"\x12\0",
+                b"\0\0\0\0",
+                b"\1\0\0\0a",
+                b"\x0a\0",
+                b"\xff",
+                b"\x5b\x5c",
+                b"\x5b",
+            ),
+            b"\x2a\x14\x0a\x0btext_output\x12\x05BYTES",
+            b"\x32\5\1\0\0\0a",
+        ),
+    ),
+    "document sets in Redis": whole(document_hashes, PACKED_BEGINNINGS, (*PACKED, b"1", b"e", b"9", b"inf", b":")),
+    "snapshots of routers": whole(
+        snapshot,
+        (*PACKED_BEGINNINGS, b"\x94\1\xa1a", b"\x98\xa9residence\xa1b\xa30-0\1\0\xc2"),
+        (*PACKED, b"\xc5\1\0", b"\xc4\xff"),
+    ),
+    "journals of usage": whole(
+        in_folder(journal),
+        (b"", USAGE_HEAD, USAGE_HEAD + b'{"seq":1,"rows":['),
+        (*JSON, *VALUES, b"\n", b'{"seq":1,"rows":[]}\n', b'{"seq":1,"rows":[' + USAGE_ROW + b"]}\n", USAGE_ROW + b","),
+        frames=((USAGE_HEAD + b'{"seq":1,"rows":[', USAGE_ROW + b"]}\n"),),
+        on_thread=True,
+    ),
+    "debts to the store": whole(
+        in_folder(debts),
+        (b"", b'"p"\n', b'"p"\n["l","i","w",1,0,['),
+        (*JSON, *VALUES, b"\n", b'["l","i","w",1,0,[]]\n', b'["m",0,1],'),
+        frames=((b'"p"\n["l","i","w",1,0,[', b'["m",0,1]]]\n'),),
+        on_thread=True,
+    ),
+    "decision logs": whole(
+        in_folder(decisions), (b"", b"{", b'{"version":1,"time":1,'), (*JSON, *VALUES, b"\n", b"\r"), on_thread=True
+    ),
+    "audit logs": whole(
+        in_folder(audit),
+        (b"", b'{"seq":1,"prev":"' + b"0" * 64 + b'",'),
+        (*JSON, *VALUES, b"\n", b'{"seq":1}\n', b'","sha256":"', b"0" * 64 + b'"}\n', b"\r"),
+        on_thread=True,
+    ),
+    "errors with the router's keys": whole(
+        error_page,
+        (b"", b"sk-"),
+        (b"s", b"sk", b"sk-", b"0", b"sk-" + b"0" * 39, b"\xff", b"a", b"sk-own"),
+        most_bytes=64 << 10,
+    ),
+    "GGUF files": whole(
+        in_folder(gguf),
+        (
+            b"",
+            GGUF + b"\0" * 8 + b"\xff\xff\0\0\0\0\0\0",
+            GGUF + b"\xff\xff\0\0\0\0\0\0" + b"\0" * 8,
+            GGUF + b"\0" * 8 + b"\1" + b"\0" * 7,
+        ),
+        (
+            *(
+                b"\0",
+                b"\1",
+                b"\xff",
+                b"\1\0\0\0\0\0\0\0a",
+                b"\0\0\0\0\1",
+                b"\x08\0\0\0",
+                b"\x09\0\0\0",
+                b"\0\0\0\0\0\0\0\0",
+            ),
+            b"\1\0\0\0\0\0\0\0a\0\0\0\0\1",
+            b"\1\0\0\0\0\0\0\0a\0\0\0\0\0\0\0\0" + b"\0" * 8,
+        ),
+        frames=((GGUF_STRINGS, b""),),
+        at_start=True,
+    ),
+    "files of KV": whole(
+        in_folder(kv_file), (b"", b"pointsman-kv\0\0\0\1"), (b"\0", b"\xff", b"pointsman-kv\0\0\0\1"), on_thread=True
+    ),
+    "handshakes of shards": Reader(
+        handshakes(Given),
+        (b"", b"pointsman-peer\0\3", b"pointsman-peer\0\3" + bytes(32)),
+        (b"\0", b"\xff", b"pointsman-peer\0\3", b"a"),
+        on_thread=True,
     ),
 }

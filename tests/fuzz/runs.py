@@ -82,7 +82,9 @@ class Reader:
     most_bytes: int = 16 << 20
     """What its caller gives it at most."""
     on_thread: bool = False
-    """It does not hold the event loop."""
+    """It runs beside the event loop, and holds it for as long as one call into C keeps the interpreter."""
+    at_start: bool = False
+    """It has run before anything else does."""
     most_whole: int = 16 << 20
     """How long a whole of `frames` gets; then another begins."""
     is_whole: bool = False
@@ -202,6 +204,7 @@ def whole(
     most_bytes: int = 16 << 20,
     *,
     on_thread: bool = False,
+    at_start: bool = False,
 ) -> Reader:
     """The reader that is a function of all bytes at once."""
 
@@ -209,7 +212,15 @@ def whole(
         read(b"".join(pieces))
 
     return Reader(
-        run, beginnings, parts, most_bytes, frames=frames, most_bytes=most_bytes, on_thread=on_thread, is_whole=True
+        run,
+        beginnings,
+        parts,
+        most_bytes,
+        frames=frames,
+        most_bytes=most_bytes,
+        on_thread=on_thread,
+        at_start=at_start,
+        is_whole=True,
     )
 
 

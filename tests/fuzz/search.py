@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -15,6 +17,9 @@ from tests.fuzz.runs import EXPECTED, Reader, Run
 
 MOST_S = 20.0
 """A pattern that takes longer is given no more bytes."""
+
+ENDLESS_S = 2 * MOST_S
+"""A reader that works for so long on one piece does not end."""
 
 _SIZES = (256, 8 << 10, 64 << 10)
 _SECOND, _THIRD = 50, 4
@@ -106,7 +111,27 @@ def _around(reader: Reader, unit: bytes, rng: random.Random) -> Iterator[Pattern
 
 
 class Raised(Exception):
-    """A reader raised what it may not raise."""
+    """A reader raised what it may not raise, or does not end."""
+
+
+class _Endless(BaseException):
+    """Nothing in a reader takes this for an error of its own."""
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Raise _Endless in what takes ENDLESS_S of CPU time."""
+
+    def end(*_: object) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, ENDLESS_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def cost_of(reader: Reader, pattern: Pattern, size: int, clock: Clock = time.thread_time) -> Cost:
@@ -143,14 +168,43 @@ def _watched(run: Run, pieces: list[bytes], clock: Clock, name: str) -> tuple[Co
     began = at = clock()
     try:
         # what it refuses ends the rest
-        with suppress(*EXPECTED):
+        with _ending(), suppress(*EXPECTED):
             run(watched())
+    except _Endless as error:
+        raise Raised(f"no end for {name}") from error
     except Exception as error:
         raise Raised(f"{type(error).__name__} for {name}: {str(error)[:200]}") from error
     finally:
         ended = clock()
         gc.enable()
     return Cost(ended - began, max(hold_s, ended - at), taken), given
+
+
+def hold_on_thread(reader: Reader, pattern: Pattern, size: int) -> float:
+    """The longest time, in CPU seconds of a thread that reads `size` bytes, for which no other thread runs: a call
+    into C keeps the interpreter.
+    """
+    pieces = list(pattern.pieces(min(size, reader.most_bytes)))
+    is_read, may_end, total_s = threading.Event(), threading.Event(), [0.0]
+
+    def read() -> None:
+        with suppress(*EXPECTED):
+            reader.run(pieces)
+        total_s.append(time.thread_time())
+        is_read.set()
+        # the clock of a thread goes with it
+        may_end.wait()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    clock, longest, at = time.pthread_getcpuclockid(thread.ident or 0), 0.0, 0.0
+    while not is_read.is_set():
+        time.sleep(0.001)
+        now = total_s[-1] if is_read.is_set() else time.clock_gettime(clock)
+        longest, at = max(longest, now - at), now
+    may_end.set()
+    thread.join()
+    return max(longest, total_s[-1] - at)
 
 
 @cache

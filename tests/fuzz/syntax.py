@@ -140,3 +140,17 @@ MARKS = (
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+USAGE_HEAD = b'{"writer":"w","amounts":["cost"]}\n'
+USAGE_ROW = b'[1,"t","","","m","c","p","k","",1]'
+GGUF = b"GGUF\3\0\0\0"
+GGUF_STRINGS = (
+    GGUF
+    + bytes(8)
+    + b"\1"
+    + bytes(7)
+    + b"\x15"
+    + bytes(7)
+    + b"tokenizer.ggml.tokens"
+    + b"\x09\0\0\0\x08\0\0\0\xff\xff\0\0\0\0\0\0"
+)
+"""A header with one field, an array of 65,535 texts."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable
 
 import pytest
 
+from tests.fuzz import search
 from tests.fuzz.growth import grows, sizes
 from tests.fuzz.runs import Reader
-from tests.fuzz.search import Pattern, Raised, cost_of, worst
+from tests.fuzz.search import Pattern, Raised, cost_of, hold_on_thread, worst
 
 MB = 1 << 20
 
@@ -129,3 +131,23 @@ def test_what_a_reader_may_not_raise_names_the_pattern() -> None:
 
     with pytest.raises(Raised, match=r"KeyError for '' \+ 'xy' \* n, by 4"):
         cost_of(Reader(broken, (b"",), (b"xy",)), Pattern(b"", b"xy", 4), 100)
+
+
+def test_a_reader_that_does_not_end_is_found_with_its_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stands_still(pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            while b"y" in piece:
+                pass
+
+    monkeypatch.setattr(search, "ENDLESS_S", 0.05)
+    reader = Reader(stands_still, (b"",), (b"x", b"y"), at_once=4)
+    with pytest.raises(Raised, match="no end for"):
+        worst(reader, random.Random(1), most=400, until=float("inf"))
+
+
+def test_a_reader_on_a_thread_is_watched_to_its_end() -> None:
+    read = list[bytes]()
+    reader = Reader(lambda pieces: read.extend(pieces), (b"",), (b"xy",), on_thread=True)
+    assert hold_on_thread(reader, Pattern(b"", b"xy", 4), 100) >= 0
+    assert len(b"".join(read)) == 100
+    assert threading.active_count() == 1

@@ -62,7 +62,7 @@ INSIDE = {
     "backends.llama_cpp": (*OVER_HTTP, "backends.nesting"),
     "backends.ollama": (*OVER_HTTP, "backends.nesting"),
     "backends.tgi": OVER_HTTP,
-    "backends.triton": (*OVER_HTTP, "backends.kserve"),
+    "backends.triton": ("backends.protobuf", *OVER_HTTP, "backends.kserve"),
     "backends.shard": ("backends.base", "backends.detokenize", "backends.nesting", "backends.reconnect"),
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported

@@ -9,7 +9,8 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
-from backends.nesting import FEW_BYTES, decode_json
+from backends import protobuf
+from backends.nesting import decode_json
 from policies.aliases import Alias
 from policies.errors import InvalidRequest
 from policies.nouns import DIALS, Delta, TokenLogprob, Usage
@@ -18,7 +19,6 @@ from router.call.caller import Placement
 from router.call.disclosure import shown_name
 from router.protocols.aliases import aliased, changed
 from router.protocols.dialect import Answer, refusal_in, thought_in
-from router.protocols.grpc.fields import MOST_FIELDS, has_many_fields
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.text.token_ids import pack, unpack
@@ -31,11 +31,10 @@ _COPIED = ("max_tokens", *DIALS, "seed")
 
 def read_message(raw: bytes, message: _Message) -> _Message:
     """`message`, filled from `raw`. Raises InvalidRequest."""
-    if len(raw) > FEW_BYTES and has_many_fields(raw, message.DESCRIPTOR):
-        raise InvalidRequest(f"the message has more than {MOST_FIELDS} fields")
     try:
-        message.ParseFromString(raw)
-        return message
+        return protobuf.read_message(raw, message)
+    except protobuf.TooManyFields as error:
+        raise InvalidRequest(str(error)) from error
     except DecodeError as error:
         kind = message.DESCRIPTOR.full_name
         raise InvalidRequest(f"this is not a {kind}: {error}", hint="see inference.proto, or ask reflection") from error

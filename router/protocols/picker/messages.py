@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
@@ -28,11 +27,13 @@ MODEL_REWRITES = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 TTFT_TARGETS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_TARGETS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 """Headers of callers: the newer name, then the older one."""
-"""Headers that name the objective of a request, the newer name first."""
 
 LB = "envoy.lb"
 SUBSET_HINT = "envoy.lb.subset_hint"
 """Namespaces of metadata."""
+
+MOST_HEADERS = 10_000
+"""Of one message; Envoy takes a hundred unless it is told otherwise."""
 
 MOST_PIECE_BYTES = 62 << 10
 """Envoy recommends pieces of at most 64 KiB for bodies; a message has a few bytes around its piece."""
@@ -82,12 +83,16 @@ def modes_of(message: pb.ProcessingRequest) -> Modes:
 
 
 def headers_in(headers: core.HeaderMap) -> dict[str, str]:
-    """Name in lower case -> value; values of one name are joined by commas (RFC 9110, 5.3)."""
-    found: dict[str, str] = {}
+    """Name in lower case -> value; values of one name are joined by commas (RFC 9110, 5.3).
+
+    Raises ValueError with a sentence for more than MOST_HEADERS.
+    """
+    if len(headers.headers) > MOST_HEADERS:
+        raise ValueError(f"a message has more than {MOST_HEADERS} headers")
+    found: dict[str, list[str]] = {}
     for header in headers.headers:
-        name, value = header.key.lower(), header.raw_value.decode("latin-1") or header.value
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+        found.setdefault(header.key.lower(), []).append(header.raw_value.decode("latin-1") or header.value)
+    return {name: ", ".join(values) for name, values in found.items()}
 
 
 def subset_in(message: pb.ProcessingRequest) -> frozenset[str] | None:
@@ -95,19 +100,18 @@ def subset_in(message: pb.ProcessingRequest) -> frozenset[str] | None:
 
     They come as a list or, from filters that make metadata of headers, as one text with commas.
     """
-    metadata = _metadata(message, SUBSET_HINT)
-    if SUBSET not in metadata:
+    given = _metadata(message, SUBSET_HINT, SUBSET)
+    if given is None:
         return None
-    given = metadata[SUBSET]
-    listed = given if isinstance(given, list) else [given]
-    texts = (part for text in listed if isinstance(text, str) for part in text.split(","))
+    listed = given.list_value.values if given.HasField("list_value") else (given,)
+    texts = (part for each in listed for part in each.string_value.split(","))
     return frozenset(text.strip() for text in texts if text.strip())
 
 
 def served_in(message: pb.ProcessingRequest) -> str | None:
     """The endpoint that served the request, if the gateway reports it."""
-    served = _metadata(message, LB).get(SERVED)
-    return served if isinstance(served, str) and served else None
+    served = _metadata(message, LB, SERVED)
+    return None if served is None else served.string_value or None
 
 
 def picked(destination: Destination, body: bytes, modes: Modes, *, ended_by: str) -> Iterator[Answer]:
@@ -185,7 +189,10 @@ def _streamed(body: bytes, *, is_last: bool) -> pb.BodyResponse:
     return pb.BodyResponse(response=pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=streamed)))
 
 
-def _metadata(message: pb.ProcessingRequest, namespace: str) -> dict[str, object]:
+def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> Value | None:
+    """One value: all of them would take a turn of their own."""
     metadata = message.metadata_context.filter_metadata
-    # a protobuf map of messages: reading a missing key would add it
-    return MessageToDict(metadata[namespace]) if namespace in metadata else {}
+    # protobuf maps of messages: reading a missing key would add it
+    if namespace not in metadata or key not in metadata[namespace].fields:
+        return None
+    return metadata[namespace].fields[key]

@@ -108,10 +108,10 @@ class Phases:
 
     async def _request_headers(self, message: pb.ProcessingRequest) -> None:
         try:
-            self.modes = modes_of(message)
+            self.modes, headers = modes_of(message), headers_in(message.request_headers.headers)
         except ValueError as error:
             raise OutOfOrder(str(error)) from None
-        self.head = Head(headers_in(message.request_headers.headers), subset_in(message))
+        self.head = Head(headers, subset_in(message))
         if message.request_headers.end_of_stream:
             self._end_request("headers")
         elif not self.modes.is_duplex:
@@ -141,7 +141,10 @@ class Phases:
     async def _response_headers(self, message: pb.ProcessingRequest) -> None:
         if self.response.done():
             raise OutOfOrder("response_headers came twice")
-        headers = headers_in(message.response_headers.headers)
+        try:
+            headers = headers_in(message.response_headers.headers)
+        except ValueError as error:
+            raise OutOfOrder(str(error)) from None
         status = headers.get(":status", "")
         served = served_in(message)
         self.response.set_result(ResponseHead(digits(status, most=999) or 0, headers, served))

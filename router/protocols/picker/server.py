@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from backends.protobuf import read_in_turns
 from policies.errors import ExpectedError
 from router.call.gateway import Gateway
 from router.call.pipeline import serve
@@ -134,9 +135,8 @@ class _Conversation:
         try:
             async with asyncio.timeout(None) as patience:
                 async for raw in messages:
-                    message = pb.ProcessingRequest()
                     try:
-                        message.ParseFromString(raw)
+                        message = await read_in_turns(raw, pb.ProcessingRequest())
                     except DecodeError as error:
                         raise OutOfOrder(f"this is not a ProcessingRequest: {error}") from error
                     await phases.take(message)

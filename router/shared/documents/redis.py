@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -66,6 +68,12 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
+_UNREADABLE = (ValueError, RecursionError)
+"""What values raise that others wrote: msgspec's errors are ValueErrors."""
+
+_MOST_DIGITS = 64
+"""Of a number; an error shows all of what is none."""
+
 _SUMS = ("requests", "cached_tokens", "saved_s", "saved_cost")
 
 
@@ -89,17 +97,18 @@ class RedisSets:
         return f"<RedisSets {self._prefix}>"
 
     async def revision(self, key: Key) -> int:
-        return int(await self._asked(self._line.redis.hget(self._revisions, _field(key))) or 0)
+        return int(await self._asked(self._line.redis.hget(self._revisions, _field(key)), _number))
 
     async def look(self, key: Key) -> DocumentSet | None:
-        return _read(await self._asked(self._line.redis.hget(self._sets, _field(key))))
+        found: DocumentSet | None = await self._asked(self._line.redis.hget(self._sets, _field(key)), _read)
+        return found
 
     async def all(self) -> list[DocumentSet]:
-        found = await self._asked(self._line.redis.hgetall(self._sets))
-        return [kept for kept in map(_read, found.values()) if kept is not None]
+        found: list[DocumentSet] = await self._asked(self._line.redis.hgetall(self._sets), sets_in)
+        return found
 
     async def changes(self, tenant: str) -> int:
-        return int(await self._asked(self._line.redis.hget(self._changes, tenant)) or 0)
+        return int(await self._asked(self._line.redis.hget(self._changes, tenant), _number))
 
     async def put(self, kept: DocumentSet, texts: Texts | None, *, after: int) -> bool:
         """See SetStore. Texts are written under a name of their own first: of two that write at once, one is kept."""
@@ -123,7 +132,9 @@ class RedisSets:
         if not names:
             return {}
         found = await self._asked(self._line.redis.hmget(self._texts_at(kept), names))
-        return {name: text.decode("utf-8") for name, text in zip(names, found, strict=True) if text is not None}
+        there = {name: text for name, text in zip(names, found, strict=True) if text is not None}
+        # what is no UTF-8 was changed there, and its digest does not fit
+        return {name: text.decode(errors="replace") for name, text in there.items()}
 
     async def drop(self, kept: DocumentSet) -> bool:
         names = [self._at(what, kept.key) for what in ("notes", "uses")]
@@ -142,8 +153,8 @@ class RedisSets:
             )
 
     async def notes(self, key: Key) -> dict[str, Note]:
-        found = await self._asked(self._line.redis.hgetall(self._at("notes", key)))
-        return {name.decode(): _NOTES.decode(note) for name, note in found.items()}
+        found: dict[str, Note] = await self._asked(self._line.redis.hgetall(self._at("notes", key)), notes_in)
+        return found
 
     async def count(self, key: Key, uses: Mapping[str, Uses]) -> None:
         at = self._at("uses", key)
@@ -157,21 +168,8 @@ class RedisSets:
         await self._asked(pipe.execute())
 
     async def uses(self, key: Key) -> dict[str, Uses]:
-        found = await self._asked(self._line.redis.hgetall(self._at("uses", key)))
-        parts: dict[str, dict[str, float]] = {}
-        for where, value in found.items():
-            part, _, name = where.decode().partition(":")
-            parts.setdefault(name, {})[part] = float(value)
-        return {
-            name: Uses(
-                round(one.get("requests", 0)),
-                round(one.get("cached_tokens", 0)),
-                one.get("saved_s", 0.0),
-                round(one.get("saved_cost", 0)),
-                one.get("last_at", 0.0),
-            )
-            for name, one in parts.items()
-        }
+        found: dict[str, Uses] = await self._asked(self._line.redis.hgetall(self._at("uses", key)), uses_in)
+        return found
 
     async def leads(self, by: str, for_s: float) -> bool:
         lead = self._lead.run(self._line.redis, [f"{self._prefix}leader"], [by, round(1000 * for_s)])
@@ -180,13 +178,19 @@ class RedisSets:
     async def close(self) -> None:
         await self._line.close()
 
-    async def _asked(self, call: Any) -> Any:
+    async def _asked(self, call: Any, read: Callable[[Any], Any] = lambda found: found) -> Any:
+        """What `read` makes of the answer to `call`. Raises Unavailable."""
+        hint = "try again, or send the documents with their texts"
         try:
             async with self._line.calls():
-                return await call
-        except (StoreFailed, msgspec.MsgspecError) as failure:
-            hint = "try again, or send the documents with their texts"
+                found = await call
+        except StoreFailed as failure:
             raise Unavailable(f"the store of documents is away: {failure}", hint=hint, retry_after_s=2.0) from failure
+        try:
+            return read(found)
+        except _UNREADABLE as error:
+            reason = f"the store of documents has a value that cannot be read: {error}"
+            raise Unavailable(reason, hint=hint, retry_after_s=2.0) from error
 
     def _texts_at(self, kept: DocumentSet) -> str:
         return f"{self._at('texts', kept.key)}:{kept.version}"
@@ -205,5 +209,48 @@ def _field(key: Key) -> str:
     return "\x00".join(key)
 
 
-def _read(found: Any) -> DocumentSet | None:
+def _read(found: bytes | None) -> DocumentSet | None:
     return None if found is None else _SETS.decode(found)
+
+
+def _number(found: bytes | None) -> int:
+    return int(found or 0)
+
+
+def sets_in(found: Mapping[bytes, bytes]) -> list[DocumentSet]:
+    """The sets in the values of a hash, without those that cannot be read."""
+    sets = []
+    for value in found.values():
+        with suppress(*_UNREADABLE):
+            sets.append(_SETS.decode(value))
+    return sets
+
+
+def notes_in(found: Mapping[bytes, bytes]) -> dict[str, Note]:
+    """The notes of a hash by documents, without those that cannot be read."""
+    notes = {}
+    for name, value in found.items():
+        with suppress(*_UNREADABLE):
+            notes[name.decode()] = _NOTES.decode(value)
+    return notes
+
+
+def uses_in(found: Mapping[bytes, bytes]) -> dict[str, Uses]:
+    """The uses of a hash by documents; a number that cannot be read is 0."""
+    parts: dict[str, dict[str, float]] = {}
+    for where, value in found.items():
+        with suppress(*_UNREADABLE):
+            part, _, name = where.decode().partition(":")
+            number = float(value[:_MOST_DIGITS])
+            if math.isfinite(number):
+                parts.setdefault(name, {})[part] = number
+    return {
+        name: Uses(
+            round(one.get("requests", 0)),
+            round(one.get("cached_tokens", 0)),
+            one.get("saved_s", 0.0),
+            round(one.get("saved_cost", 0)),
+            one.get("last_at", 0.0),
+        )
+        for name, one in parts.items()
+    }

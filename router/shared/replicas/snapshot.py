@@ -23,6 +23,9 @@ KEY_BYTES = 12
 MOST_BYTES = 8 * 2**20
 """Most bytes of keys in a snapshot: 700,000 blocks, or 45 million tokens. Beyond, the newest of each backend stay."""
 
+_MOST_PART_BYTES = 64 << 10
+"""Of a part: a piece has 12 KiB of keys, and names."""
+
 MOST_PIECES = 2 * MOST_BYTES // (KEY_BYTES * MOST_KEYS) + 4096
 """Each backend begins a new piece."""
 
@@ -132,7 +135,7 @@ def _is_of_another_kind(payload: bytes) -> bool:
 
 def _opened(sealed: bytes) -> bytes:
     payload = sealed[4:]
-    if zlib.crc32(payload) != int.from_bytes(sealed[:4], "little") or not payload:
+    if len(payload) > _MOST_PART_BYTES or zlib.crc32(payload) != int.from_bytes(sealed[:4], "little") or not payload:
         raise Unfit("broken")
     try:
         check_msgpack(payload)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from backends.kserve import inference_pb2 as kserve
+from backends.protobuf import TooManyFields, read_in_turns
 from backends.triton.answer import TritonAnswer, TritonText, error_of_triton, heard_of, is_final
 from policies.errors import (
     BackendErred,
@@ -20,6 +21,7 @@ from policies.errors import (
 from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
 from tests.standins.standin import event
+from tests.work import work_of
 
 # As generate_stream sends what the ensemble says: one event a response, no word at the end.
 GOLDEN = (
@@ -153,3 +155,26 @@ def test_errors_of_other_statuses_name_the_number() -> None:
 def test_nonsense_and_an_early_end_are_failures(data: bytes) -> None:
     with pytest.raises(BackendFailed):
         read(data)
+
+
+def test_of_a_tensor_with_many_texts_only_the_first_is_read() -> None:
+    response = kserve.ModelInferResponse(raw_output_contents=[b"\1\0\0\0a" * 100_000])
+    response.outputs.add(name="text_output", datatype="BYTES")
+    text = TritonText(a_request(), is_cumulative=False)
+    assert work_of(lambda: heard_of("t", text, response)).lines < 100
+    assert heard_of("t", text, response) == [Delta(text="a")]
+
+
+def test_text_in_pieces_is_not_kept() -> None:
+    text, usual = TritonText(a_request(), is_cumulative=False), "word " * 1000
+    first = work_of(lambda: list(text.hear({"text_output": usual})))
+    for _ in range(100):
+        assert list(text.hear({"text_output": usual})) == [Delta(text=usual)]
+    assert work_of(lambda: list(text.hear({"text_output": usual}))).allocated <= first.allocated + 1000
+
+
+async def test_a_response_of_many_fields_is_refused_and_a_long_text_is_not() -> None:
+    long = kserve.ModelStreamInferResponse(infer_response=a_response("a" * (1 << 20)))
+    assert await read_in_turns(long.SerializeToString(), kserve.ModelStreamInferResponse()) == long
+    with pytest.raises(TooManyFields):
+        await read_in_turns(b"\x12\0" * (1 << 20), kserve.ModelStreamInferResponse())

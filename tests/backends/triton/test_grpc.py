@@ -32,12 +32,13 @@ class OneResponse:
     async def write(self, _: object) -> None:
         pass
 
-    async def read(self) -> kserve.ModelStreamInferResponse:
+    async def read(self) -> bytes:
         if self._has_come:
             await asyncio.Event().wait()
         self._has_come = True
         asyncio.get_running_loop().call_soon(self.on_response)
-        return kserve.ModelStreamInferResponse(infer_response=kserve.ModelInferResponse())
+        response = kserve.ModelStreamInferResponse(infer_response=kserve.ModelInferResponse())
+        return response.SerializeToString()
 
     def cancel(self) -> None:
         self.is_cancelled = True

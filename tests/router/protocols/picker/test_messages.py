@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from router.protocols.picker.envoy import base_pb2 as core
 from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.protocols.picker.messages import (
+    MOST_HEADERS,
     MOST_PIECE_BYTES,
     Destination,
     Modes,
@@ -25,6 +26,7 @@ from router.protocols.picker.messages import (
     served_in,
     subset_in,
 )
+from tests.work import work_of
 
 OURS = [
     f"router.protocols.picker.envoy.{name}_pb2"
@@ -119,6 +121,20 @@ def test_headers_are_read_raw_and_joined() -> None:
     pairs = [("Accept", b"a", ""), ("accept", b"b", ""), ("old", b"", "plain"), ("odd", b"\xe9", "")]
     headers = core.HeaderMap(headers=[core.HeaderValue(key=k, raw_value=raw, value=v) for k, raw, v in pairs])
     assert headers_in(headers) == {"accept": "a, b", "old": "plain", "odd": "é"}
+
+
+def test_a_header_of_many_lines_is_joined_and_a_message_of_too_many_is_refused() -> None:
+    one = core.HeaderValue(key="a", raw_value=b"b")
+    assert headers_in(core.HeaderMap(headers=[one] * MOST_HEADERS)) == {"a": ", ".join(["b"] * MOST_HEADERS)}
+    with pytest.raises(ValueError, match="more than 10000 headers"):
+        headers_in(core.HeaderMap(headers=[one] * (MOST_HEADERS + 1)))
+
+
+def test_one_value_is_read_of_metadata_with_many() -> None:
+    message = metadata(*SUBSET, ["10.0.0.1:80"])
+    for number in range(1000):
+        message.metadata_context.filter_metadata[SUBSET[0]].update({f"other{number}": [number]})
+    assert work_of(lambda: subset_in(message)).lines < 50
 
 
 WHERE = Destination(

@@ -196,3 +196,17 @@ async def test_a_reader_that_waits_for_a_piece_gets_the_end() -> None:
     await asyncio.sleep(0)
     pieces.end()
     assert await waiting is None
+
+
+@pytest.mark.parametrize("kind", ["request_headers", "response_headers"])
+async def test_too_many_headers_are_out_of_order(kind: str) -> None:
+    many = core.HeaderMap(headers=[core.HeaderValue(key="a", raw_value=b"b")] * 10_001)
+    phases = Phases(no_answer, most_bytes=100, on_early=lambda: None)
+    if kind == "response_headers":
+        await phases.take(headers(end_of_stream=True))
+    with pytest.raises(OutOfOrder, match="more than 10000 headers"):
+        await phases.take(Message(**{kind: pb.HttpHeaders(headers=many)}))
+
+
+async def no_answer(_: Answer) -> None:
+    pass

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import zlib
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from router.shared.replicas.snapshot import (
     decode_piece,
     encode,
 )
+from tests.work import work_of
 
 HEADER = Header(VERSION, "f00d", 3, "17-4")
 
@@ -128,3 +131,19 @@ def test_the_same_part_taken_over_twice_changes_nothing() -> None:
     assert after is not None
     assert sorted(zip(before.keys, before.ages, strict=True)) == sorted(zip(after.keys, after.ages, strict=True))
     residency.check()
+
+
+def test_a_part_that_is_longer_than_any_is_broken_unread() -> None:
+    payload = b"\xdf\xff\xff\xff\xff" + b"\x80" * (1 << 20)
+    sealed = zlib.crc32(payload).to_bytes(4, "little") + payload
+    for read in (decode_header, decode_piece):
+        with pytest.raises(Unfit, match="broken"):
+            read(sealed)
+
+
+def test_a_part_of_any_size_is_little_work() -> None:
+    def run() -> None:
+        with suppress(Unfit):
+            decode_piece(bytes(4) + b"\x80" * (4 << 20))
+
+    assert work_of(run).lines < 100

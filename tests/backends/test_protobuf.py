@@ -10,10 +10,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InvalidRequest
-from router.protocols.grpc import fields
-from router.protocols.grpc.fields import MOST_FIELDS, has_many_fields
-from router.protocols.grpc.messages import read_message
+from backends import protobuf
+from backends.protobuf import MOST_FIELDS, TooManyFields, has_many_fields, read_message
 from router.protocols.grpc.v1 import inference_pb2 as pb
 from tests.work import work_of
 
@@ -33,14 +31,14 @@ FORMS = ((0, b"\1"), (1, bytes(8)), (2, b"\0"), (5, bytes(4)))
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_fields_of_any_form_are_counted(kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "MOST_FIELDS", 100)
+    monkeypatch.setattr(protobuf, "MOST_FIELDS", 100)
     for unit in units(kind.DESCRIPTOR):
         assert has_many_fields(unit * 101, kind.DESCRIPTOR), unit
         assert not has_many_fields(unit * 50, kind.DESCRIPTOR), unit
 
 
 def test_a_message_of_many_fields_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="more than 65536 fields"):
+    with pytest.raises(TooManyFields, match="more than 65536 fields"):
         read_message(b"R\0" * (2 * MOST_FIELDS + 1), pb.GenerateRequest())
 
 
@@ -72,9 +70,9 @@ def test_the_fields_of_a_usual_request_are_counted_exactly(messages: int, calls:
         request.chat.messages.add(role="assistant", tool_calls_json="[]")
     raw, exact = request.SerializeToString(), count(request)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fields, "MOST_FIELDS", exact)
+        patched.setattr(protobuf, "MOST_FIELDS", exact)
         assert not has_many_fields(raw, request.DESCRIPTOR)
-        patched.setattr(fields, "MOST_FIELDS", exact - 1)
+        patched.setattr(protobuf, "MOST_FIELDS", exact - 1)
         assert has_many_fields(raw, request.DESCRIPTOR)
 
 
