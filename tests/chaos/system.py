@@ -85,8 +85,9 @@ QUICK = (
 )
 """Health settings that notice within a second, for the short form."""
 
-STARTS_WITHIN_S = 400
-"""Seconds for the start of any program; a vLLM takes half a minute on an idle machine."""
+STARTS_WITHIN_S = 1800
+"""Seconds for the start of any program: a bound for one that hangs. A vLLM takes half a minute on an idle machine, and
+a shard has taken seven on a busy one."""
 
 POOLS = {
     "server": "kind: openai_compatible\n    model: m",
