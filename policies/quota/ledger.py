@@ -223,11 +223,15 @@ class Ledger:
 
     def settled_levels(self) -> Iterator[MeterLevel]:
         """What was used of each meter, without open reservations. The ledger may change between two of them."""
-        for (ledger, name), bucket in tuple(self._buckets.items()):
-            used = max(0, bucket.used - (bucket.taken - bucket.settled))
-            if used:
-                yield MeterLevel(ledger, name, used, bucket.at)
+        for key, bucket in tuple(self._buckets.items()):
+            if (level := _settled_level(key, bucket)).used:
+                yield level
         yield from tuple(self._earlier.values())
+
+    def settled_of(self, descriptors: Sequence[Descriptor]) -> list[MeterLevel]:
+        """What was used of each meter of `descriptors` that has counted something, without open reservations."""
+        found = [(meter.id, self._buckets.get(meter.id)) for meter in meters(descriptors)]
+        return [_settled_level(key, bucket) for key, bucket in found if bucket is not None]
 
     def check(self) -> None:
         """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""
@@ -368,6 +372,10 @@ class Ledger:
 def _reserved(buckets: Sequence[_Bucket]) -> list[int]:
     """What open reservations have of each."""
     return [bucket.reserved for bucket in buckets]
+
+
+def _settled_level(key: _Key, bucket: _Bucket) -> MeterLevel:
+    return MeterLevel(*key, max(0, bucket.used - (bucket.taken - bucket.settled)), bucket.at)
 
 
 def _is_full(bucket: _Bucket, now_ms: int) -> bool:

@@ -42,12 +42,12 @@ class LevelsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._database: sqlite3.Connection | None = None
         self._kept: dict[tuple[str, str], MeterLevel] = {}
 
     def __repr__(self) -> str:
-        return f"<LevelsFile {self._path}{'' if self.is_open else ', closed'}>"
+        return f"<LevelsFile {self.path}{'' if self.is_open else ', closed'}>"
 
     @property
     def is_open(self) -> bool:
@@ -69,7 +69,7 @@ class LevelsFile:
 
     def save(self, levels: Iterable[MeterLevel]) -> None:
         """Have `levels` and no others in the file; writes the difference. A file that was removed is made again."""
-        if not self._path.exists():
+        if not self.path.exists():
             self.close()
             self.open()
         assert self._database is not None
@@ -97,11 +97,11 @@ class LevelsFile:
             self._database = None
 
     def _taken(self) -> list[MeterLevel]:
-        if not self._path.exists():
-            os.close(private(str(self._path), os.O_RDWR | os.O_CREAT))
-        make_private(self._path)
+        if not self.path.exists():
+            os.close(private(str(self.path), os.O_RDWR | os.O_CREAT))
+        make_private(self.path)
         # calls come from one thread at a time
-        database = sqlite3.connect(self._path, timeout=0, check_same_thread=False)
+        database = sqlite3.connect(self.path, timeout=0, check_same_thread=False)
         try:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
@@ -110,7 +110,7 @@ class LevelsFile:
                 database.execute("BEGIN EXCLUSIVE")
                 (version,) = database.execute("PRAGMA user_version").fetchone()
                 if version > _VERSION:
-                    raise LevelsUnkept(f"{self._path} was written by a newer Pointsman")
+                    raise LevelsUnkept(f"{self.path} was written by a newer Pointsman")
                 if version < _VERSION:
                     database.execute(_TABLE)
                     database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -122,20 +122,20 @@ class LevelsFile:
         return levels
 
     def _anew(self, error: sqlite3.DatabaseError) -> list[MeterLevel]:
-        aside = self._path.with_name(f"{self._path.name}.damaged")
-        _log.error("%s is damaged (%s): it is kept as %s, and budgets begin anew", self._path, error, aside.name)
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        _log.error("%s is damaged (%s): it is kept as %s, and budgets begin anew", self.path, error, aside.name)
         try:
-            self._path.replace(aside)
+            self.path.replace(aside)
             for suffix in ("-wal", "-shm"):
-                self._path.with_name(f"{self._path.name}{suffix}").unlink(missing_ok=True)
+                self.path.with_name(f"{self.path.name}{suffix}").unlink(missing_ok=True)
             return self._taken()
         except (sqlite3.Error, OSError) as again:
             raise self._unkept(again) from again
 
     def _unkept(self, error: Exception) -> LevelsUnkept:
         if _code(error) in _TAKEN:
-            return LevelsUnkept(f"{self._path} is in use by another router", is_taken=True)
-        return LevelsUnkept(f"{self._path}: {error}")
+            return LevelsUnkept(f"{self.path} is in use by another router", is_taken=True)
+        return LevelsUnkept(f"{self.path}: {error}")
 
 
 def _code(error: Exception) -> int:

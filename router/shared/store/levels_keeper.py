@@ -10,10 +10,11 @@ from contextlib import suppress
 
 from policies.quota.ledger import MeterLevel
 from router.shared.store.levels_file import LevelsFile, LevelsUnkept
+from router.shared.store.levels_journal import LevelsJournal
 from router.supervise import supervise
 
 KEEP_EVERY_S = 1.0
-"""Time between two writes. What was used in it is forgotten if the router is killed."""
+"""Time between two writes. What was used in it is forgotten if the router is killed and has no journal."""
 
 _SHARE = 20
 """Reading and writing takes at most one in so many seconds."""
@@ -25,7 +26,8 @@ class LevelsKeeper:
     """Has the counting part `resume` from the levels of `file`, and writes those that it `reads` there.
 
     Both raise LevelsUnkept if the part is away. While another router has the file, or it cannot be written, the part
-    counts alone, and resumes once the file is ours: `on_event` gets `budgets_unkept` and `budgets_kept`.
+    counts alone, and resumes once the file is ours: `on_event` gets `budgets_unkept` and `budgets_kept`. The part gives
+    a `journal` what it settles while that is open: what the file does not have yet, also of a router that was killed.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class LevelsKeeper:
         *,
         resume: Callable[[Sequence[MeterLevel]], Awaitable[None]],
         reads: Callable[[], Awaitable[Sequence[MeterLevel]]],
+        journal: LevelsJournal | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._file, self._resume, self._reads, self._on_event = file, resume, reads, on_event
+        self._journal = journal
         self._is_in_trouble = False
         self._task: asyncio.Task[None] | None = None
 
@@ -55,21 +59,40 @@ class LevelsKeeper:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self.keep()
+        if self._journal is not None:
+            self._journal.close()
         await asyncio.to_thread(self._file.close)
 
     async def keep(self) -> None:
         """Have the file, and the levels in it."""
         try:
             if not self._file.is_open:
-                await self._resume(await asyncio.to_thread(self._file.open))
-            await asyncio.to_thread(self._file.save, await self._reads())
+                await self._resume(await asyncio.to_thread(self._opened))
+            # what is settled from here on may not be among the levels
+            past = None if self._journal is None else self._journal.turn()
+            await asyncio.to_thread(self._save, await self._reads(), past)
         except LevelsUnkept as trouble:
+            if self._journal is not None and not self._file.is_open:
+                self._journal.close()
             await self._note(trouble)
             return
         if self._is_in_trouble:
             self._is_in_trouble = False
             self._on_event("budgets_kept")
             _log.info("budgets are kept again")
+
+    def _opened(self) -> Sequence[MeterLevel]:
+        kept = self._file.open()
+        if self._journal is None:
+            return kept
+        return list(
+            ({level.id: level for level in kept} | {level.id: level for level in self._journal.read()}).values()
+        )
+
+    def _save(self, levels: Sequence[MeterLevel], past: int | None) -> None:
+        self._file.save(levels)
+        if self._journal is not None and past is not None:
+            self._journal.forget(past)
 
     async def _note(self, trouble: LevelsUnkept) -> None:
         if self._is_in_trouble:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from policies.quota.budget import Descriptor, Reservation, Standing
+from policies.quota.budget import Charge, Descriptor, Reservation, Settlement, Standing
 from policies.quota.ledger import Ledger, MeterLevel
 from router.shared.store.levels_file import LevelsFile
+from router.shared.store.levels_journal import LevelsJournal
 from router.shared.store.levels_keeper import LevelsKeeper
 
 KEPT_S = 1.0
@@ -20,7 +21,8 @@ _AT_ONCE = 1000
 class MemoryStore:
     """A Ledger in memory. No reservation lapses: its holder dies with the ledger. `clock` is Unix time.
 
-    With a `file` it goes on from the levels there, and keeps them there; `on_event` is as for LevelsKeeper.
+    With a `file` it goes on from the levels there, and keeps them there, what was settled last in a journal beside it;
+    `on_event` is as for LevelsKeeper.
     """
 
     def __init__(
@@ -33,10 +35,15 @@ class MemoryStore:
         self._clock = clock
         self._ledger = ledger = Ledger(kept_s=KEPT_S, clock=clock)
         # every request reserves and settles: without a call in between
-        self.reserve, self.settle = ledger.reserve, ledger.settle
-        self.keeper = (
-            None if file is None else LevelsKeeper(file, resume=self._resume, reads=self._levels, on_event=on_event)
-        )
+        self.reserve = ledger.reserve
+        self.settle: Callable[[Reservation, Charge], Settlement] = ledger.settle
+        self.keeper: LevelsKeeper | None = None
+        if file is not None:
+            self._journal = journal = LevelsJournal(file.path)
+            self.settle = self._settle_and_keep
+            self.keeper = LevelsKeeper(
+                file, resume=self._resume, reads=self._levels, journal=journal, on_event=on_event
+            )
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._ledger!r}>"
@@ -63,6 +70,12 @@ class MemoryStore:
     def check(self) -> None:
         """The ledger balances."""
         self._ledger.check()
+
+    def _settle_and_keep(self, reservation: Reservation, charge: Charge) -> Settlement:
+        settlement = self._ledger.settle(reservation, charge)
+        if self._journal.is_open:
+            self._journal.add(self._ledger.settled_of(reservation.descriptors))
+        return settlement
 
     async def _resume(self, levels: Sequence[MeterLevel]) -> None:
         self._ledger.resume(levels, now=self._clock())

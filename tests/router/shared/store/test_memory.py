@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import random
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.quota.budget import Descriptor, Refused, Reservation
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation
 from policies.quota.ledger import Ledger
 from router.shared.store.levels_file import LevelsFile
 from router.shared.store.memory import MemoryStore
@@ -43,9 +46,8 @@ async def a_life(path: Path, clock: HandClock, *work: Callable[[MemoryStore], ob
     if ends:
         await store.close()
     else:
-        # killed: what it kept last is there
+        # killed: nothing is kept any more
         assert store.keeper is not None
-        await store.keeper.keep()
         assert store.keeper._task is not None
         store.keeper._task.cancel()
         file.close()
@@ -111,6 +113,83 @@ async def test_a_second_store_counts_alone_and_takes_the_file_over_when_the_firs
     second.check()
     await second.close()
     await a_life(path, clock, refused("e", LIMITS, cost=1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_store_that_is_killed_at_any_moment_forgets_nothing(tmp_path: Path, seed: int) -> None:
+    rng, clock, path, spent = random.Random(seed), HandClock(), tmp_path / "budgets", 0
+    budget = a_descriptor(cost_per_month=1_000_000)
+    for life in range(15):
+        store = MemoryStore(clock, file := LevelsFile(path))
+        await store.start()
+        assert await store.levels([budget]) == [spent]
+        keeper = store.keeper
+        assert keeper is not None
+        for number in range(rng.randrange(20)):
+            open_name, name = f"open {life} {number}", f"{life} {number}"
+            # what is reserved and not settled is given back
+            assert isinstance(store.reserve(a_reservation(open_name, budget, cost=7)), Reservation)
+            answer = store.reserve(a_reservation(name, budget, cost=5))
+            assert isinstance(answer, Reservation)
+            store.settle(answer, Charge(1, 0, cost := rng.randrange(10)))
+            spent += cost
+            what = rng.randrange(6)
+            if what == 0:
+                await keeper.keep()
+            elif what == 1:
+                # killed when the levels are written, and what was settled before is not forgotten yet
+                store._journal.turn()
+                file.save(list(store._ledger.settled_levels()))
+        assert keeper._task is not None
+        keeper._task.cancel()
+        file.close()
+    assert {stat.S_IMODE(journal.stat().st_mode) for journal in journals(tmp_path)} <= {0o600}
+
+
+async def test_the_journal_of_budgets_is_forgotten_once_they_are_kept(tmp_path: Path) -> None:
+    store = MemoryStore(HandClock(), LevelsFile(tmp_path / "budgets"))
+    await store.start()
+    for number in range(3):
+        used(str(number), LIMITS, requests=1)(store)
+        assert len(journals(tmp_path)) == 1
+        assert store.keeper is not None
+        await store.keeper.keep()
+        assert journals(tmp_path) == []
+    await store.close()
+
+
+async def test_a_journal_that_broke_off_is_read_up_to_there(tmp_path: Path) -> None:
+    clock, path = HandClock(), tmp_path / "budgets"
+    await a_life(path, clock, used("a", LIMITS, cost=4_000), used("b", LIMITS, cost=2_000), ends=False)
+    (journal,) = journals(tmp_path)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0] + b"nonsense\n" + lines[1][:-4])
+    await a_life(path, clock, refused("c", LIMITS, cost=6_001), used("d", LIMITS, cost=6_000))
+
+
+async def test_a_disk_without_room_for_the_journal_fails_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    clock, path = HandClock(), tmp_path / "budgets"
+    monkeypatch.setattr("router.shared.store.levels_journal.os.write", full)
+    await a_life(path, clock, used("a", LIMITS, cost=4_000), used("b", LIMITS, cost=2_000))
+    assert caplog.text.count("cannot be written") == 1
+    await a_life(path, clock, refused("c", LIMITS, cost=4_001))
+
+
+async def test_the_journal_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.shared.store.levels_journal._MOST_BYTES", 1000)
+    uses = (used(str(number), a_descriptor(cost_per_day=100), cost=1) for number in range(100))
+    await a_life(tmp_path / "budgets", HandClock(), *uses, ends=False)
+    (journal,) = journals(tmp_path)
+    assert journal.stat().st_size < 1200
+
+
+def journals(folder: Path) -> list[Path]:
+    return list(folder.glob("budgets.since-*"))
 
 
 @given(
