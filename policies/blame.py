@@ -24,6 +24,13 @@ _MOST_ALONE = 3
 _MOST_IN_TURN = 3
 """Requests of one shape that may harm backends, one after the other, before others of that shape are refused."""
 
+_MOST_OF_TENANT = 4
+"""Requests of one tenant, of whatever shape, that may harm backends in turn before it is on probation."""
+
+_ANSWERED_PER_HARM = 8
+"""Of a tenant with more requests that are answered for each that does harm, many are there when a backend fails by
+itself."""
+
 _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 60.0
 """How long requests of a shape that is to blame are refused after a trial that failed; twice as long after each further
 one. The first trial is at once: there may be many requests of a shape, and few of them may do harm."""
@@ -44,8 +51,11 @@ ServedSince = Callable[[str, float], bool]
 """(backend, time) -> has that backend served any request since?"""
 
 
+ServesOthers = Callable[[str, str], bool]
+"""(backend, tenant) -> were requests of another tenant answered there of late?"""
+
 _Key = tuple[str, Hashable]
-"""A tenant, and the digest or shape of its requests."""
+"""A tenant, and the digest or shape of its requests; None for all of them."""
 
 
 class Harm(StrEnum):
@@ -78,6 +88,11 @@ class Suspect(NamedTuple):
         """Of its shape."""
         return self.tenant, self.shape
 
+    @property
+    def tenant_key(self) -> _Key:
+        """Of all requests of its tenant."""
+        return self.tenant, None
+
 
 class FailedTry(NamedTuple):
     """`backend` failed at a request at the time `at`, in seconds, which it was sent at `sent_at`."""
@@ -90,13 +105,14 @@ class FailedTry(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """Requests of a digest or shape are to blame. `trial_at`: when one of them may go to a backend again, which is
-    `pause_s` after the last failure.
+    """Requests of a digest, shape or tenant are to blame. `trial_at`: when one of them may go to a backend again, which
+    is `pause_s` after the last failure. `on_trial` is the one that went there last.
     """
 
     trial_at: float
     forgotten_at: float
     pause_s: float
+    on_trial: str = ""
 
 
 class Blame:
@@ -109,6 +125,9 @@ class Blame:
 
     Requests of one shape are to blame once three of them, each sent after the one before had ended, did such harm, with
     none of that shape answered since, and those of other tenants do not explain it.
+
+    A tenant is on probation once four of its requests, of whatever shapes, did such harm in turn at backends that
+    answer other tenants, with few of its own answered between, and no other tenant did the like.
     """
 
     def __init__(
@@ -121,6 +140,8 @@ class Blame:
         self._sentences: OrderedDict[_Key, _Sentence] = OrderedDict()
         # what requests of a shape did since one of them was answered
         self._harms: OrderedDict[_Key, deque[FailedTry]] = OrderedDict()
+        # answered requests of the tenants that are among these
+        self._answered = Counter[str]()
         # of those that requests are to blame for: what else was lost there has an explanation
         self._explained: deque[FailedTry] = deque(maxlen=_MOST_EXPLAINED)
         self.by_tenant: Counter[str] = Counter()
@@ -143,22 +164,27 @@ class Blame:
         if len(self._failures) > self._most:
             self._drop(next(iter(self._failures)))
         if failure.harm is not Harm.ERRED:
-            self._note_harm(failure)
+            self._note_harm(failure, suspect.shape_key)
+            self._note_harm(failure, suspect.tenant_key)
         alike = self._by_digest[suspect.key]
         # the backend that failed last had no time to serve others
         if suspect.key in self._sentences or (_are_enough(alike) and _served_others(alike[:-1], served_since)):
             return self._condemn(suspect.key, alike, failure.at)
-        if suspect.shape_key in self._sentences and failure.harm is not Harm.ERRED:
-            return self._condemn_shape(suspect.shape_key, alike, failure.at)
+        for key in (suspect.shape_key, suspect.tenant_key):
+            if self._is_sentenced(key, failure.at) and failure.harm is not Harm.ERRED:
+                return self._condemn_many(key, alike, failure.at)
         return ()
 
     def is_suspect(self, suspect: Suspect) -> bool:
-        """Did requests of its digest or shape do so much harm that they may be to blame for it?"""
-        return self._of_digest(suspect) is not None or self._of_shape(suspect) is not None
+        """Did requests of its digest, shape or tenant do so much harm that they may be to blame for it?"""
+        found = self._of_digest(suspect), self._of_shape(suspect), self._of_tenant(suspect.tenant)
+        return any(harms is not None for harms in found)
 
-    def judge(self, suspect: Suspect, now: float) -> Sequence[FailedTry]:
-        """The failures that `suspect`, or requests of its shape, are to blame for by the harm that they did; none if
-        something else explains that. Asked once what failed with it is recorded too.
+    def judge(
+        self, suspect: Suspect, now: float, serves_others: ServesOthers = lambda *_: False
+    ) -> Sequence[FailedTry]:
+        """The failures that `suspect`, or requests of its shape or tenant, are to blame for by the harm that they did;
+        none if something else explains that. Asked once what failed with it is recorded too.
         """
         harmful = [each for each in self._failures if each.harm is not Harm.ERRED]
         alike, shaped = self._of_digest(suspect), self._of_shape(suspect)
@@ -166,7 +192,16 @@ class Blame:
             return self._condemn(suspect.key, alike, now)
         others = [each for each in harmful if each.suspect.tenant != suspect.tenant]
         if shaped is not None and not _are_explained(shaped, others, by_shape=True):
-            return self._condemn_shape(suspect.shape_key, shaped, now)
+            return self._condemn_many(suspect.shape_key, shaped, now)
+        theirs = self._of_tenant(suspect.tenant)
+        tenants = {each.suspect.tenant for each in others}
+        if (
+            theirs is not None
+            and any(serves_others(each.backend, suspect.tenant) for each in theirs)
+            # those of a busy neighbour are lost in each death too, but many more are answered
+            and not any(self._of_tenant(tenant) for tenant in tenants)
+        ):
+            return self._condemn_many(suspect.tenant_key, theirs, now)
         return ()
 
     def refuses(self, suspect: Suspect, now: float, served_since: ServedSince) -> bool:
@@ -187,8 +222,25 @@ class Blame:
             self._sentences[key] = sentence._replace(trial_at=now + trial_s)
         return False
 
+    def probation_s(self, suspect: Suspect, now: float) -> float:
+        """Seconds that `suspect` has to wait since its tenant is on probation; 0.0: it may go, and others wait for its
+        end. Asked for requests that are not refused.
+        """
+        if not self._is_sentenced(suspect.tenant_key, now):
+            return 0.0
+        sentence = self._sentences[suspect.tenant_key]
+        if now < sentence.trial_at:
+            return sentence.trial_at - now
+        self._sentences[suspect.tenant_key] = sentence._replace(trial_at=now + _TRIAL_S, on_trial=suspect.request)
+        return 0.0
+
     def passed(self, suspect: Suspect) -> None:
-        """A request was answered: neither its digest nor its shape is to blame."""
+        """A request was answered: neither its digest nor its shape is to blame, and the next of its tenant may go."""
+        if suspect.tenant_key in self._harms:
+            self._answered[suspect.tenant] += 1
+        sentence = self._sentences.get(suspect.tenant_key)
+        if sentence is not None and sentence.on_trial == suspect.request:
+            self._sentences[suspect.tenant_key] = sentence._replace(trial_at=-math.inf, on_trial="")
         for failure in tuple(self._by_digest.get(suspect.key, ())):
             self._drop(failure)
         self._release(suspect.key)
@@ -212,14 +264,31 @@ class Blame:
 
     def _of_shape(self, suspect: Suspect) -> Sequence[FailedTry] | None:
         """The harm that requests of its shape did; None if that is too little to tell anything."""
-        harms = self._harms.get(suspect.shape_key)
-        if not harms:
-            return None
-        shaped = [each for each in harms if harms[-1].at - each.at < self._blocked_s]
+        shaped = self._of_late(suspect.shape_key)
         return shaped if _in_turn(shaped) >= _MOST_IN_TURN else None
 
-    def _condemn_shape(self, key: _Key, failures: Sequence[FailedTry], now: float) -> Sequence[FailedTry]:
-        """Requests of a shape are to blame for `failures`."""
+    def _of_tenant(self, tenant: str) -> Sequence[FailedTry] | None:
+        """The harm that requests of `tenant` did; None if that is too little, for as many, to tell anything."""
+        theirs = self._of_late((tenant, None))
+        in_turn = _in_turn(theirs)
+        is_enough = in_turn >= _MOST_OF_TENANT and self._answered[tenant] <= _ANSWERED_PER_HARM * in_turn
+        return theirs if is_enough else None
+
+    def _of_late(self, key: _Key) -> Sequence[FailedTry]:
+        harms = self._harms.get(key)
+        if not harms:
+            return ()
+        return [each for each in harms if harms[-1].at - each.at < self._blocked_s]
+
+    def _is_sentenced(self, key: _Key, now: float) -> bool:
+        sentence = self._sentences.get(key)
+        if sentence is not None and sentence.forgotten_at <= now:
+            self._release(key)
+            return False
+        return sentence is not None
+
+    def _condemn_many(self, key: _Key, failures: Sequence[FailedTry], now: float) -> Sequence[FailedTry]:
+        """Requests of a shape or tenant are to blame for `failures`."""
         known, pause_s = self._sentences.get(key), 0.0
         if known is not None:
             pause_s = min(_LONGEST_PAUSE_S, max(_PAUSE_S, 2.0 * known.pause_s))
@@ -231,7 +300,9 @@ class Blame:
         """Requests of `key` are to blame for `failures`, and for those of the requests that were lost with them."""
         pause_s = self._blocked_s if pause_s is None else pause_s
         self._release(key)
-        self._sentences[key] = _Sentence(now + pause_s, now + self._remembered_s, pause_s)
+        # one at a time is a hard limit for all that a tenant does
+        remembered_s = self._remembered_s if key[1] is not None else self._blocked_s + pause_s
+        self._sentences[key] = _Sentence(now + pause_s, now + remembered_s, pause_s)
         self.by_tenant[key[0]] += 1
         if len(self._sentences) > self._most:
             self._release(next(iter(self._sentences)))
@@ -241,15 +312,17 @@ class Blame:
         self._explained.extend(failures)
         for failure in theirs:
             self._drop(failure)
-            harms = self._harms.get(failure.suspect.shape_key)
-            if harms is not None and failure not in failures and failure in harms:
-                harms.remove(failure)
-                if not harms:
-                    self._forget_harms(failure.suspect.shape_key)
+            if failure in failures:
+                continue
+            for one in (failure.suspect.shape_key, failure.suspect.tenant_key):
+                harms = self._harms.get(one)
+                if harms is not None and failure in harms:
+                    harms.remove(failure)
+                    if not harms:
+                        self._forget_harms(one)
         return theirs
 
-    def _note_harm(self, failure: FailedTry) -> None:
-        key = failure.suspect.shape_key
+    def _note_harm(self, failure: FailedTry, key: _Key) -> None:
         harms = self._harms.pop(key, None)
         if harms is None:
             harms = deque(maxlen=_MOST_HARMS)
@@ -282,6 +355,8 @@ class Blame:
     def _forget_harms(self, key: _Key) -> None:
         if self._harms.pop(key, None) is not None:
             self._uncount(key[0])
+        if key[1] is None:
+            del self._answered[key[0]]
 
     def _uncount(self, tenant: str) -> None:
         self.by_tenant[tenant] -= 1
@@ -331,7 +406,7 @@ def _occasions(failures: Iterable[FailedTry]) -> Sequence[FailedTry]:
     """
     found = list[FailedTry]()
     for failure in failures:
-        if not found or failure.sent_at > found[-1].at:
+        if not found or failure.sent_at >= found[-1].at:
             found.append(failure)
     return found
 

@@ -238,6 +238,8 @@ class PrefillFailed(ExpectedError):
     usual_hint = "try again"
     retryable = True
     masked_message = "the backend that had the prompt failed (try again)"
+    backend: str | None = None
+    """It did not compute the prompt; None: the KV did not arrive."""
 
 
 class RequestFails(BackendFailed):

@@ -10,7 +10,17 @@ import msgspec
 from xxhash import xxh3_128
 
 from policies.blame import Blame, FailedTry, Harm, Suspect
-from policies.errors import BackendErred, BackendHung, BackendLost, ExpectedError, IdleLost, RequestFails
+from policies.errors import (
+    BackendErred,
+    BackendFailed,
+    BackendHung,
+    BackendLost,
+    ExpectedError,
+    IdleLost,
+    PrefillFailed,
+    RequestFails,
+    Unavailable,
+)
 from router.call.bid import Bid, Placed
 from router.call.observer import Observer
 from router.fleet.cluster.cluster import Cluster
@@ -34,11 +44,19 @@ class Blaming(msgspec.Struct, frozen=True):
         self.blame.check()
 
     def require_harmless(self, bid: Bid) -> None:
-        """Raise RequestFails if requests like that of `bid` are to blame."""
-        if bid.request.tenant in self.blame.by_tenant and self.blame.refuses(
-            suspect_of(bid), self.clock(), self.cluster.served_since
-        ):
+        """Raise RequestFails if requests like that of `bid` are to blame, Unavailable if its tenant is on probation."""
+        if bid.request.tenant not in self.blame.by_tenant:
+            return
+        suspect, now = suspect_of(bid), self.clock()
+        if self.blame.refuses(suspect, now, self.cluster.served_since):
             raise RequestFails(f"request {bid.request.id} failed at two backends a moment ago, or others like it did")
+        if wait_s := self.blame.probation_s(suspect, now):
+            self.observer.event("probation")
+            raise Unavailable(
+                "requests of this tenant made backends end or hang, one after the other: one at a time is tried",
+                hint="find those that do so; a minute without one ends this",
+                retry_after_s=wait_s,
+            )
 
     def sent(self, bid: Bid, flight: Flight) -> None:
         """`flight`, a later try of `bid`, is on its way: once its answer begins, that tells of those that failed."""
@@ -57,19 +75,28 @@ class Blaming(msgspec.Struct, frozen=True):
         if bid.request.tenant in self.blame.by_tenant:
             self.blame.passed(suspect_of(bid))
 
-    async def is_to_blame(self, placed: Placed, error: ExpectedError) -> bool:
-        """Is the request of `placed` the cause of `error`? Then no backend that failed at it is to blame."""
+    async def require_innocent(self, placed: Placed, error: ExpectedError) -> None:
+        """Raise RequestFails if the request of `placed` is the cause of `error`: no backend is ill for it."""
+        failure, backend = error, placed.chosen.name
+        if isinstance(error, PrefillFailed):
+            if error.backend is None or not isinstance(error.__cause__, ExpectedError):
+                return
+            failure, backend = error.__cause__, error.backend
+        if isinstance(failure, BackendFailed) and await self._is_to_blame(placed, failure, backend):
+            raise RequestFails(f"request {placed.bid.request.id} fails wherever it is sent: {failure}") from error
+
+    async def _is_to_blame(self, placed: Placed, error: BackendFailed, backend: str) -> bool:
         harm = _harm_of(error)
         if harm is None:
             return False
         # a connection that lay idle was there before: a death of a moment ago is the one that it was lost in
         sent_at = placed.flight.sent_at - (_TOGETHER_S if isinstance(error, IdleLost) else 0.0)
-        failure = FailedTry(sent_at, self.clock(), placed.chosen.name, suspect_of(placed.bid), harm)
+        failure = FailedTry(sent_at, self.clock(), backend, suspect_of(placed.bid), harm)
         failures = self.blame.failed(failure, self.cluster.served_since)
         if not failures and harm is not Harm.ERRED and self.blame.is_suspect(failure.suspect):
             # the backend's other requests end in the same moment
             await asyncio.sleep(_TOGETHER_S)
-            failures = self.blame.judge(failure.suspect, self.clock())
+            failures = self.blame.judge(failure.suspect, self.clock(), self.cluster.serves_others)
         if not failures:
             return False
         names = ", ".join(sorted({each.backend for each in failures}))
@@ -95,7 +122,7 @@ def suspect_of(bid: Bid) -> Suspect:
     return Suspect(request.tenant, hashed.digest(), shape, request.id)
 
 
-def _harm_of(error: ExpectedError) -> Harm | None:
+def _harm_of(error: BackendFailed) -> Harm | None:
     """What a backend did when it failed with `error`; None: that says nothing of the request."""
     if isinstance(error, BackendHung):
         return Harm.HUNG

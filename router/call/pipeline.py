@@ -26,7 +26,6 @@ from policies.errors import (
     Overloaded,
     PrefillFailed,
     QuotaExceeded,
-    RequestFails,
     UnknownModel,
 )
 from policies.nouns import Delta, Usage
@@ -350,11 +349,11 @@ class _Call(AdmittedCall, frozen=True):
             gateway.observer.event("prefill_failed")
             failed = placed.chosen.name if decision.prefill is None else decision.prefill.backend
             gateway.beliefs.failed(failed)
+            await gateway.blaming.require_innocent(placed, failure)
             if placed.chosen.needs_prefill and not bid.may_retry_prefill(failed):
                 raise failure
             return failure
-        if isinstance(failure, BackendFailed) and await gateway.blaming.is_to_blame(placed, failure):
-            raise RequestFails(f"request {bid.request.id} fails wherever it is sent: {failure}") from failure
+        await gateway.blaming.require_innocent(placed, failure)
         if isinstance(failure, BackendFailed | Overloaded):
             _log.warning("request %s: %s", bid.request.id, failure)
             gateway.beliefs.failed(placed.chosen.name)

@@ -78,7 +78,9 @@ class FirstLegs(msgspec.Struct, frozen=True):
                 flight.heard(Delta(usage=done.usage, tokens=1, is_whole=True), self.clock())
                 return done
         except ExpectedError as failure:
-            raise PrefillFailed(f"{name} did not compute the prompt: {failure}") from failure
+            failed = PrefillFailed(f"{name} did not compute the prompt: {failure}")
+            failed.backend = name
+            raise failed from failure
         finally:
             bid.ended(flight, view)
 

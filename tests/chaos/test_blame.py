@@ -265,3 +265,46 @@ async def test_an_only_engine_that_fails_two_tenants_is_ill() -> None:
         engines[0].is_broken = False
         assert (await good.read("hello"))[0] == 200
         router.check()
+
+
+FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+KILLERS = 12
+
+
+async def kills(bad: Tenant, number: int) -> None:
+    await bad.read(f"dies_in_prefill:{number}")
+
+
+async def kills_with_an_unknown_field(bad: Tenant, number: int) -> None:
+    await bad.read(f"dies_in_prefill:{number}", **{f"x{number}": 1})
+
+
+async def kills_with_other_fields(bad: Tenant, number: int) -> None:
+    fields = {name: 0.5 for bit, name in enumerate(FIELDS) if number >> bit & 1}
+    await bad.read(f"dies_in_prefill:{number}", **fields)
+
+
+async def kills_and_behaves(bad: Tenant, number: int) -> None:
+    await bad.read(f"dies_in_prefill:{number}")
+    await bad.read(f"a good one {number:07}")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [kills, kills_with_an_unknown_field, kills_with_other_fields, kills_and_behaves],
+    ids=lambda it: it.__name__,
+)
+async def test_however_a_tenant_varies_the_requests_that_kill_few_come_through(attack: Any) -> None:
+    async with before_mortals(2) as (router, engines, good, bad):
+        neighbour = Neighbour(good)
+        await neighbour.begin()
+        for number in range(KILLERS):
+            await attack(bad, number)
+        # the first three kill up to three times each, and others once; without probation all kill twice or more
+        assert sum(engine.deaths for engine in engines) <= 9 + KILLERS - 3
+        async with asyncio.timeout(20):
+            while (await good.read("hello"))[0] != 200:
+                pass
+        await neighbour.end()
+        await eventually(lambda: not router.gateway.doors.inside)
+        router.check()

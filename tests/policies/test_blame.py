@@ -31,7 +31,9 @@ def failure(
     return FailedTry(at - sent_s, at, backend, suspect(digest, tenant, shape), harm)
 
 
-def told(blame: Blame, *failures: FailedTry, served: Callable[[str, float], bool] = NOTHING) -> list[bool]:
+def told(
+    blame: Blame, *failures: FailedTry, served: Callable[[str, float], bool] = NOTHING, serves_others: bool = False
+) -> list[bool]:
     """Record `failures`; of which was the request to blame, once all of the same moment were recorded?"""
     verdicts = []
     for _, together in itertools.groupby(failures, key=lambda each: each.at):
@@ -39,7 +41,9 @@ def told(blame: Blame, *failures: FailedTry, served: Callable[[str, float], bool
         first = [bool(blame.failed(each, served)) for each in same]
         for each, is_to_blame in zip(same, first, strict=True):
             is_harm = each.harm is not Harm.ERRED
-            verdicts.append(is_to_blame or (is_harm and bool(blame.judge(each.suspect, each.at))))
+            verdicts.append(
+                is_to_blame or (is_harm and bool(blame.judge(each.suspect, each.at, lambda *_: serves_others)))
+            )
         blame.check()
     return verdicts
 
@@ -188,6 +192,83 @@ def test_a_shape_of_which_one_was_answered_between_is_not_to_blame() -> None:
     assert not blame.refuses(suspect("x"), 40.0, NOTHING)
 
 
+def killers(
+    count: int, *, answered_between: int = 0, tenant: str = "acme", harm: Harm = Harm.DIED
+) -> Iterable[FailedTry | None]:
+    """Requests of as many shapes that do harm, each at one backend; None: an answer."""
+    for at in range(count):
+        yield failure(f"{at}", "a", 5.0 * at, harm, tenant=tenant, shape=f"shape {at}")
+        yield from [None] * answered_between
+
+
+def lived(blame: Blame, events: Iterable[FailedTry | None], *, serves_others: bool = True) -> bool:
+    """Is the tenant on probation after these?"""
+    verdicts = [False]
+    for each in events:
+        if each is None:
+            blame.passed(suspect("good"))
+            blame.check()
+        else:
+            verdicts += told(blame, each, serves_others=serves_others)
+    return any(verdicts)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize(
+    ("count", "answered_between", "serves_others", "is_on_probation"),
+    [
+        (3, 0, True, False),
+        (4, 0, True, True),
+        (4, 8, True, True),
+        # a backend that fails by itself does so at one of many
+        (12, 12, True, False),
+        # there is no other tenant to protect
+        (12, 0, False, False),
+    ],
+)
+def test_a_tenant_of_which_requests_of_several_shapes_do_harm_in_turn_is_on_probation(
+    count: int, answered_between: int, serves_others: bool, is_on_probation: bool, harm: Harm
+) -> None:
+    events = killers(count, answered_between=answered_between, harm=harm)
+    assert lived(Blame(), events, serves_others=serves_others) is is_on_probation
+
+
+def test_harm_at_errors_or_long_ago_or_all_at_once_puts_no_tenant_on_probation() -> None:
+    assert not lived(Blame(), killers(12, harm=Harm.ERRED))
+    slowly = (failure(f"{at}", "a", 25.0 * at, Harm.DIED, shape=f"{at}") for at in range(12))
+    assert not lived(Blame(), slowly)
+    at_once = (failure(f"{at}", "ab"[at % 2], 1.0, Harm.DIED, sent_s=0.9, shape=f"{at}") for at in range(12))
+    assert not lived(Blame(), at_once)
+
+
+def test_harm_that_another_tenant_suffers_too_puts_none_on_probation() -> None:
+    both = [
+        failure(f"{name} {at}", "a", 5.0 * at, Harm.DIED, tenant=name, shape=f"{at % 2}")
+        for at in range(8)
+        for name in ("acme", "other")
+    ]
+    assert not any(told(Blame(), *both, serves_others=True))
+
+
+def test_on_probation_one_request_of_the_tenant_runs_at_a_time_and_one_that_does_harm_ends_that_for_a_while() -> None:
+    blame = Blame()
+    assert lived(blame, killers(4))
+    now, first, second = 15.0, suspect("good", shape="good"), suspect("also", shape="good")
+    assert blame.probation_s(suspect("good", "other"), now) == 0.0
+    assert blame.probation_s(first, now) == 0.0, "at once: few of many may do harm"
+    assert blame.probation_s(second, now + 1.0) == 9.0
+    blame.passed(second)
+    assert blame.probation_s(second, now + 1.0) == 9.0, "one that ran before says nothing of the trial"
+    blame.passed(first)
+    assert blame.probation_s(second, now + 1.0) == 0.0
+    assert told(blame, failure("x", "a", now + 2.0, Harm.DIED, shape="x")) == [True], "one is enough now"
+    assert [blame.probation_s(first, now + at) for at in (2.0, 7.0)] == [5.0, 0.0]
+    assert told(blame, failure("y", "a", now + 8.0, Harm.HUNG, shape="y")) == [True]
+    assert [blame.probation_s(first, now + at) for at in (8.0, 18.0)] == [10.0, 0.0], "twice as long"
+    assert [blame.probation_s(each, now + 80.0) for each in (first, second)] == [0.0, 0.0], "a minute without harm"
+    blame.check()
+
+
 def blamed(tenant: str = "acme") -> Blame:
     blame = Blame()
     assert told(blame, *(failure("1", name, 0.0, Harm.ERRED, tenant=tenant) for name in "ab"), served=BOTH)[-1]
@@ -252,13 +333,14 @@ def test_memory_is_bounded_and_counts_agree_whatever_fails(
         if step in ("failed", "judged"):
             blame.failed(failed, BOTH if number % 2 else NOTHING)
         if step == "judged":
-            for each in blame.judge(failed.suspect, now):
+            for each in blame.judge(failed.suspect, now, lambda *_, others=bool(number % 3): others):
                 assert each.at <= now
         elif step == "passed":
             blame.passed(failed.suspect)
             assert not blame.refuses(failed.suspect, now, NOTHING)
         elif step == "asked":
             blame.refuses(failed.suspect, now, NOTHING)
+            assert 0.0 <= blame.probation_s(failed.suspect, now) <= 60.0
         blame.check()
 
 

@@ -442,6 +442,10 @@ class Cluster:
         """Did a request at `name` end well after `at`?"""
         return name in self._members and self._members[name].health.served_since(at)
 
+    def serves_others(self, name: str, tenant: str) -> bool:
+        """Did a request of another tenant than `tenant` end well at `name` of late?"""
+        return name in self._members and self._members[name].health.serves_others(tenant, self._clock())
+
     def acquit(self, failures: Iterable[FailedTry]) -> None:
         """Backends failed by the fault of requests: take back what was counted of that."""
         for failure in failures:

@@ -19,11 +19,13 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import (
     BackendErred,
     BackendFailed,
+    BackendLost,
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
     NoBackend,
     PrefillFailed,
+    RequestFails,
 )
 from policies.nouns import Delta, Native, Prompt, Request, Usage
 from policies.sla.config import Config
@@ -407,6 +409,21 @@ async def test_a_request_at_which_backends_fail_is_not_taken_to_all_of_them() ->
     _, error, _ = await world.ask()
     assert isinstance(error, PrefillFailed)
     assert sum(prompts.count("begun") for prompts in world.all_prompts) == MOST_TRIES
+    await world.close()
+
+
+@virtually
+async def test_a_request_that_ends_backends_that_compute_its_prompt_is_to_blame_and_comes_to_no_third() -> None:
+    world = World(meets=True, prefilling=MOST_TRIES + 2)
+    for answers in world.answers:
+        answers.hands_over = 5.0
+    for prompts in world.all_prompts:
+        prompts.failure = BackendLost("ended")
+    for begun in (2, 2):
+        _, error, _ = await world.ask()
+        assert isinstance(error, RequestFails)
+        assert sum(prompts.count("begun") for prompts in world.all_prompts) == begun
+    assert world.events["poison_request"] == 1
     await world.close()
 
 
