@@ -3,15 +3,20 @@
 usage: VENV/bin/python .ci/quick.py [COMMIT]     by default what changed since the branch left main, or since HEAD
 
 A file of code is tested by the file of the same name in the mirrored folder below tests/, or else by that folder; a
-module that imports it, by its own file of tests. Tests that start other programs are left to `make test`.
+module that imports it, by its own file of tests. A changed page is checked for its links, words and blocks. Tests that
+start other programs, and slow ones, are left to `make test`.
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +34,13 @@ LEFT_OUT = (
     "shards/gpu",
     "shards/kernels",
 )
-ALWAYS = ["tests/house/test_imports.py", "tests/house/test_names.py", "tests/house/test_pins.py"]
+ALWAYS = ["tests/house/test_imports.py", "tests/house/test_names.py"]
+ABOUT = {
+    "*.md": ["tests/house/test_documents.py", "tests/house/test_words.py", "tests/docs/test_blocks.py"],
+    "pyproject.toml": ["tests/house/test_pins.py"],
+    "constraints.txt": ["tests/house/test_pins.py"],
+}
+"""Pattern of changed files -> what looks at them, besides the tests of code."""
 
 MOST = 40
 """Files of tests that run, at most: two minutes on two cores."""
@@ -92,6 +103,9 @@ def tests_for(changed: set[str], sources: dict[str, str], tests: set[str]) -> li
     for file in changed:
         if file.startswith("tests/") and file.endswith(".py") and file not in tests:
             wanted |= {test for test in tests if Path(test).parent == Path(file).parent}
+    for pattern, files in ABOUT.items():
+        if any(fnmatchcase(file, pattern) for file in changed):
+            wanted |= set(files)
     return sorted(wanted)
 
 
@@ -109,6 +123,7 @@ def main(arguments: list[str]) -> int:
     sources = {str(file.relative_to(ROOT)): file.read_text() for name in CODE for file in (ROOT / name).rglob("*.py")}
     left_out = tuple(f"tests/{folder}/" for folder in LEFT_OUT)
     found = {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")}
+    began = time.monotonic()
     every = tests_for(changed, sources, {file for file in found if not file.startswith(left_out)})
     tests, more = bounded(every, changed)
     print(
@@ -120,9 +135,15 @@ def main(arguments: list[str]) -> int:
         for command in (
             ["ruff", "check", "."],
             ["ruff", "format", "--check", "-q", "."],
-            ["pytest", "-p", "no:cacheprovider", "-n", "auto", "--dist", "loadfile", *dict.fromkeys([*ALWAYS, *tests])],
+            [
+                *("pytest", "-p", "no:cacheprovider", "-n", "auto", "--dist", "loadfile", "-m", "not slow"),
+                *dict.fromkeys([*ALWAYS, *tests]),
+            ],
         )
     ]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s, cores = used.ru_utime + used.ru_stime, os.cpu_count() or 1
+    print(f"{time.monotonic() - began:.0f} s, with {cpu_s:.0f} s of CPU: {cpu_s / cores:.0f} s of all {cores} cores")
     return max(map(abs, statuses))
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -183,6 +185,7 @@ def main() -> int:
     """1 if something was not as it should be, which is printed last."""
     expected = yaml.safe_load((ROOT / "tests/expected.yaml").read_text())
     ACCOUNTS.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     results = {"all": twice("all", ALL), "engines": twice("engines", ENGINES)}
     faults = judge(results, expected)
     accounts = [result.account for result in results.values() if result.account is not None]
@@ -192,6 +195,9 @@ def main() -> int:
         for _, reason, count in account.skipped:
             reasons[reason] += count
     print(f"\n{sum(account.tests for account in accounts)} tests, {reasons.total()} skipped, {flaky} flaky:")
+    used, wall_s, cores = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began, os.cpu_count() or 1
+    share = (used.ru_utime + used.ru_stime) / (wall_s * cores)
+    print(f"{wall_s:.0f} s, in which the tests used {share:.0%} of {cores} cores")
     for reason, count in reasons.most_common():
         print(f"{count:6} skipped: {reason}")
     for fault in faults:

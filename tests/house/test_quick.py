@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -35,7 +36,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("changed", "tests"),
     [
         (set(), []),
-        ({"README.md"}, []),
+        ({"docs/rag.md"}, ["tests/docs/test_blocks.py", "tests/house/test_documents.py", "tests/house/test_words.py"]),
+        ({"constraints.txt"}, ["tests/house/test_pins.py"]),
         ({"router/call/pipeline.py"}, ["tests/router/call/test_pipeline.py", "tests/router/start/test_app.py"]),
         ({"router/call/dispatch.py"}, ["tests/router/call/test_dispatch.py", "tests/router/call/test_pipeline.py"]),
         ({"router/call/refusal.py"}, ["tests/router/call/test_dispatch.py", "tests/router/call/test_pipeline.py"]),
@@ -61,5 +63,5 @@ def test_a_module_that_all_others_import_has_its_own_tests_first_and_then_so_man
 
 
 def test_what_always_runs_exists_and_what_is_left_out_too(quick: ModuleType) -> None:
-    for place in [*quick.ALWAYS, *(f"tests/{folder}" for folder in quick.LEFT_OUT)]:
+    for place in [*quick.ALWAYS, *chain(*quick.ABOUT.values()), *(f"tests/{folder}" for folder in quick.LEFT_OUT)]:
         assert (ROOT / place).exists()
