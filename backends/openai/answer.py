@@ -14,7 +14,7 @@ from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
 from backends.http.exchange import WholeBody
 from backends.http.lenient_json import logprob_of, read_json
-from backends.http.nonsense import MISSHAPEN, not_asked_for, reported_usage
+from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for, reported_usage
 from backends.openai.calls import CallPieces
 from backends.openai.continued import trailing_space, whole_usage
 from backends.openai.parts import content_of_parts
@@ -95,7 +95,10 @@ class OpenAIAnswer(EventAnswer):
             yield from self._close()
             return
         chunk = chunk_in(self._backend, data, self._error_of)
-        if len(choices := chunk.get("choices") or ()) > len(self._choices):
+        choices = chunk.get("choices") or ()
+        if not (choices or self._is_streamed):
+            raise nonsense(self._backend, data)
+        if len(choices) > len(self._choices):
             raise not_asked_for(self._backend, len(choices) - 1, len(self._choices))
         for delta in deltas_of(chunk):
             if delta.usage is not None:

@@ -34,6 +34,13 @@ _ERROR_TYPES = {
 }
 _OVERLOADED_STATUS = 529
 
+SIGNATURE = "unsigned"
+"""Stands for the signature of thinking that no provider signed.
+
+Clients drop thinking without one, so that a model which thinks between calls of tools does not get it back, or end the
+turn. Sources: QwenLM/qwen-code#6893, routatic/proxy#51; "Streaming messages": a signature_delta ends each thinking.
+"""
+
 
 class MessagesDialect:
     """`/v1/messages`."""
@@ -152,8 +159,7 @@ class MessageStream:
         for block in blocks[self._signed :]:
             if block.get("type") == "thinking":
                 yield from self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield self._piece({"type": "signature_delta", "signature": block.get("signature") or ""})
-                yield from self._close()
+                yield from self._close(block.get("signature") or SIGNATURE)
             else:
                 yield from self._switch("redacted", block)
                 yield from self._close()
@@ -176,8 +182,10 @@ class MessageStream:
         self._open = kind
         yield {"type": "content_block_start", "index": self._blocks, "content_block": dict(block)}
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self, signature: str = SIGNATURE) -> Iterator[dict[str, Any]]:
         if self._open is not None:
+            if self._open == "thinking":
+                yield self._piece({"type": "signature_delta", "signature": signature})
             yield {"type": "content_block_stop", "index": self._blocks}
             self._open = None
             self._blocks += 1
@@ -216,7 +224,7 @@ def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
     if answer.message.get("thinking_blocks"):
         yield from answer.message["thinking_blocks"]
     elif thought:
-        yield {"type": "thinking", "thinking": thought, "signature": ""}
+        yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     if text := answer.text + refusal_in(answer.message):
         yield {"type": "text", "text": text}
     for call in answer.message.get("tool_calls") or ():

@@ -16,6 +16,7 @@ from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import AnthropicAnswer
 from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.ollama.answer import OllamaAnswer
+from backends.openai.answer import OpenAIAnswer
 from backends.openai.passed import Ear, PassedWhole
 from backends.openai.responses import PassedResponse, PassedWholeResponse
 from backends.tgi.answer import TGIAnswer
@@ -128,6 +129,44 @@ def test_no_answer_in_one_piece_is_lost_for_its_counts(read: Any, whole: dict[st
         (delta,) = read("b").read(json.dumps({**whole, **usage}).encode())
         assert delta.usage.is_guess
         assert delta.tokens == 30, "a fourth of its letters"
+
+
+NO_ANSWERS = [
+    '{"html-message": "lost"}',
+    "{}",
+    '{"choices": []}',
+    '{"choices": null}',
+    '{"object": "list", "data": []}',
+]
+EVENTS, LINES, FRAMES = "data: {}\n\n", "{}\n", "{}\0"
+
+
+@pytest.mark.parametrize("sent", NO_ANSWERS)
+@pytest.mark.parametrize(
+    ("answer", "framed"),
+    [
+        (lambda: OpenAIAnswer("b", a_request(), is_streamed=False), "{}"),
+        (a_generation, EVENTS),
+        (lambda: TGIAnswer("b"), EVENTS),
+        (lambda: LlamaCppAnswer("b"), EVENTS),
+        (lambda: OllamaAnswer("b"), LINES),
+        (lambda: FastChatAnswer("b"), FRAMES),
+        (lambda: AnthropicAnswer("b"), EVENTS),
+        (lambda: PassedMessage("b"), EVENTS),
+        (lambda: PassedResponse("b"), EVENTS),
+        (lambda: TritonAnswer("b", a_request(), is_cumulative=False), EVENTS),
+    ],
+)
+def test_an_object_that_is_no_answer_is_no_empty_answer(answer: Callable[[], Answer], framed: str, sent: str) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        heard(answer(), [framed.replace("{}", sent).encode()])
+
+
+@pytest.mark.parametrize("sent", NO_ANSWERS)
+@pytest.mark.parametrize("read", [PassedWholeMessage, PassedWholeResponse, lambda name: PassedWhole(Ear(name, 9))])
+def test_an_object_that_is_no_answer_passes_nowhere(read: Any, sent: str) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        read("b").read(sent.encode())
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,26 @@ async def test_answers_of_reports_are_whole_in_responses(
     assert told == said
 
 
+async def test_thinking_that_nobody_signed_ends_with_a_signature_so_that_clients_keep_it() -> None:
+    made = call(id="c", arguments="{}")
+    async with an_engine([{"reasoning_content": "hm"}, {"content": "so"}, {"tool_calls": [made]}]) as (url, received):
+        found = await events(url, MESSAGES, ASKED[MESSAGES] | {"tools": TOOLS[MESSAGES]})
+        thinking = [event for event in found if event.get("index") == 0]
+        assert [event["type"] for event in thinking[-2:]] == ["content_block_delta", "content_block_stop"]
+        signed = thinking[-2]["delta"]
+        assert signed["type"] == "signature_delta"
+        assert signed["signature"]
+        assert sum(event["type"] == "message_delta" for event in found) == 1
+        # as a client sends it back between calls of tools
+        said = [{"type": "thinking", "thinking": "hm", "signature": signed["signature"]}]
+        used = [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]
+        told = [{"type": "tool_result", "tool_use_id": "c", "content": "12"}]
+        turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said + used}]
+        turns.append({"role": "user", "content": told})
+        await events(url, MESSAGES, ASKED[MESSAGES] | {"messages": turns, "tools": TOOLS[MESSAGES]})
+    assert received[1]["messages"][1]["reasoning_content"] == "hm"
+
+
 async def test_usage_with_cached_tokens_that_comes_last_is_told_last() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}
     async with an_engine([{"content": "a"}], usage=usage) as (url, _):
