@@ -344,7 +344,9 @@ class Reservation(msgspec.Struct, frozen=True):
 
     `levels` are the levels of its meters right after it. `is_local` is true if only this router's own share was
     checked, because the shared store was unavailable. `began_ms` is when it was granted, where another program counts:
-    Unix time in milliseconds, 0 if unknown.
+    Unix time in milliseconds, 0 if unknown; `open` is then what open reservations have of each meter.
+
+    `advance` is the part of the charge for requests to come. It is granted only where there is far more room.
     """
 
     id: str
@@ -354,11 +356,14 @@ class Reservation(msgspec.Struct, frozen=True):
     levels: tuple[int, ...] = ()
     is_local: bool = False
     began_ms: int = 0
+    open: tuple[int, ...] = ()
+    advance: Charge = Charge()
 
 
 class Refused(msgspec.Struct, frozen=True):
     """Nothing was taken. `meter` is the limit with the longest wait. After `retry_after_s` the same request passes if
-    nothing else is taken; None if it never will."""
+    nothing else is taken; None if it never will. `advanced_ms`: for so long at most a router holds something of these
+    limits in advance, which it may give back."""
 
     meter: Meter
     charge: Charge
@@ -366,6 +371,7 @@ class Refused(msgspec.Struct, frozen=True):
     standing: Standing
     levels: tuple[int, ...] = ()
     is_local: bool = False
+    advanced_ms: int = 0
 
     def error(self) -> QuotaExceeded:
         """The refusal as the error that the client receives."""

@@ -23,7 +23,6 @@ from router.shared.keys.base import KeyStore
 from router.shared.keys.file import FileKeys
 from router.shared.store.base import QuotaStore
 from router.shared.store.debts import DebtFile
-from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.levels_file import LevelsFile
 from router.shared.store.memory import MemoryStore
 from router.shared.store.spread import SpreadStore
@@ -46,17 +45,21 @@ def quota_store(
         file = None if state in {None, STATE_OFF} else LevelsFile(Path(state) / BUDGETS)
         return MemoryStore(time.time, file, on_event=telemetry.event)
     # imported late: a router that shares nothing starts without redis-py and its dependencies
+    from router.shared.store.advances import AdvanceStore
+    from router.shared.store.guarded import GuardedStore, GuardOptions
     from router.shared.store.redis import RedisStore
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     stores = {
-        read_address(url).place: GuardedStore(
-            RedisStore(url, prefix=shared.namespace, certificates=certificates),
-            clock=time.time,
-            options=options,
-            on_event=telemetry.event,
-            routers=routers,
-            file=DebtFile(_journal(shared), read_address(url).place),
+        read_address(url).place: AdvanceStore(
+            GuardedStore(
+                RedisStore(url, prefix=shared.namespace, certificates=certificates),
+                clock=time.time,
+                options=options,
+                on_event=telemetry.event,
+                routers=routers,
+                file=DebtFile(_journal(shared), read_address(url).place),
+            )
         )
         for url in shared.quotas or (shared.redis,)
     }

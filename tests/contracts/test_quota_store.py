@@ -14,6 +14,7 @@ import pytest
 from policies.nouns import FixedBudget, Limits, Organization, Tenant
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, descriptors
 from policies.quota.periods import DAY_MS, Period
+from router.shared.store.advances import AdvanceStore
 from router.shared.store.base import QuotaStore, StoreFailed
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore
@@ -95,6 +96,15 @@ async def guarded(server: RedisServer, url: str | None = None) -> AsyncIterator[
     store.check()
 
 
+@asynccontextmanager
+async def in_advance(server: RedisServer) -> AsyncIterator[Stage]:
+    async with guarded(server) as stage:
+        assert isinstance(stage.store, GuardedStore)
+        store = AdvanceStore(stage.store)
+        yield Stage(store, stage.clock, stage.guarded)
+        store.check()
+
+
 def guarded_and_gone(server: RedisServer) -> AbstractAsyncContextManager[Stage]:
     return guarded(server, url=f"{server.url}-nowhere")
 
@@ -122,6 +132,7 @@ STAGES: dict[str, Opens] = {
     "memory": in_memory,
     "redis": in_redis,
     "guarded": guarded,
+    "in advance": in_advance,
     "guarded, Redis gone": guarded_and_gone,
     "spread": spread,
 }

@@ -184,6 +184,33 @@ class GuardedStore:
         self._remember(asked, answer)
         return answer
 
+    async def advance(self, asked: Reservation) -> Reservation | None:
+        """What is `asked` in advance; None if the shared store has not far more room than that, or is away."""
+        if self.is_away:
+            return None
+        try:
+            answer = await self.reserve(asked)
+        except Overloaded:
+            return None
+        if isinstance(answer, Refused):
+            return None
+        if answer.is_local:
+            self.settle(answer, Charge())
+            return None
+        return answer
+
+    async def grant(self, reservation: Reservation) -> None:
+        """Have `reservation` reserved, which running requests have already: now, or once the shared store is back."""
+        is_local = self.is_away
+        if not is_local:
+            try:
+                await self._calls.run(self._shared.grant(reservation))
+            except StoreFailed as failure:
+                self._lost(failure.fault)
+                is_local = True
+        self._local.grant(self._own(reservation), now=self._clock())
+        self._open[reservation.id] = replace(reservation, is_local=is_local)
+
     def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore. The background task sends it now, or when the store is back."""
         if not meters(reservation.descriptors):

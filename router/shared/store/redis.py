@@ -30,6 +30,9 @@ from tls.certificates import Certificates
 CONNECTIONS = 6
 """Most connections of one router; a call that finds none free waits for one."""
 
+ADVANCE_S = 0.1
+"""How long requests may be taken from an advance: then the rest is given back."""
+
 _MOST_LEVEL = 2**53
 """Above every level: beyond it the numbers of the scripts would not be exact."""
 
@@ -40,6 +43,9 @@ _PROOFS = 64
 
 LEASE_S = 60.0
 """A reservation that is not renewed for this long lapses: its router is gone."""
+
+ROOM = 16
+"""What is taken in advance leaves at least so many times as much of each limit."""
 
 
 class RedisStore:
@@ -67,35 +73,43 @@ class RedisStore:
         return f"<RedisStore {self._prefix}>"
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
-        fits, now_ms, levels, reserved = await self._taken(asked, is_granted=False)
+        fits, now_ms, advanced_ms, levels, reserved = await self._taken(asked, is_granted=False)
         metered = meters(asked.descriptors)
         if fits:
             standing = standing_of(metered, levels, reserved, now_ms=now_ms)
-            return replace(asked, standing=standing, levels=tuple(levels), began_ms=now_ms)
+            return replace(asked, standing=standing, levels=tuple(levels), began_ms=now_ms, open=tuple(reserved))
+        if asked.advance.requests:
+            standing = standing_of(metered, levels, reserved, now_ms=now_ms)
+            return Refused(metered[0], asked.charge, None, standing, tuple(levels))
         refused = refusal(metered, levels, asked.charge, reserved, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {levels!r}")
-        return refused
+        return replace(refused, advanced_ms=advanced_ms)
 
     async def grant(self, reservation: Reservation) -> None:
         fits, *_ = await self._taken(reservation, is_granted=True)
         if not fits:
             raise StoreFailed(Fault.NONSENSE, "it rejects a reservation that was granted")
 
-    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, list[int], list[int]]:
-        """Whether `asked` was taken, the time in milliseconds, the level of each meter, and what open reservations have
-        of each budget."""
-        metered = meters(asked.descriptors)
-        arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
-        for meter, amount in zip(metered, asked.charge.amounts(metered), strict=True):
+    async def _taken(self, asked: Reservation, *, is_granted: bool) -> tuple[int, int, int, list[int], list[int]]:
+        """Whether `asked` was taken, the time in milliseconds, how long others hold something in advance if it was not,
+        the level of each meter, and what open reservations have of each budget."""
+        metered, is_advance = meters(asked.descriptors), bool(asked.advance.requests)
+        advance_ms = milliseconds(ADVANCE_S) if is_advance else 0
+        arguments: list[str | int] = [self._now(), asked.id, self._lease_ms, advance_ms]
+        fresh = asked.advance.amounts(metered)
+        for meter, amount, advance in zip(metered, asked.charge.amounts(metered), fresh, strict=True):
             # what has been granted needs no room, and a soft limit is no bound
-            is_open = is_granted or meter.is_soft
-            capacity, need = (_MOST_LEVEL, 0) if is_open else (meter.capacity, meter.need(amount))
+            if is_granted or meter.is_soft:
+                capacity, need = _MOST_LEVEL, 0
+            else:
+                capacity = meter.capacity
+                need = amount + ROOM * advance if is_advance else meter.need(amount)
             arguments += [meter.name, meter.rate, capacity, need, amount]
         with faults():
             reply = await self._reserve.run(self._line.redis, self._keys(asked.descriptors), arguments)
-        fits, now_ms, *found = _integers(reply, 2 + 2 * len(metered))
-        return fits, now_ms, found[: len(metered)], found[len(metered) :]
+        fits, now_ms, advanced_ms, *found = _integers(reply, 3 + 2 * len(metered))
+        return fits, now_ms, advanced_ms, found[: len(metered)], found[len(metered) :]
 
     async def settle_all(self, debts: Sequence[Debt]) -> None:
         calls = []

@@ -6,7 +6,8 @@ share a slot of a cluster:
 - KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`); for a budget
   also "open/" and its name, to what of that open reservations have taken;
 - KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
-- KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds;
+- KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds; for "advance/" and a meter's name,
+  when routers have given back at the latest what they hold of it in advance;
 - KEYS[4], a hash: a writer's name to the numbers of the debts that it has settled, as "day up-to others...".
 
 ARGV[1] is the time in milliseconds, or "" for Redis' own: then the clocks of the routers do not matter. All numbers are
@@ -160,14 +161,16 @@ end
 RESERVE = (
     _PRELUDE
     + """
--- ARGV: now, id, lease, then name, rate, capacity, need, amount of each meter; returns {was it granted, now, the level
--- of each meter, what open reservations have of each}
-local id, lapses = ARGV[2], now + tonumber(ARGV[3])
+-- ARGV: now, id, lease, for how long requests are taken from it that come later (0: it is of one request), then name,
+-- rate, capacity, need, amount of each meter; returns {was it granted, now, for how long others may hold in advance
+-- what it lacks, the level of each meter, what open reservations have of each}
+local id, lapses, advance = ARGV[2], now + tonumber(ARGV[3]), tonumber(ARGV[4])
 local record = redis.call('HGET', held, id)
-local names, raw = meters(4, 5)
+local names, raw = meters(5, 5)
 local held_raw, granted, found, reserved, parts, taken, all = opened(names), 1, {}, {}, {}, {}, {}
+local advanced = 0
 for n, name in ipairs(names) do
-  local i = 5 * n
+  local i = 5 * n + 1
   local rate, capacity = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   local used, at = level(raw[n], rate, name)
@@ -177,6 +180,8 @@ for n, name in ipairs(names) do
       amount, at = 0, UNCOUNTED
     elseif used + need > capacity then
       granted = 0
+      local until_ms = redis.call('ZSCORE', due, 'advance/' .. name)
+      if until_ms then advanced = math.max(advanced, tonumber(until_ms) - now) end
     end
     if at ~= UNCOUNTED then
       taken[#taken + 1] = name
@@ -194,7 +199,7 @@ end
 local rates = {}
 for n, name in ipairs(names) do
   local of = string.match(name, '^[%w/%%._-]*~')
-  if of then rates[of], rates[open(of)] = tonumber(ARGV[5 * n]), tonumber(ARGV[5 * n]) end
+  if of then rates[of], rates[open(of)] = tonumber(ARGV[5 * n + 1]), tonumber(ARGV[5 * n + 1]) end
 end
 if next(rates) then
   for _, name in ipairs(redis.call('HRANDFIELD', levels, 4)) do
@@ -211,11 +216,14 @@ if granted == 1 and record ~= '' then
     end
     save(taken)
     redis.call('HSET', held, id, cmsgpack.pack(parts))
+    if advance > 0 then
+      for _, name in ipairs(names) do redis.call('ZADD', due, 'GT', whole(now + advance), 'advance/' .. name) end
+    end
   end
   redis.call('ZADD', due, whole(lapses), id)
   keep(all)
 end
-return joined(joined({granted, now}, found), reserved)
+return joined(joined({granted, now, advanced}, found), reserved)
 """
 )
 

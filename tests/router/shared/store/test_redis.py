@@ -58,8 +58,8 @@ async def a_store(url: str, clock: HandClock | None = None, lease_s: float = LEA
 
 
 def timeless(answer: Reservation | Refused) -> Reservation | Refused:
-    """The answer as the ledger gives it, which is asked by its own clock."""
-    return replace(answer, began_ms=0) if isinstance(answer, Reservation) else answer
+    """The answer as the ledger gives it, which is asked by its own clock and takes nothing in advance."""
+    return replace(answer, began_ms=0, open=()) if isinstance(answer, Reservation) else answer
 
 
 async def test_redis_and_the_ledger_agree_operation_by_operation(server: RedisServer) -> None:
