@@ -227,7 +227,7 @@ async def started(
     file.write_text(json.dumps(sla))
     more = () if count == 1 else ("--processes", str(count))
     with (folder / "log").open("ab") as log:
-        words = (sys.executable, "-m", "router", "serve", str(file), *more)
+        words = (sys.executable, "-P", "-m", "router", "serve", str(file), *more)
         process = await asyncio.create_subprocess_exec(*words, stderr=log, stdout=log, cwd=ROOT)
     command = Command(count, f"http://127.0.0.1:{port}", process)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,14 +73,16 @@ class Router:
 
 
 @asynccontextmanager
-async def a_router(server: RedisServer, clock: HandClock, **options: Any) -> AsyncIterator[Router]:
+async def a_router(
+    server: RedisServer, clock: HandClock, now: Callable[[], float] = time.monotonic, **options: Any
+) -> AsyncIterator[Router]:
     shared = Counting(server.url, clock=clock)
     patience: dict[str, Any] = {"deadline_s": 30.0, "first_backoff_s": 0.005, "most_backoff_s": 0.02, **options}
     events = Counter[str]()
     guards = GuardedStore(
         shared, clock=clock, options=GuardOptions(**patience), on_event=lambda event: events.update([event])
     )
-    store = AdvanceStore(guards)
+    store = AdvanceStore(guards, now=now)
     await store.start()
     try:
         yield Router(shared, guards, store, clock, events)
@@ -298,7 +301,7 @@ async def test_requests_belong_to_the_hour_in_which_they_began(server: RedisServ
 
 async def test_what_is_told_of_a_budget_is_what_is_settled_and_of_a_rate_what_is_taken(server: RedisServer) -> None:
     bound = a_descriptor(requests_per_minute=10_000, cost_per_day=100_000)
-    async with routers(server, 1) as (router,):
+    async with routers(server, 1, now=lambda: 1000.0) as (router,):
         warm = await router.warmed(bound)
         asked = [Reservation(f"told {number}", (bound,), Charge(1, 10, 10)) for number in range(12)]
         opened = [await reserved(router.store, each) for each in asked]
