@@ -234,8 +234,11 @@ class AdvanceStore:
         account.ended(reservation.charge, charge)
         if not account.running and account.is_closed:
             self._finish(account)
+        else:
+            self._store.note(account.reservation, account.used.charge)
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """Nothing to do: see GuardedStore."""
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         return await self._store.standing(descriptors)

@@ -166,7 +166,8 @@ def _taken(path: Path, place: str) -> LeftDebts | None:
             # what broke off behind the last line end was never acknowledged
             head, *lines = file.read().split(b"\n")[:-1]
             if msgspec.json.decode(head, type=str) == place:
-                return LeftDebts(path, file, list(_read(lines)))
+                # of a reservation of many requests each line has what they had used until then
+                return LeftDebts(path, file, list({debt.id: debt for debt in _read(lines)}.values()))
     except (OSError, ValueError, RecursionError):
         pass
     file.close()

@@ -107,6 +107,8 @@ class GuardedStore:
         self._calls = Calls(self._options.deadline_s)
         self._open: dict[str, Reservation] = {}
         self._owed: deque[_Owed] = deque()
+        # what requests of open reservations have used so far, by the reservation's id
+        self._so_far: dict[str, Debt] = {}
         self._has_work = asyncio.Event()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._backoff_s = self._options.first_backoff_s
@@ -211,11 +213,21 @@ class GuardedStore:
         self._local.grant(self._own(reservation), now=self._clock())
         self._open[reservation.id] = replace(reservation, is_local=is_local)
 
+    def note(self, reservation: Reservation, used: Charge) -> None:
+        """Have on the disk what requests of `reservation` have used in all, of which others still run: it is settled
+        later, or by the router that takes over what this one has left."""
+        if self._file is not None:
+            # not one of the numbers, which come nearly in order: behind it lies the debt that is sent, or none was
+            debt = Debt.of(reservation, used, f"{self._writer}/{reservation.id}", 1)
+            self._so_far[reservation.id] = debt
+            self._keep(self._file, debt)
+
     def settle(self, reservation: Reservation, charge: Charge) -> None:
         """See QuotaStore. The background task sends it now, or when the store is back."""
         if not meters(reservation.descriptors):
             return
         self._open.pop(reservation.id, None)
+        self._so_far.pop(reservation.id, None)
         self._local.settle(self._own(reservation), charge, now=self._clock())
         self._owe(reservation, charge)
 
@@ -296,7 +308,7 @@ class GuardedStore:
         owed = _Owed(reservation, charge, number)
         self._owed.append(owed)
         if self._file is not None:
-            self._keep(self._file, owed)
+            self._keep(self._file, self._debt(owed))
         self._has_work.set()
 
     def _add_up(self) -> None:
@@ -320,22 +332,22 @@ class GuardedStore:
         if self._file is not None:
             self._keep_anew(self._file)
 
-    def _keep(self, file: DebtFile, owed: _Owed) -> None:
-        """Have `owed` on the disk."""
+    def _keep(self, file: DebtFile, debt: Debt) -> None:
+        """Have `debt` on the disk."""
         if self._unwritten_until:
             # of what could not be written all is written, soon
             if _now() >= self._unwritten_until:
                 self._keep_anew(file)
             return
         try:
-            file.add((self._debt(owed),))
+            file.add((debt,))
         except OSError as error:
             self._note_unwritten(file, error)
 
     def _keep_anew(self, file: DebtFile) -> None:
         """Have all that is owed on the disk, and nothing else."""
         try:
-            file.replace([self._debt(each) for each in self._owed])
+            file.replace([*self._so_far.values(), *map(self._debt, self._owed)])
             self._unwritten_until = 0.0
         except OSError as error:
             self._note_unwritten(file, error)
@@ -359,11 +371,12 @@ class GuardedStore:
         file = self._file
         if file is None:
             return
-        if not self._owed:
+        kept = len(self._owed) + len(self._so_far)
+        if not kept:
             self._unwritten_until = 0.0
             with suppress(OSError):
                 file.clear()
-        elif file.count >= _MOST_PAID + 2 * len(self._owed):
+        elif file.count >= _MOST_PAID + 2 * kept:
             # where some are owed at each moment it would grow for ever
             self._keep_anew(file)
 

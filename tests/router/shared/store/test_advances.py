@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from policies.nouns import Limits
 from policies.quota.budget import Charge, Descriptor, Refused, Reservation
 from router.shared.store import advances, guarded
 from router.shared.store.advances import LEAST, AdvanceStore
+from router.shared.store.debts import DebtFile
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.redis import ADVANCE_S, LEASE_S, ROOM, RedisStore
 from tests.policies.builders import a_descriptor
@@ -77,10 +81,10 @@ async def a_router(
     server: RedisServer, clock: HandClock, now: Callable[[], float] = time.monotonic, **options: Any
 ) -> AsyncIterator[Router]:
     shared = Counting(server.url, clock=clock)
+    events, file = Counter[str](), options.pop("file", None)
     patience: dict[str, Any] = {"deadline_s": 30.0, "first_backoff_s": 0.005, "most_backoff_s": 0.02, **options}
-    events = Counter[str]()
     guards = GuardedStore(
-        shared, clock=clock, options=GuardOptions(**patience), on_event=lambda event: events.update([event])
+        shared, clock=clock, options=GuardOptions(**patience), on_event=lambda event: events.update([event]), file=file
     )
     store = AdvanceStore(guards, now=now)
     await store.start()
@@ -237,6 +241,66 @@ async def test_what_a_killed_router_held_is_taken_until_its_lease_ends_and_then_
         assert await lives.request("after its lease", bound, charge=rest, used=rest)
         await asyncio.sleep(2 * ADVANCE_S)
         await shared.close()
+
+
+KILLED = """
+import asyncio, os, sys, time
+from pathlib import Path
+from policies.quota.budget import Charge, Reservation
+from router.shared.store.advances import AdvanceStore
+from router.shared.store.debts import DebtFile
+from router.shared.store.guarded import GuardedStore, GuardOptions
+from router.shared.store.redis import RedisStore
+from tests.policies.builders import a_descriptor
+from tests.router.shared.store.parts import reserved
+
+async def main(url, folder, seed):
+    wide = a_descriptor(requests_per_minute=100_000, tokens_per_minute=10_000_000, cost_per_day=1_000_000)
+    guarded = GuardedStore(
+        RedisStore(url), clock=time.time, options=GuardOptions(deadline_s=30), file=DebtFile(Path(folder), "here")
+    )
+    store, total = AdvanceStore(guarded), 0
+    await store.start()
+
+    async def ask(worker):
+        nonlocal total
+        for number in range(10_000):
+            reservation = await reserved(store, Reservation(f"{seed} {worker} {number}", (wide,), Charge(1, 50, 500)))
+            await asyncio.sleep(0.002)
+            store.settle(reservation, Charge(1, 7, 1000 + worker))
+            total += 1000 + worker
+            print(total, flush=True)
+            if total > 400_000 + 37_000 * seed:
+                os._exit(9)
+
+    await asyncio.gather(*map(ask, range(10)))
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_killed_router_has_left_what_its_requests_used_to_the_next_one_to_the_unit(
+    tmp_path: Path, seed: int
+) -> None:
+    with a_redis() as server:
+        command = (sys.executable, "-P", "-c", KILLED, server.url, str(tmp_path), str(seed))
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+        )
+        said, _ = await process.communicate()
+        assert process.returncode == 9
+        used = int(said.split()[-1])
+        # the lease of what it held has ended: by Redis' own clock, which nothing here sets
+        clock = HandClock(time.time() + LEASE_S + 1)
+        async with a_router(server, clock, file=DebtFile(tmp_path, "here")) as next_one:
+            bound = a_descriptor(cost_per_day=1_000_000)
+
+            async def is_paid() -> bool:
+                return (await next_one.shared.levels([bound]))[0] == used
+
+            while not await is_paid():  # noqa: ASYNC110 - the store tells no one
+                await asyncio.sleep(0.02)
 
 
 async def test_what_others_hold_in_advance_is_waited_for_before_a_request_is_refused(server: RedisServer) -> None:
