@@ -38,7 +38,17 @@ from router.protocols.aliases import aliased, changed, changed_bytes
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Answer, Dialect, Failure, Head, decode, decode_whole, rate_limit_headers, usage_sum
+from router.protocols.dialect import (
+    Answer,
+    Dialect,
+    Failure,
+    Head,
+    comment,
+    decode,
+    decode_whole,
+    rate_limit_headers,
+    usage_sum,
+)
 from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import DOCUMENTS_HEADER, as_header, documents_header
@@ -61,9 +71,9 @@ T = TypeVar("T")
 PROGRESS_EVERY_S = 1.0
 """Time between two progress comments (SSE) to a client during prefill; they keep proxies from timing out."""
 
-WAIT_S, QUEUED_S = 15.0, 120.0
+WAIT_S, QUEUED_S = 15.0, 45.0
 """A stream is silent for so long at a backend, or before one is chosen. From its first sign of life on it has a head,
-and a refusal can only be its last event."""
+and a refusal can only be its last event; proxies wait for 60 s (nginx, AWS's load balancers)."""
 
 Metrics = Callable[[str], tuple[bytes, str]]
 """(the `Accept` header) -> all metrics, and their content type."""
@@ -285,6 +295,8 @@ class HttpCaller:
     _response: Stream | None = None
     _told_at = 0.0
     """When its client last got a sign of life, and before the first when it was read."""
+    _sent, _looked_at = 0, (b"", 0)
+    """The events that were rendered, and at the last look: the newest piece that was passed on, and `_sent`."""
     _ending: bytes | None = None
     _raw = _body = b""
     _tenant = ""
@@ -435,14 +447,24 @@ class HttpCaller:
         return self._tell(done, self._events, now)
 
     def tell_wait(self) -> None:
-        """Have the client of a stream know that it waits, if it has seen nothing for long."""
-        now = self._gateway.clock()
-        silent_s = now - self._told_at
-        if self._events is None or self._seen or silent_s < (QUEUED_S if self._placement is None else WAIT_S):
+        """Have the client of a stream know that it waits, if nothing has come for long."""
+        events, now = self._events, self._gateway.clock()
+        if events is None or (self._response is not None and self._response.is_ended):
+            return
+        before, self._looked_at = self._looked_at, (self._raw, self._sent)
+        if before[0] is not self._raw or before[1] != self._sent:
+            self._told_at = now
+        if now - self._told_at < (QUEUED_S if self._placement is None else WAIT_S):
             return
         # a client that has gone is found by its connection
         with suppress(CallerGone):
-            unread = self._tell("no token yet", self._events, now)
+            if not self._seen:
+                unread = self._tell("no token yet", events, now)
+            else:
+                self._told_at = now
+                # among a backend's own events no other can be
+                waits = "no token now"
+                unread = self._send(comment(waits) if self._raw else events.progress(waits))
             if unread is not None:
                 # it has more to read than this
                 unread.close()
@@ -457,6 +479,7 @@ class HttpCaller:
     def _send(self, data: bytes) -> Coroutine[Any, Any, None] | None:
         """Send `data`; waits where the client reads slower than the backend writes."""
         response = self._response or self._begun()
+        self._sent += 1
         try:
             return None if response.push(data) else self._drained(response)
         except ClientGone as error:

@@ -1,4 +1,4 @@
-"""Streams whose clients wait for a first event: many clients give up after some minutes in which none comes, whatever a
+"""Streams that wait for an event: many clients give up after some minutes in which none comes, whatever a
 backend or a queue takes that long.
 
 Sources: undici gives up after 300 s without a head, or without a part of the body (`headersTimeout`, `bodyTimeout`);
@@ -14,7 +14,7 @@ LOOK_S = 5.0
 
 
 class Waiting(Protocol):
-    """A stream of which its client may have seen nothing yet."""
+    """A stream with a client that may wait."""
 
     def tell_wait(self) -> None:
         """Send a sign of life, if it is time for one."""

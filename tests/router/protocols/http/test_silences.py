@@ -1,4 +1,4 @@
-"""Streams that wait for their first event: what their clients get meanwhile."""
+"""Streams that wait for an event: what their clients get meanwhile."""
 
 from __future__ import annotations
 
@@ -93,16 +93,38 @@ async def test_an_engines_own_response_follows_it_as_one() -> None:
     assert events[-1]["type"] == "response.completed"
 
 
-async def test_whole_answers_and_streams_that_began_get_no_sign() -> None:
-    gates = [asyncio.Event() for _ in range(2)]
-    scripts = [[gates[0], *an_answer("ok")], [*an_answer("first")[:1], gates[1], *an_answer("ok")[1:]]]
-    async with a_router(ScriptedBackend(scripts=scripts)) as router, a_client(router) as client:
-        asyncio.get_running_loop().call_later(0.1, gates[0].set)
+@pytest.mark.parametrize(("path", "body", "sign"), SIGNS)
+async def test_an_answer_that_pauses_has_signs_too(path: str, body: dict[str, Any], sign: str) -> None:
+    gate = asyncio.Event()
+    pieces = an_answer("all", " well")
+    backend = ScriptedBackend(scripts=[[pieces[0], gate, *pieces[1:]]])
+    async with a_router(backend) as router, a_stream(router, path, body) as reply:
+        told = await until(reply, "all")
+        told += await until(reply, sign.replace("yet", "now"))
+        gate.set()
+        told += (await reply.read()).decode()
+    assert "well" in told
+
+
+async def test_events_that_are_passed_on_have_comments_among_them() -> None:
+    gate, passed = asyncio.Event(), PassedResponse("b0")
+    raw = [*response_events(None, "all well")]
+    # a piece is let go when the next one comes
+    own = [delta for event in raw for delta in passed.feed(event)]
+    backend, body = ScriptedBackend(scripts=[[own[0], gate, *own[1:]]]), {"model": MODEL, "input": "hello"}
+    async with a_router(backend) as router, a_stream(router, RESPONSES, body) as reply:
+        told = await until(reply, ": no token now")
+        gate.set()
+        told += (await reply.read()).decode()
+    lines = [line for line in told.splitlines() if line and not line.startswith(":")]
+    assert lines == [line for line in b"".join(raw).decode().splitlines() if line]
+
+
+async def test_whole_answers_get_no_sign() -> None:
+    gate = asyncio.Event()
+    async with a_router(ScriptedBackend(scripts=[[gate, *an_answer("ok")]])) as router, a_client(router) as client:
+        asyncio.get_running_loop().call_later(0.1, gate.set)
         assert (await client.answer(CHAT, a_chat()))[0] == 200
-        async with client.post(CHAT, a_chat(stream=True)) as reply:
-            await until(reply, "first")
-            asyncio.get_running_loop().call_later(0.1, gates[1].set)
-            assert ": no token" not in (await reply.read()).decode()
 
 
 async def test_before_a_backend_is_chosen_the_status_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
