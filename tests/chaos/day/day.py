@@ -19,6 +19,7 @@ from router.shared.store.redis import LEASE_S
 from tests.chaos.day.books import Books, decisions, started_in, usage_in
 from tests.chaos.day.mixed_load import LONG_TOKENS, MixedLoad
 from tests.chaos.day.side_clients import Refused, SideClients
+from tests.chaos.day.starvation import Starvation
 from tests.chaos.day.timeline import TROUBLES, Happened, Timeline, Trouble
 from tests.chaos.experiment import Experiment, Times
 from tests.chaos.load import End, Request, Shape
@@ -63,6 +64,9 @@ class Day(Experiment):
     troubles: tuple[Trouble, ...] = TROUBLES
     ill: list[Ill] = field(default_factory=list)
     stalls: list[float] = field(default_factory=list)
+    starvation: Starvation = field(default_factory=Starvation)
+    starved: int = 0
+    """How often a shard was called ill that had no CPU, or by a router that had none."""
 
     def __post_init__(self) -> None:
         super().__init__(self.system, (), Times(), LOAD)
@@ -142,7 +146,12 @@ class Day(Experiment):
         """Note which shards routers call ill, again and again."""
         while True:
             began = time.monotonic()
+            for number, server in enumerate(self.system.servers):
+                if server.is_started:
+                    self.starvation.look(("shard", number), server.pid)
             for number, router in enumerate(self.system.routers):
+                if router.program.is_started:
+                    self.starvation.look(("router", number), router.program.pid)
                 with suppress(aiohttp.ClientError, OSError, TimeoutError, AssertionError):
                     async with asyncio.timeout(2):
                         text = await self.system.get(f"{router.admin}/metrics")
@@ -155,16 +164,20 @@ class Day(Experiment):
                 self.stalls.append(time.monotonic())
 
     def _illness(self) -> None:
-        """A shard is called ill only behind a fault of it, its link, or the router."""
+        """A shard is called ill only behind a fault of it, its link, or the router; or if the machine left one of them
+        without a CPU."""
         told: set[tuple[int, int]] = set()
         for seen in self.ill:
             if (seen.router, seen.shard) in told:
                 continue
+            parts = {("shard", seen.shard), ("router", seen.router)}
             explained = any(
-                each.touches(seen.at_s - BLAMED_S, seen.at_s)
-                and (each.part, each.number) in {("shard", seen.shard), ("router", seen.router)}
+                each.touches(seen.at_s - BLAMED_S, seen.at_s) and (each.part, each.number) in parts
                 for each in self.happened
             )
+            if not explained and self.starvation.is_starved(parts, seen.at_s):
+                self.starved += 1
+                continue
             if not explained and not any(abs(stall - seen.at_s) < BLAMED_S for stall in self.stalls):
                 told.add((seen.router, seen.shard))
                 since = [
@@ -271,6 +284,7 @@ class Day(Experiment):
             f"{len(side.batches)} batches, {sum(map(len, side.added.values()))} documents added",
             f"operations {dict(side.operations)}; refused beside the load: {dict(side.refusals.most_common(6))}",
             f"{self._long_prompts}; {self.books.retried} requests were answered by a second backend or a later one",
+            f"{self.starved} times a shard was called ill while it or the router had no CPU",
             self.books.summary,
         ]
         return "\n".join(lines)
