@@ -25,6 +25,8 @@ FOLDER = ROOT / "build/ci"
 TOOLS = FOLDER / "tools"
 NOT_HERE = 77
 """Exit status of a part that this machine cannot run, as in Automake's tests."""
+PAUSE_S = 20
+"""Seconds before a second try to fetch."""
 SIDE_BY_SIDE_FROM = 8
 """Cores from which on other parts run beside the tests, with half of the cores each."""
 WORK, WORK_S = "sum(n * n % 7 for n in range(4_000_000))", 0.35
@@ -123,7 +125,8 @@ def run(part: Part, workers: int | None = None, *, quiet: bool = False) -> Row:
     row = run_once(part, workers, quiet=quiet)
     if not part.fetches or row.how != "failed" or row.tests is not None:
         return row
-    print(f"== {part.name} failed before it ran a test: once more", flush=True)
+    print(f"== {part.name} failed before it ran a test: once more, in {PAUSE_S} s", flush=True)
+    time.sleep(PAUSE_S)
     again = run_once(part, workers, quiet=quiet)
     return replace(again, seconds=row.seconds + again.seconds)
 

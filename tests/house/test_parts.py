@@ -22,6 +22,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / ".ci"))
     module = import_module("parts")
     monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "PAUSE_S", 0)
     return module
 
 
