@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -74,6 +75,15 @@ class Account(msgspec.Struct, eq=False):
         self.last_at = now
 
 
+class UsageDoubt(StrEnum):
+    """What is wrong with the usage that a backend reports."""
+
+    UNCOUNTED = "uncounted"
+    """It has no numbers of tokens that can be read: the router counts itself."""
+    BEYOND_ASKED = "beyond_asked"
+    """It has more tokens than were sent or asked for: what is charged is bounded."""
+
+
 class Observer(Protocol):
     """Receives what calls report. What it does must be cheap: calls wait for it."""
 
@@ -98,6 +108,10 @@ class Observer(Protocol):
 
         It found that after `waited_s` in the router; None: it found one before, or none.
         """
+        ...
+
+    def doubted(self, backend: str, what: UsageDoubt) -> None:
+        """The usage that `backend` reported for an answer is not charged as it is."""
         ...
 
     def missed(self, service_class: str, step: str) -> None:

@@ -48,7 +48,7 @@ from router.call.hedging import LOOK_S, Race
 from router.call.identify import Identity
 from router.call.lookup import LookedUp
 from router.call.mirrors import Mirrored
-from router.call.observer import Spent
+from router.call.observer import Spent, UsageDoubt
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, with_lent, without_transfer
 from router.call.prepare import facts_of, require_allowed
@@ -407,7 +407,9 @@ class _Call(AdmittedCall, frozen=True):
 
     def _believed(self, usage: Usage, placed: Placed) -> Usage:
         """`usage`, as far as it may be true, and what the backend did not count."""
-        usage = completed(usage, placed) if usage.is_guess else usage
+        if usage.is_guess:
+            self.gateway.observer.doubted(placed.chosen.name, UsageDoubt.UNCOUNTED)
+            usage = completed(usage, placed)
         found = within_asked(usage, self.ask, placed)
         if found is not usage:
             name, told = placed.chosen.name, (usage.prompt_tokens, usage.completion_tokens)
@@ -415,6 +417,7 @@ class _Call(AdmittedCall, frozen=True):
             request = placed.bid.request.id
             _log.warning("request %s: %s counts %s tokens, and %s are charged", request, name, told, charged)
             self.gateway.observer.event("usage_beyond_asked")
+            self.gateway.observer.doubted(name, UsageDoubt.BEYOND_ASKED)
         return found
 
     def _announce(self, at: int, placed: Placed, backend: Backend, *, waited_s: float | None = None) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from backends.base import DraftedTokens, Fetched
 from policies.learning.cost import Latency
 from policies.prefix.parity import Doubt, ParityReport, Trust
+from router.call.observer import UsageDoubt
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.names import pool_of
 from router.fleet.feeds.health import FeedHealth
 from router.operate.telemetry.metrics import Metrics
+
+_DOUBTS = {
+    UsageDoubt.UNCOUNTED: "reports no numbers of tokens that can be read, and the router counts itself",
+    UsageDoubt.BEYOND_ASKED: "reports more tokens than were sent or asked for, and what is charged is bounded",
+}
+
+_log = logging.getLogger(__name__)
 
 _TRUST = {Trust.PROVEN: 1.0, Trust.UNPROVEN: 0.5, Trust.BROKEN: 0.0}
 
@@ -85,6 +94,9 @@ class BackendMetrics(ClusterListener):
             "Answers and events compared with the router's own computation",
             (*backend, "what", "result"),
         )
+
+        self._doubted = counter("usage_doubts", "Answers with a usage that is not charged as it is", (*backend, "what"))
+        self._told: set[tuple[str, UsageDoubt]] = set()
 
     def __repr__(self) -> str:
         return f"<BackendMetrics in {self._metrics!r}>"
@@ -172,6 +184,15 @@ class BackendMetrics(ClusterListener):
         """Count one comparison of an answer or event of `backend` with the router's own computation."""
         self._compared[backend, what.value, "equal" if is_equal else "different"].inc()
 
+    def doubted(self, backend: str, what: UsageDoubt) -> None:
+        """Count an answer of `backend` with such a usage; the log has the first of each kind."""
+        self._doubted[backend, what.value].inc()
+        if (backend, what) not in self._told:
+            self._told.add((backend, what))
+            _log.warning(
+                "%s %s; pointsman_usage_doubts_total{backend=...} counts its further answers", backend, _DOUBTS[what]
+            )
+
     def trusted(self, report: ParityReport) -> None:
         """How far the events of a backend are trusted now."""
         self._trust[report.backend, report.model].set(_TRUST[report.trust])
@@ -179,6 +200,7 @@ class BackendMetrics(ClusterListener):
     def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
         """`backend` has left the cluster: drop its series, and those of its `sources` of cache events."""
         self._learnt.pop(backend, None)
+        self._told -= {(backend, what) for what in UsageDoubt}
         pool = pool_of(backend)
         self._well.get(pool, set()).discard(backend)
         self._count(pool)

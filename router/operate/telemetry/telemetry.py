@@ -18,7 +18,7 @@ from policies.errors import ExpectedError
 from policies.nouns import BackendView, Decision, Outcome, Request
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from policies.shadow import Difference
-from router.call.observer import Account
+from router.call.observer import Account, UsageDoubt
 from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import Answered, PromptTrace, Tracing
 from router.later import Do, Later, at_once
@@ -250,6 +250,9 @@ class Telemetry:
     def estimated(self, model: str, error: float) -> None:
         """A backend counted the tokens of a prompt of `model`; the estimate was off by this share of the count."""
         self._estimate_error[model].observe(error)
+
+    def doubted(self, backend: str, what: UsageDoubt) -> None:
+        self.backends.doubted(backend, what)
 
     def missed(self, service_class: str, step: str) -> None:
         """A target of the class is predicted to be missed, and this step of `on_miss` is tried."""

@@ -243,6 +243,7 @@ async def test_nothing_is_learnt_from_estimated_usage() -> None:
     assert await ended(Listener(chat_ask(a_chat())), gateway) is None
     assert gateway.text_lengths.of(MODEL).learnt == 0
     assert series(gateway.observer.registry, "prompt_estimate_error_count") == {}
+    assert series(gateway.observer.registry, "usage_doubts_total") == {("b0", "uncounted"): 1.0}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from backends.base import DraftedTokens, Fetched, rank_name
 from policies.learning.cost import Latency
 from policies.sla.parse import parse
+from router.call.observer import UsageDoubt
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.metrics import Metrics
 from router.start.app import Router
@@ -32,6 +34,22 @@ def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() 
     assert series(registry, "backend_adaptive_limit") == {}
     backends.learnt("b0", Latency(), 12)
     assert series(registry, "backend_adaptive_limit") == {("b0",): 12}
+
+
+def test_a_backend_with_an_odd_usage_is_counted_and_named_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    for _ in range(3):
+        backends.doubted("b0", UsageDoubt.UNCOUNTED)
+        backends.doubted("b0", UsageDoubt.BEYOND_ASKED)
+        backends.doubted("b1", UsageDoubt.UNCOUNTED)
+    kinds = {("b0", "uncounted"): 3.0, ("b0", "beyond_asked"): 3.0, ("b1", "uncounted"): 3.0}
+    assert series(registry, "usage_doubts_total") == kinds
+    assert [record.message.split()[0] for record in caplog.records] == ["b0", "b0", "b1"]
+    backends.forget("b0")
+    assert series(registry, "usage_doubts_total") == {("b1", "uncounted"): 3.0}
+    backends.doubted("b0", UsageDoubt.UNCOUNTED)
+    assert caplog.records[-1].message.startswith("b0 reports no numbers of tokens")
 
 
 def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
