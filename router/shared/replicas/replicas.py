@@ -154,7 +154,7 @@ class Replicas:
                     await self._task
             if self._is_current:
                 with suppress(StoreFailed):
-                    await self._calls.run(self._stream.exchange(self._payloads(Running({})), self._after))
+                    await self._calls.run(self._stream.exchange, self._payloads(Running({})), self._after)
 
     async def catch_up(self) -> None:
         """Return when all earlier news were written, and all entries written before were read.
@@ -174,7 +174,7 @@ class Replicas:
                 await self._find()
             count = len(self._news)
             payloads = self._payloads(self._traffic.due(self._clock()))
-            found = await self._calls.run(self._stream.exchange(payloads, self._after))
+            found = await self._calls.run(self._stream.exchange, payloads, self._after)
         except StoreFailed as failure:
             self._lost(failure.fault)
             return False
@@ -206,7 +206,7 @@ class Replicas:
     async def _find(self) -> None:
         """Find out whether the stream still has every entry after the last one read; if not, and at first, take over
         the snapshot."""
-        there = await self._calls.run(self._stream.state())
+        there = await self._calls.run(self._stream.state)
         if is_after(self._after, there.newest):
             # Redis lost the stream: new entries may have smaller numbers
             self._after = START

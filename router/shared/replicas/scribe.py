@@ -92,7 +92,7 @@ class Scribe:
 
         `is_lost`: has the stream dropped entries after this position? Raises StoreFailed.
         """
-        sealed = await self.calls.run(self.shelf.header())
+        sealed = await self.calls.run(self.shelf.header)
         if sealed is None:
             return None
         try:
@@ -122,19 +122,19 @@ class Scribe:
         if now < self._next_at:
             return None
         self._next_at = now + self.every_s
-        if not await self.calls.run(self.shelf.claim(self.by, _LEASE_SHARE * self.every_s)):
+        if not await self.calls.run(self.shelf.claim, self.by, _LEASE_SHARE * self.every_s):
             return None
         return _Draft(uuid.uuid4().hex, self._position, self._encoded())
 
     async def _go_on(self, draft: _Draft) -> None:
         if some := list(islice(draft.pieces, _WRITTEN_AT_ONCE)):
-            await self.calls.run(self.shelf.append(draft.name, some))
+            await self.calls.run(self.shelf.append, draft.name, some)
             draft.written += len(some)
             return
         header = Header(VERSION, draft.name, draft.written, draft.position)
         self._draft = None
         try:
-            before = await self.calls.run(self.shelf.publish(draft.name, encode(header), self.by))
+            before = await self.calls.run(self.shelf.publish, draft.name, encode(header), self.by)
         except Superseded:
             # this router stood still for longer than its claim held, and a newer snapshot may be there
             self.on_event("replicas_snapshot_unwritten")
@@ -142,7 +142,7 @@ class Scribe:
         self.on_event("replicas_snapshot_written")
         try:
             if before is not None:
-                await self.calls.run(self.shelf.outdate(decode_header(before).name))
+                await self.calls.run(self.shelf.outdate, decode_header(before).name)
         except Unfit:
             pass  # of another program; its pieces expire
 
@@ -162,7 +162,7 @@ class Scribe:
         start = 0
         while start < header.pieces:
             count = min(_READ_AT_ONCE, header.pieces - start)
-            some = await self.calls.run(self.shelf.pieces(header.name, start, count))
+            some = await self.calls.run(self.shelf.pieces, header.name, start, count)
             if len(some) != count:
                 raise Unfit("broken")
             pieces += [piece for piece in map(decode_piece, some) if piece is not None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple
 
 from router.shared.store.base import Fault, StoreFailed
 
 _T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
 
 
 class Calls:
@@ -22,10 +23,18 @@ class Calls:
     def __repr__(self) -> str:
         return f"<Calls, {len(self._tasks)} under way>"
 
-    async def run(self, call: Coroutine[object, object, _T], *, within_s: float | None = None) -> _T:
-        """The result of `call`. Raises StoreFailed after the deadline, and the call's own errors."""
+    async def run(
+        self,
+        call: Callable[[*_Arguments], Coroutine[object, object, _T]],
+        *arguments: *_Arguments,
+        within_s: float | None = None,
+    ) -> _T:
+        """The result of `call(*arguments)`. Raises StoreFailed after the deadline, and the call's own errors.
+
+        It takes a function: a coroutine that were made before would never run if this is cancelled before it begins.
+        """
         within_s = self._within_s if within_s is None else within_s
-        task = asyncio.create_task(call)
+        task = asyncio.create_task(call(*arguments))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:

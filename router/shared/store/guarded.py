@@ -175,7 +175,7 @@ class GuardedStore:
         if self.is_away:
             return self._alone(asked)
         try:
-            answer = await self._calls.run(self._shared.reserve(asked))
+            answer = await self._calls.run(self._shared.reserve, asked)
         except StoreFailed as failure:
             self._lost(failure.fault)
             return self._after_failure(asked)
@@ -238,7 +238,7 @@ class GuardedStore:
         """See QuotaStore; of this router's share while the shared store is away."""
         if not self.is_away:
             try:
-                return await self._calls.run(self._shared.standing(descriptors))
+                return await self._calls.run(self._shared.standing, descriptors)
             except StoreFailed as failure:
                 self._lost(failure.fault)
         return self._local.standing(self._shares(descriptors), now=self._clock())
@@ -248,7 +248,7 @@ class GuardedStore:
         if self.is_away:
             raise StoreFailed(Fault.GONE, "the shared store is away")
         try:
-            return await self._calls.run(self._shared.levels(descriptors))
+            return await self._calls.run(self._shared.levels, descriptors)
         except StoreFailed as failure:
             self._lost(failure.fault)
             raise
@@ -396,7 +396,7 @@ class GuardedStore:
             try:
                 if self.is_away:
                     if self._is_suspect:
-                        await self._calls.run(self._shared.hang_up())
+                        await self._calls.run(self._shared.hang_up)
                     await self._greet()
                 if self.is_away or _now() >= self._renew_at:
                     await self._renew_open()
@@ -413,7 +413,7 @@ class GuardedStore:
     async def _greet(self) -> None:
         """Have the shared store answer on as many connections as are used at once. It takes several round trips to
         open one, with TLS or to find the primary, and no request waits for it."""
-        await asyncio.gather(*(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
+        await asyncio.gather(*(self._calls.run(self._shared.renew, (), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
 
     async def _until_needed(self) -> None:
         """Wait for a settlement or the time to renew; while the store is away, for the time of the next attempt."""
@@ -432,7 +432,7 @@ class GuardedStore:
             if not reservation.is_local:
                 by_ledger.setdefault(reservation.descriptors[0].ledger, []).append(reservation)
         for reservations in by_ledger.values() or ([],):
-            await self._calls.run(self._shared.renew(reservations))
+            await self._calls.run(self._shared.renew, reservations)
         self._renew_at = _now() + self._options.renew_every_s
 
     async def _come_back(self) -> None:
@@ -458,7 +458,7 @@ class GuardedStore:
             await asyncio.gather(*(self._report(reservation) for reservation in found[at : at + AT_ONCE]))
 
     async def _report(self, reservation: Reservation) -> None:
-        await self._calls.run(self._shared.grant(reservation))
+        await self._calls.run(self._shared.grant, reservation)
         if reservation.id in self._open:
             self._open[reservation.id] = replace(reservation, is_local=False)
 
@@ -468,7 +468,7 @@ class GuardedStore:
             batch = list(itertools.islice(self._owed, SETTLED_TOGETHER))
             if not batch:
                 return
-            await self._calls.run(self._shared.settle_all([self._debt(owed) for owed in batch]))
+            await self._calls.run(self._shared.settle_all, [self._debt(owed) for owed in batch])
             # remove them only once they arrived; meanwhile the oldest may have been dropped
             arrived = {id(owed) for owed in batch}
             while self._owed and id(self._owed[0]) in arrived:
@@ -480,7 +480,7 @@ class GuardedStore:
         for orphan in await asyncio.to_thread(self._left_behind, self._file):
             try:
                 for at in range(0, len(orphan.debts), SETTLED_TOGETHER):
-                    await self._calls.run(self._shared.settle_all(orphan.debts[at : at + SETTLED_TOGETHER]))
+                    await self._calls.run(self._shared.settle_all, orphan.debts[at : at + SETTLED_TOGETHER])
                 orphan.remove()
                 self._on_event("quota_debts_taken_over")
             finally:
