@@ -16,10 +16,11 @@ _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,16}+)(?:;[^\r\n]*+)?\r\n")
 class ChunkedEnd:
     """Fed with a body in chunks, finds its end. Looks at sizes and trailers; data of chunks is passed over.
 
-    It `is_found` once all of it came. Behind a line that has no size, it never is: the parser refuses the body.
+    It `is_found` once all of it came, with so many lines of `trailers`, the empty one included, and their bytes. Behind
+    a line that has no size, it never is: the parser refuses the body.
     """
 
-    __slots__ = ("_before", "_in_trailers", "_is_lost", "_left", "_line", "is_found")
+    __slots__ = ("_before", "_in_trailers", "_is_lost", "_left", "_line", "is_found", "trailer_bytes", "trailers")
 
     def __init__(self) -> None:
         # bytes of a chunk and its line end that have not come
@@ -28,6 +29,7 @@ class ChunkedEnd:
         self._line = bytearray()
         self._in_trailers, self._before = False, b""
         self.is_found = self._is_lost = False
+        self.trailers = self.trailer_bytes = 0
 
     def __repr__(self) -> str:
         return f"<ChunkedEnd {'in trailers' if self._in_trailers else f'{self._left} bytes ahead'}>"
@@ -61,6 +63,8 @@ class ChunkedEnd:
                 self._in_trailers, self._before = True, b"\r\n"
         rest = data[at:]
         length = until_empty_line(self._before, rest)
+        self.trailers += rest.count(b"\n", 0, length)
+        self.trailer_bytes += length
         last = self._before + rest[:length]
         self.is_found, self._before = last.endswith(EMPTY_LINE), last[1 - len(EMPTY_LINE) :]
         return at + length

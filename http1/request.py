@@ -272,6 +272,10 @@ class Requests:
             incoming.put(body)
         if refused is not None:
             self._misunderstood(refused)
+        elif chunks.end.trailer_bytes > self._limits.head_bytes:
+            self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes"))
+        elif chunks.end.trailers > self._limits.headers + 1:
+            self.refuse(HeadTooLarge(f"{self._limits.headers} headers"))
         elif self._framing_bytes > self._limits.head_bytes + _FRAMING_EACH * incoming.received:
             self.refuse(HeadTooLarge(f"{self._limits.head_bytes} bytes beside a body"))
         elif chunks.is_ended is not chunks.end.is_found:
@@ -345,7 +349,7 @@ class Requests:
         self.waiting.append(request)
         self.incoming, self.is_in_head, self._given, self._framing_bytes = request, False, b"", 0
         if coding is not None:
-            self._chunks = _Chunks(limits)
+            self._chunks = _Chunks()
             self._parser = HttpRequestParser(self._chunks)
             self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         elif not request.content_length:
@@ -355,13 +359,11 @@ class Requests:
 
 
 class _Chunks:
-    """What the parser of a body in chunks tells: its data, in `pieces`. Trailers are dropped, but have the limits of a
-    head.
+    """What the parser of a body in chunks tells: its data, in `pieces`. It is not asked for trailers, of which it would
+    copy what came before with each piece: they are dropped, and have the limits of a head.
     """
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
-        self._trailers = self._trailer_bytes = 0
+    def __init__(self) -> None:
         self.end, self.is_ended = ChunkedEnd(), False
         self.pieces: list[bytes] = []
         # called for each chunk, of which a client may send 40,000 in a read
@@ -371,15 +373,6 @@ class _Chunks:
         """A body begins; no other one follows it."""
         if self.is_ended:
             raise BadRequest("a body ends before its end")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A trailer came; or the header before the body, which the parser was given for it."""
-        self._trailers += 1
-        self._trailer_bytes += len(name) + len(value) + 4
-        if self._trailers > self._limits.headers:
-            raise HeadTooLarge(f"{self._limits.headers} headers")
-        if self._trailer_bytes > self._limits.head_bytes:
-            raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
     def on_message_complete(self) -> None:
         """All of it came."""

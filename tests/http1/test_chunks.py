@@ -75,3 +75,11 @@ def test_extensions_have_a_limit_in_proportion_to_the_body() -> None:
     (request,) = parsed(HEAD, *[long] * 20, limits=limits).waiting
     assert isinstance(request, Request)
     assert 1 <= request.received <= 5
+
+
+@pytest.mark.parametrize("cut_at", [1, 7, 1 << 20])
+@pytest.mark.parametrize("lines", [0, 1, ServerLimits().headers, ServerLimits().headers + 1])
+def test_trailers_have_the_limits_of_a_head_however_they_are_cut(lines: int, cut_at: int) -> None:
+    raw = HEAD + b"1\r\nx\r\n0\r\n" + b"X-A: b\r\n" * lines + b"\r\n"
+    requests = parsed(*(raw[at : at + cut_at] for at in range(0, len(raw), cut_at)))
+    assert requests.is_deaf is (lines > ServerLimits().headers)
