@@ -47,10 +47,7 @@ class LevelsJournal:
         for number, path in self._files():
             self._number = number
             with suppress(OSError):
-                # what broke off behind the last line end had not been settled
-                for line in path.read_bytes().split(b"\n")[:-1]:
-                    with suppress(ValueError, RecursionError):
-                        found |= {level.id: level for level in (MeterLevel(*each) for each in _LINES.decode(line))}
+                found |= {level.id: level for level in _levels(path.read_bytes())}
         self.is_open = True
         return list(found.values())
 
@@ -104,3 +101,13 @@ class LevelsJournal:
         yield from sorted(
             (int(path.name[len(prefix) :]), path) for path in found if path.name[len(prefix) :].isdecimal()
         )
+
+
+def _levels(written: bytes) -> Iterator[MeterLevel]:
+    # what broke off behind the last line end had not been settled
+    for line in written.split(b"\n")[:-1]:
+        try:
+            yield from (MeterLevel(*each) for each in _LINES.decode(line))
+        except (ValueError, RecursionError):
+            # one that a full disk has damaged
+            continue
