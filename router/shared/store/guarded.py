@@ -206,7 +206,7 @@ class GuardedStore:
         is_local = self.is_away
         if not is_local:
             try:
-                await self._calls.run(self._shared.grant(reservation))
+                await self._calls.run(self._shared.grant, reservation)
             except StoreFailed as failure:
                 self._lost(failure.fault)
                 is_local = True
