@@ -15,6 +15,7 @@ from router.text.parsed_text import ParsedText, in_slices, overlap
 CHANNEL = "<|channel|>"
 _BODY, _START = "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_END = re.compile("|".join(map(re.escape, _ENDS)))
 _HEADS = (CHANNEL, _START, " to=")
 _NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _TOOL = re.compile(r"to=functions\.([\w.-]+)")
@@ -77,14 +78,14 @@ class ChannelReader:
     def _body(self, parsed: ParsedText, *, is_last: bool) -> bool:
         """The body of a message, up to a mark that ends it; whether to go on."""
         held = self._held
-        at, mark = min(((held.find(mark), mark) for mark in _ENDS if mark in held), default=(-1, ""))
-        if at < 0:
+        found = _END.search(held)
+        if found is None:
             certain = len(held) if is_last else len(held) - max(overlap(held, end) for end in _ENDS)
             self._give(parsed, held[:certain])
             self._held = held[certain:]
             return False
-        self._give(parsed, held[:at])
-        self._held = held[at if mark == _START else at + len(mark) :]
+        self._give(parsed, held[: found.start()])
+        self._held = held[found.start() if found[0] == _START else found.end() :]
         self._is_in_head = True
         return bool(self._held)
 
