@@ -268,7 +268,7 @@ async def test_an_only_engine_that_fails_two_tenants_is_ill() -> None:
 
 
 FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-KILLERS = 12
+MOST_KILLERS = 30
 
 
 async def kills(bad: Tenant, number: int) -> None:
@@ -294,14 +294,17 @@ async def kills_and_behaves(bad: Tenant, number: int) -> None:
     [kills, kills_with_an_unknown_field, kills_with_other_fields, kills_and_behaves],
     ids=lambda it: it.__name__,
 )
-async def test_however_a_tenant_varies_the_requests_that_kill_few_come_through(attack: Any) -> None:
+async def test_however_a_tenant_varies_the_requests_that_kill_soon_one_comes_to_no_backend(attack: Any) -> None:
     async with before_mortals(2) as (router, engines, good, bad):
         neighbour = Neighbour(good)
         await neighbour.begin()
-        for number in range(KILLERS):
+        for number in range(MOST_KILLERS):
+            deaths = sum(engine.deaths for engine in engines)
             await attack(bad, number)
-        # the first three kill up to three times each, and others once; without probation all kill twice or more
-        assert sum(engine.deaths for engine in engines) <= 9 + KILLERS - 3
+            if number and deaths == sum(engine.deaths for engine in engines):
+                break
+        else:
+            pytest.fail("each of them kills a backend")
         async with asyncio.timeout(20):
             while (await good.read("hello"))[0] != 200:
                 pass
