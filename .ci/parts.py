@@ -76,7 +76,8 @@ OTHERS = (
     Part("fuzz", "make fuzz", 900),
     Part(
         "pythons",
-        f"{sys.executable} .ci/pythons.py tests/policies/sla tests/tls tests/policies/test_rules.py",
+        f"{sys.executable} .ci/pythons.py tests/policies/sla tests/policies/test_rules.py tests/tls tests/http1"
+        " tests/contracts",
         900,
         fetches=True,
     ),
