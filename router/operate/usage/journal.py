@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -146,9 +147,10 @@ def orphans(folder: Path) -> Iterator[Orphan]:
             # another router may have removed it, or its own may have put a new one in its place, before we had the lock
             if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
                 raise FileNotFoundError(path)
-            first, *lines = file.read().split(b"\n")
-            head = _HEADS.decode(first)
-            found = [_batch(line, head) for line in lines[:-1] if line]
+            # one by one: to split millions of them at once would hold every thread
+            lines = iter(BytesIO(file.read()))
+            head = _HEADS.decode(next(lines, b""))
+            found = [_batch(line, head) for line in lines if line.endswith(b"\n") and line != b"\n"]
             batches = [batch for batch in found if batch is not None]
             orphan = Orphan(path, file, head.writer, batches, unreadable=len(found) - len(batches))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

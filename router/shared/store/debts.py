@@ -6,6 +6,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -164,8 +165,8 @@ def _taken(path: Path, place: str) -> LeftDebts | None:
         # its router may have put another one in its place before we had the lock
         if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
             # what broke off behind the last line end was never acknowledged
-            head, *lines = file.read().split(b"\n")[:-1]
-            if msgspec.json.decode(head, type=str) == place:
+            lines = (line for line in BytesIO(file.read()) if line.endswith(b"\n"))
+            if msgspec.json.decode(next(lines, b""), type=str) == place:
                 # of a reservation of many requests each line has what they had used until then
                 return LeftDebts(path, file, list({debt.id: debt for debt in _read(lines)}.values()))
     except (OSError, ValueError, RecursionError):
