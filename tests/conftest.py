@@ -37,7 +37,7 @@ LIMIT_S = {
     "engines": 900,
     "helm": 180,
     "house": 300,
-    "models": 300,
+    "models": 900,
     "shards/gpu/test_benchmark.py": 900,
     "shards/gpu/test_interpreted.py": 900,
     "shards/kernels/test_ahead_of_time.py": 900,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shards.model import Model
-from tests.models.real import QWEN, SMOLLM2, folder_of, tokenizer_of, truth_of
+from tests.models.real import SMOLLM2, folder_of, tokenizer_of, truth_of
 from tests.models.truth import Truth
 
 
@@ -22,12 +22,6 @@ def _folder(name: str) -> Path:
 def smollm2() -> Path:
     """The checkpoint of SmolLM2-135M-Instruct."""
     return _folder(SMOLLM2)
-
-
-@pytest.fixture(scope="session")
-def qwen() -> Path:
-    """The checkpoint of Qwen2.5-Coder-0.5B-Instruct."""
-    return _folder(QWEN)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import torch
 
 from tests.models.truth import Truth
 
-SMOLLM2, QWEN = "SmolLM2-135M-Instruct", "Qwen2.5-Coder-0.5B-Instruct"
+SMOLLM2 = "SmolLM2-135M-Instruct"
 ROOT = Path(__file__).parents[2]
 
 QUESTIONS = (
