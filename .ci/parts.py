@@ -74,7 +74,7 @@ OTHERS = (
     Part("bandit", "make -s bandit", 600),
     Part("kernels", "make kernels", 1800, only_x86_linux=True),
     Part("fuzz", "make fuzz", 900),
-    Part("models", "make -s models OF=smollm2", 900, decides=False, fetches=True),
+    Part("models", "make -s models OF=smollm2", 900, decides=False),
     Part(
         "pythons",
         f"{sys.executable} .ci/pythons.py tests/policies/sla tests/policies/test_rules.py tests/tls tests/http1"

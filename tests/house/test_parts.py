@@ -160,7 +160,7 @@ def test_a_part_that_could_not_fetch_what_it_needs_runs_once_more_and_no_failed_
 def test_parts_that_ask_registries_decide_and_may_run_twice(parts: ModuleType) -> None:
     every = {part.name: part for part in (*parts.FIRST, *parts.TESTS, *parts.OTHERS)}
     assert {name for name, part in every.items() if part.fetches} == {"engines", "pins", "pythons"}
-    assert {name for name, part in every.items() if not part.decides} == {"tools"}
+    assert {name for name, part in every.items() if not part.decides} == {"tools", "models"}
 
 
 def test_a_part_that_is_told_does_not_decide(
