@@ -54,19 +54,6 @@ def test_an_answer_is_that_of_transformers(
         assert objections(truth, asks, answers(engine, asks)) == []
 
 
-def test_a_preempted_answer_goes_on_as_transformers_would(
-    model: Model, truth: Truth, prompts: dict[Hashable, list[int]]
-) -> None:
-    # one runs at a time, and each one that comes later is better
-    options = EngineOptions(kv_blocks=40, max_running=1, host_bytes=2**26, preempt_cooldown_s=0.0)
-    asks: dict[Hashable, Ask] = {
-        key: Ask(prompts[key], NEW, TOLD, rank=9 - at, at_step=5 * at) for at, key in enumerate(list(prompts)[:4])
-    }
-    with closing(Engine(model, options)) as engine:
-        outcomes = answers(engine, asks)
-    assert objections(truth, asks, outcomes) == []
-
-
 def test_a_cached_prompt_and_a_next_turn_give_what_transformers_gives(
     model: Model, truth: Truth, prompts: dict[Hashable, list[int]], tokenizer: Any
 ) -> None:
