@@ -120,6 +120,8 @@ class Ask(msgspec.Struct, frozen=True):
     usual_new_tokens: int | None = None
     stream: bool = False
     include_usage: bool = False
+    usage_so_far: bool = False
+    """Each chunk has the usage so far: vLLM's `continuous_usage_stats`."""
     echo: bool = False
     only_echo: bool = False
     """Only the prompt is wanted in the answer: generated tokens are left out."""

@@ -157,9 +157,6 @@ _INSTEAD = MappingProxyType(
 def refuse_undone(body: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for the first field of `body`, a chat or a text for shards, that they do not do, or that is
     a misspelled one."""
-    options = body.get("stream_options")
-    if isinstance(options, Mapping) and options.get("continuous_usage_stats"):
-        raise _undone("stream_options.continuous_usage_stats", "`include_usage` gives the usage at the end")
     for name in body.keys() - READ - _HARMLESS:
         if name in _OFF:
             # False equals 0, and True equals 1: compared with their types

@@ -103,7 +103,7 @@ class Chunks:
     has_begun = False
     """Chunks say nothing of which there may be one alone."""
 
-    def __init__(self, shape: Shape, head: Head, *, include_usage: bool) -> None:
+    def __init__(self, shape: Shape, head: Head, *, include_usage: bool, usage_so_far: bool = False) -> None:
         self._shape, self._include_usage = shape, include_usage
         opening = {"id": head.id, "object": shape.chunk_object, "created": head.created, "model": head.model}
         # all that chunks repeat is encoded once: a chunk costs 1 us instead of 2
@@ -113,12 +113,16 @@ class Chunks:
         self._blocks: dict[int, SseBlocks] = {}
         self._id: Any = None
         self._used: dict[str, Any] | None = None
+        self._prompt_tokens = 0
+        self._drawn: dict[int, int] | None = {} if usage_so_far else None
+        """Tokens of each choice so far, where each chunk tells them."""
 
     def __repr__(self) -> str:
         return f"<Chunks {self._shape.prefix} of {len(self._offsets)} choices>"
 
     def begin(self, prompt_tokens: int) -> None:
-        """Do nothing: usage comes at the end."""
+        """Keep the prompt's length for the usage so far."""
+        self._prompt_tokens = prompt_tokens
 
     def resume(self, raw: bytes, characters: int) -> None:
         """Repeat what the events in `raw` have beside their choices: to its client the answer is one."""
@@ -134,11 +138,17 @@ class Chunks:
 
     def render(self, index: int, delta: Delta) -> bytes:
         """The event for one piece of choice `index`; empty if it has nothing for the client."""
+        after = self._after
+        if self._drawn is not None:
+            # as flights count them
+            more = delta.tokens or len(delta.token_ids) or bool(delta.text)
+            drawn = self._drawn[index] = self._drawn.get(index, 0) + more
+            after = b'],"usage":' + _encode(_usage_so_far(self._prompt_tokens, drawn)) + b"}\n\n"
         if not (delta.text or delta.finish_reason or delta.logprobs or delta.message):
             return b""
         choice = self._shape.chunk_choice(index, delta, self._offsets.get(index))
         self._offsets[index] = self._offsets.get(index, 0) + len(delta.text)
-        return self._before + _encode(choice) + self._after
+        return self._before + _encode(choice) + after
 
     def merge(self, first: int, raw: bytes) -> bytes:
         """A backend's events `raw` for one of several prompts, as events of one answer: all with one id, and with
@@ -175,6 +185,14 @@ class Chunks:
     def fail(self, error: ExpectedError) -> bytes:
         """An error as the last event; no [DONE] follows."""
         return b"data: " + _encode(openai_error(error)) + b"\n\n"
+
+
+def _usage_so_far(prompt_tokens: int, drawn_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": drawn_tokens,
+        "total_tokens": prompt_tokens + drawn_tokens,
+    }
 
 
 def _opened(members: dict[str, Any]) -> bytes:

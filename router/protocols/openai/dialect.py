@@ -27,7 +27,7 @@ class OpenAIDialect:
 
     def stream(self, head: Head, ask: Ask) -> Chunks:
         """Chunks, until [DONE]."""
-        return Chunks(self._shape, head, include_usage=ask.include_usage)
+        return Chunks(self._shape, head, include_usage=ask.include_usage, usage_so_far=ask.usage_so_far)
 
     def whole(self, head: Head, ask: Ask, answers: Sequence[Answer], usage: Usage) -> bytes:
         """One object with all choices."""

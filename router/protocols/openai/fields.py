@@ -27,6 +27,8 @@ class StreamOptions(msgspec.Struct):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Of vLLM: each chunk has the usage so far, where usage is asked for at all."""
 
 
 class ResponseFormat(msgspec.Struct):

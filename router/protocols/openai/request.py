@@ -259,6 +259,7 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
         ),
         "stream": bool(fields.stream),
         "include_usage": bool(options and options.include_usage),
+        "usage_so_far": bool(options and options.include_usage and options.continuous_usage_stats),
         "priority": headers.get("x-pointsman-priority") or None,
         "session": headers.get("x-pointsman-session") or None,
         "user": fields.user or None,

@@ -43,7 +43,7 @@ NOTHING: dict[str, Any] = {
     "prompt_cache_key": "k",
     "cache_salt": "s",
     "models": ["m"],
-    "stream_options": {"include_usage": True, "continuous_usage_stats": False},
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
 
 

@@ -80,6 +80,22 @@ async def test_a_chat_is_streamed_piece_by_piece_and_ends_with_usage_and_done() 
     assert events[-1] == "data: [DONE]"
 
 
+async def test_each_chunk_has_the_usage_so_far_where_usage_and_that_are_asked_for() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for asked in (options, {**options, "include_usage": False}):
+        async with a_router(ScriptedBackend(scripts=[an_answer("Hel", "lo")])) as router, a_client(router) as client:
+            chunks = contents(await events_of(client, CHAT, a_chat(stream_options=asked)))
+        if not asked["include_usage"]:
+            assert all("usage" not in chunk for chunk in chunks)
+            continue
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2, 2]
+        prompt = chunks[0]["usage"]["prompt_tokens"]
+        assert prompt > 0
+        assert all(
+            each["total_tokens"] == prompt + each["completion_tokens"] for each in (c["usage"] for c in chunks[:3])
+        )
+
+
 async def test_the_official_client_streams_chats_and_reads_completions() -> None:
     backend = ScriptedBackend(scripts=[an_answer("a", "b"), an_answer("c")])
     async with (
