@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,9 @@ def answers(engine: Engine, asks: dict[Hashable, Ask], *, most_steps: int = 5000
             if not left[key]:
                 del left[key]
         report = engine.step()
+        if not (report.drawn or report.finished or report.progress):
+            # a thread loads an adapter, or copies KV
+            time.sleep(0.001)
         engine.check()
         for drawn in report.drawn:
             outcomes[drawn.key].drawn[drawn.choice] += drawn.token_ids

@@ -96,6 +96,19 @@ def test_the_end_of_an_answer_is_the_models_own(model: Model, truth: Truth, toke
     assert "Paris" in tokenizer.decode(outcomes["short"].drawn[0])
 
 
+def test_a_preempted_answer_goes_on_as_transformers_would(
+    model: Model, truth: Truth, prompts: dict[Hashable, list[int]]
+) -> None:
+    # one runs at a time, and each one that comes later is better
+    options = EngineOptions(kv_blocks=40, max_running=1, host_bytes=2**26, preempt_cooldown_s=0.0)
+    asks: dict[Hashable, Ask] = {
+        key: Ask(prompts[key], NEW, TOLD, rank=9 - at, at_step=5 * at) for at, key in enumerate(list(prompts)[:4])
+    }
+    with closing(Engine(model, options)) as engine:
+        outcomes = answers(engine, asks)
+    assert objections(truth, asks, outcomes) == []
+
+
 def test_an_adapter_answers_as_peft_computes_it(
     smollm2: Path, tmp_path: Path, prompts: dict[Hashable, list[int]]
 ) -> None:
