@@ -52,6 +52,7 @@ from router.call.observer import Spent, UsageDoubt
 from router.call.placing import Placer
 from router.call.prefill import Fetching, Meeting, with_lent, without_transfer
 from router.call.prepare import facts_of, require_allowed
+from router.call.prompts import beyond_shards
 from router.call.splits import How, has_missed
 from router.call.tracing import NO_SPAN, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
@@ -109,6 +110,7 @@ async def serve(
                     common = gateway.prepared.of(model, tenant.domain, config)
                 model, prompts, documents, reader = common.model, [], gateway.documents, gateway.prompts
                 account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+                ask = beyond_shards(ask) if model.speaks_tokens and model.speaks_text else ask
                 if ask.documents is not None:
                     ask = await documents.written(ask, model, tenant, config, held)
                 inputs = reader.estimated_at_once(ask, common) or await reader.tokens(ask, model, tenant, config)

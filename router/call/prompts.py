@@ -246,18 +246,39 @@ def _may_be_read(ask: Ask, model: ServedModel) -> bool:
     """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
     if not ask.needs.isdisjoint(DIALECTS):
         return False
-    if model.speaks_tokens and ask.needs.isdisjoint({Capability.EMBEDDINGS, Capability.RERANK}):
-        refuse_undone(ask.bodies[0])
-    for given in ask.inputs:
-        if isinstance(given, Chat) and given.template is not None:
-            if model.speaks_tokens:
-                hint = "leave `chat_template` out; operators can give a pool one"
-                raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
-            return False
+    if model.speaks_tokens:
+        refuse_at_shards(ask)
+    if any(isinstance(given, Chat) and given.template is not None for given in ask.inputs):
+        return False
     if ask.needs & {Capability.EMBEDDINGS, Capability.RERANK}:
         # several texts are measured together, and each of them has to fit by itself
         return isinstance(ask.bodies[0].get("input"), str)
     return Capability.MEDIA not in ask.needs
+
+
+def refuse_at_shards(ask: Ask) -> None:
+    """Raise InvalidRequest for what no shard can do."""
+    if ask.needs.isdisjoint({Capability.EMBEDDINGS, Capability.RERANK}):
+        refuse_undone(ask.bodies[0])
+    if any(isinstance(given, Chat) and given.template is not None for given in ask.inputs):
+        hint = "leave `chat_template` out; operators can give a pool one"
+        raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
+
+
+def beyond_shards(ask: Ask) -> Ask:
+    """`ask` of a model that shards and other engines serve: if no shard can do all of it, as it came for the others,
+    which know their own fields."""
+    try:
+        refuse_at_shards(ask)
+    except InvalidRequest as refusal:
+        if not ask.needs.isdisjoint(DIALECTS):
+            return ask
+        speak = Capability.CHATS if isinstance(ask.inputs[0], Chat) else Capability.TEXTS
+        natives = ask.natives
+        if natives and natives[0].path == ask.path:
+            natives = tuple([replace(native, untranslated=refusal) for native in natives])
+        return replace(ask, needs=ask.needs | {speak}, natives=natives)
+    return ask
 
 
 def _reading(ask: Ask, model: ServedModel) -> Reading:

@@ -23,6 +23,8 @@ class ServedModel:
     vocabulary: int | None
     speaks_tokens: bool
     """At least one of its backends takes token ids."""
+    speaks_text: bool
+    """At least one of its backends reads text itself."""
     assets: Mapping[str, bytes] = field(repr=False)
     readers: tuple[str, ...] = ()
     """Its backends that make tokens of text for others (TextReader)."""
@@ -53,6 +55,7 @@ def served_model(name: str, serving: Sequence[Report]) -> ServedModel:
         shortest_context_tokens=min(contexts, default=None),
         vocabulary=min(sizes, default=None),
         speaks_tokens=any(report.description.speaks_tokens for report in serving),
+        speaks_text=not all(report.description.speaks_tokens for report in serving),
         assets=next((files for files in assets if "tokenizer.json" in files), {}),
         readers=tuple(report.backend.name for report in serving if as_text_reader(report.backend) is not None),
         root=next((root for report in serving if (root := report.description.roots.get(name))), None),
