@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from backends.openai import pooled
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH, PooledAnswer
 from backends.vllm import VLLM, VLLMOptions
@@ -61,6 +62,37 @@ def test_scores_are_one_delta_too_and_may_report_only_a_total(path: str, name: s
     assert read(reply, path=path) == [Delta(body=reply, usage=Usage(9))]
     with pytest.raises(BackendFailed, match=f"instead of `{name}`"):
         read(b'{"other": []}', path=path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "prompt_tokens"),
+    [
+        (b'{"object":"list","data" : [', b'],"model":"m","usage":{"prompt_tokens":7,"total_tokens":7}}', 7),
+        (b'{"usage":{"prompt_tokens":7},"model":"m","data":[', b"]}", 7),
+        (b'{"data":[', b"]}", 5),
+    ],
+)
+def test_of_a_large_reply_only_what_stands_around_its_list_is_read(
+    before: bytes, after: bytes, prompt_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled, "WHOLE_BYTES", 1000)
+    sizes, read_json = list[int](), pooled.read_json
+    monkeypatch.setattr(pooled, "read_json", lambda raw, *kind: sizes.append(len(raw)) or read_json(raw, *kind))
+    whole = before + b",".join([b'{"object":"error","embedding":[1.5,2]}'] * 5000) + after
+    (delta,) = read(whole)
+    assert delta.body == whole
+    assert delta.usage is not None
+    assert delta.usage.prompt_tokens == prompt_tokens
+    assert sum(sizes) < 1000
+
+
+@pytest.mark.parametrize("data", [b'{"data":{"a":[1]}', b'{"data":[', b'{"usage":{}}', b'{"error":{"message":"no"}}'])
+def test_a_large_reply_without_its_list_is_a_failure_of_the_backend(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled, "WHOLE_BYTES", 1000)
+    with pytest.raises(BackendErred):
+        read(data + b" " * 2000)
 
 
 async def test_the_body_goes_through_whole_under_the_servers_name_of_the_model() -> None:
