@@ -95,13 +95,16 @@ class Suspect(NamedTuple):
 
 
 class FailedTry(NamedTuple):
-    """`backend` failed at a request at the time `at`, in seconds, which it was sent at `sent_at`."""
+    """`backend` failed at a request at the time `at`, in seconds, which it was sent at `sent_at`; `when_idle`: over a
+    connection that lay idle, so that it may have had no part of the request.
+    """
 
     sent_at: float
     at: float
     backend: str
     suspect: Suspect
     harm: Harm
+    when_idle: bool = False
 
 
 class _Sentence(NamedTuple):
@@ -402,11 +405,21 @@ def _are_explained(failures: Sequence[FailedTry], others: Iterable[FailedTry], *
 
 def _occasions(failures: Iterable[FailedTry]) -> Sequence[FailedTry]:
     """Those of `failures` of which each was sent after the one before had ended: requests that a backend has at one
-    time, equal ones too, fail for one reason.
+    time, equal ones too, fail for one reason. So does one that comes to a backend again, over a new connection, in the
+    moment in which its idle ones are lost.
     """
     found = list[FailedTry]()
     for failure in failures:
-        if not found or failure.sent_at >= found[-1].at:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.when_idle
+            and not failure.when_idle
+            and last.backend == failure.backend
+            and failure.at - last.at <= _COMPANIONS_S
+        ):
+            found[-1] = failure
+        elif not found or failure.sent_at >= found[-1].at:
             found.append(failure)
     return found
 

@@ -91,7 +91,8 @@ class Blaming(msgspec.Struct, frozen=True):
             return False
         # a connection that lay idle was there before: a death of a moment ago is the one that it was lost in
         sent_at = placed.flight.sent_at - (_TOGETHER_S if isinstance(error, IdleLost) else 0.0)
-        failure = FailedTry(sent_at, self.clock(), backend, suspect_of(placed.bid), harm)
+        when_idle = isinstance(error, IdleLost)
+        failure = FailedTry(sent_at, self.clock(), backend, suspect_of(placed.bid), harm, when_idle)
         failures = self.blame.failed(failure, self.cluster.served_since)
         if not failures and harm is not Harm.ERRED and self.blame.is_suspect(failure.suspect):
             # the backend's other requests end in the same moment

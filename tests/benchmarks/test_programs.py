@@ -36,7 +36,7 @@ TINY = {
 """Program -> arguments with which it does all that it does, in a second or two of CPU."""
 
 SERVING = re.compile(r'"(serve|up)", str\(')
-STATELESS = re.compile(r"""state: off|"state": "off"|"STATE_DIRECTORY": """)
+STATELESS = re.compile(r"""state: off|"state": "off"|"state": str\(folder|"STATE_DIRECTORY": """)
 STARTING = re.compile(r"Popen\(|create_subprocess_exec\(|a_vllm\(|Program\(|router_programs import")
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]

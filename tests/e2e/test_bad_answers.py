@@ -395,18 +395,22 @@ async def test_what_a_tenants_request_provokes_makes_no_backend_ill_and_is_not_s
 
         for number in range(12):
             failed, good = await asyncio.gather(ask(f"poison {number}"), ask(f"hello {number}", key="other-key"))
-            assert (failed[0], good[0]) == (502, 200)
+            # while a request of a tenant on probation runs, its others are refused
+            assert failed[0] in (502, 503)
+            assert good[0] == 200
             assert not any(map(router.gateway.cluster.is_ill, router.gateway.cluster.names()))
         assert poisoned() <= 3 * 12
         # it comes again, when the backends have served others
         for number in range(6):
             assert (await ask(f"fine {number}", key="other-key"))[0] == 200
         before = poisoned()
-        assert (await ask("poison 0"))[0] == 502
+        assert (await ask("poison 0"))[0] in (502, 503)
         assert poisoned() - before <= 1
         # requests of a shape that cost backends their connections again and again go one at a time, after a pause
         other = "fine " * 99 if fault in (closes, breaks_off) else "fine"
-        assert (await ask(other))[0] == 200, "another request of that tenant"
+        while (status := (await ask(other))[0]) == 503:  # noqa: ASYNC110 - its pause is not announced
+            await asyncio.sleep(0.5)
+        assert status == 200, "another request of that tenant, if need be after its pause"
         router.check()
 
 

@@ -62,6 +62,9 @@ class Engines:
             self.begin(name, options)
         asked = [self._vllm[name, options] for name in names]
         for each in asked:
+            if not each.is_started:
+                # a test that failed had ended it
+                each.start()
             each.wait_until_ready()
             each.forget_prefixes()
         return asked

@@ -109,6 +109,18 @@ def test_harm_done_twice_with_no_other_request_there_is_the_requests(harm: Harm,
     assert not blame.refuses(suspect("1", "other"), 2.0, NOTHING)
 
 
+@pytest.mark.parametrize(
+    ("backend", "later_s", "is_to_blame"), [("a", 0.01, False), ("a", 0.9, False), ("a", 1.1, True), ("b", 0.01, True)]
+)
+def test_one_that_was_lost_with_an_idle_connection_and_again_in_that_moment_was_there_at_one_death(
+    backend: str, later_s: float, is_to_blame: bool
+) -> None:
+    first = failure("1", "a", 0.0, Harm.DIED)._replace(when_idle=True)
+    again = failure("1", backend, later_s, Harm.DIED, sent_s=0.005)
+    assert told(Blame(), first, again) == [False, is_to_blame]
+    assert told(Blame(), first, again._replace(when_idle=True)) == [False, True], "each call meets idle connections"
+
+
 @pytest.mark.parametrize("harm", HARMS)
 def test_harm_once_says_nothing(harm: Harm) -> None:
     assert told(Blame(), failure("1", "a", 0.0, harm)) == [False]

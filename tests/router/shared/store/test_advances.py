@@ -372,7 +372,8 @@ async def test_what_is_told_of_a_budget_is_what_is_settled_and_of_a_rate_what_is
         standing = opened[-1].standing
         assert standing.requests is not None
         assert standing.cost is not None
-        assert standing.requests.remaining == 10_000 - 8 - 12
+        # as time passes at Redis, more of a rate is left
+        assert 10_000 - 8 - 12 <= standing.requests.remaining < 10_000
         assert standing.cost.remaining == 100_000
         for each in opened:
             assert isinstance(each, Reservation)

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 from policies.quota.budget import Charge, Reservation
 from router.shared.store.debts import Debt, DebtFile
-from router.shared.store.guarded import SETTLED_TOGETHER, GuardedStore, GuardOptions
+from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.redis import RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import NOON_S, HandClock, RedisServer, a_line, a_redis
@@ -130,6 +130,8 @@ async def test_a_settlement_is_written_before_it_is_confirmed(server: RedisServe
         assert not any(b'"late"' in path.read_bytes() for path in files(tmp_path))
 
 
+# a router that is killed closes nothing: the kernel does
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*owed:pytest.PytestUnraisableExceptionWarning")
 async def test_routers_that_are_killed_at_any_moment_forget_nothing(server: RedisServer, tmp_path: Path) -> None:
     clock, used, rng = HandClock(), 0, random.Random(5)
     for life in range(12):
@@ -156,7 +158,7 @@ async def test_the_file_does_not_grow_where_some_are_owed_at_each_moment(server:
             most = max(most, router.file.count - 2 * router.store.owed)
             if not number % 40:
                 await asyncio.sleep(0.001)
-        assert most <= 1000 + SETTLED_TOGETHER
+        assert most <= 2000, "of 6,000 lines, those of Redis' answers among them"
         await router.is_even()
     assert files(tmp_path) == []
 
