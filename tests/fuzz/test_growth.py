@@ -146,8 +146,8 @@ def test_a_reader_that_does_not_end_is_found_with_its_pattern(monkeypatch: pytes
 
 
 def test_a_reader_on_a_thread_is_watched_to_its_end() -> None:
-    read = list[bytes]()
+    read, threads = list[bytes](), threading.active_count()
     reader = Reader(lambda pieces: read.extend(pieces), (b"",), (b"xy",), on_thread=True)
     assert hold_on_thread(reader, Pattern(b"", b"xy", 4), 100) >= 0
     assert len(b"".join(read)) == 100
-    assert threading.active_count() == 1
+    assert threading.active_count() <= threads
