@@ -101,7 +101,6 @@ class FakeBackend:
         return replace(self.reported, pinnable_tokens=BLOCK_TOKENS * (self.most_pinned - self._pinned_blocks()))
 
     def assets(self) -> Mapping[str, bytes]:
-        """The test's files."""
         return self.files
 
     async def start(self) -> None:
@@ -109,7 +108,6 @@ class FakeBackend:
         self.is_started = True
 
     async def probe(self) -> None:
-        """Return if `is_well`."""
         if not self.is_well:
             raise BackendFailed(f"{self.name} is not well")
 
@@ -168,7 +166,6 @@ class FakeBackend:
         return len(gone)
 
     async def close(self) -> None:
-        """End what hangs."""
         self.closed.set()
 
     def check(self) -> None:

@@ -80,17 +80,14 @@ class Suspect(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        """Of its digest."""
         return self.tenant, self.digest
 
     @property
     def shape_key(self) -> _Key:
-        """Of its shape."""
         return self.tenant, self.shape
 
     @property
     def tenant_key(self) -> _Key:
-        """Of all requests of its tenant."""
         return self.tenant, None
 
 

@@ -78,7 +78,6 @@ class LineOrder:
         ]
 
     def close(self) -> None:
-        """Drop the file."""
         self._file.close()
 
 

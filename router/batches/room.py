@@ -111,7 +111,6 @@ class LineRoom:
 
     @property
     def waiting(self) -> int:
-        """Lines that wait."""
         return len(self._waiting)
 
     @property
@@ -161,7 +160,6 @@ class LineRoom:
                 del self._at[backend], self._computed[backend]
 
     def close(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -196,7 +194,7 @@ class LineRoom:
         )
 
     def missed(self, service_class: str, step: str) -> None:
-        """See Listener."""
+        """Nothing is done here."""
 
     def _company_of(self, pool: str) -> Company:
         return self._company.setdefault(pool, Company())

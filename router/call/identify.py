@@ -118,11 +118,6 @@ class Identities:
             raise
 
 
-def identify(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Tenant:
-    """The tenant of this key. Raises as `identity_of` does."""
-    return identity_of(key, config, issued, tokens).tenant
-
-
 def identity_of(key: str | None, config: Config, issued: KeyRing, tokens: Verifier | None = None) -> Identity:
     """The tenant of this key, from the file or from `issued`, or of this token, by the file's rules; without either the
     anonymous one, if the file has one.

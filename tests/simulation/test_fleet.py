@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import InvalidRequest
-from router.call.identify import identify
+from router.call.identify import identity_of
 from router.shared.keys.ring import KeyRing
 from simulation.fleet import USUAL_MODEL, fleet_of, with_named_keys
 from simulation.speed import machines_of
@@ -40,6 +40,6 @@ def test_a_count_for_a_pool_that_is_not_there_is_refused() -> None:
 
 def test_the_key_of_a_simulated_tenant_is_its_name_and_nothing_is_shared_or_logged() -> None:
     config = with_named_keys(a_config(TWO_CLASSES + "store: {redis: 'redis://r:6379'}\n"))
-    assert identify("labs", config, KeyRing(None, clock=lambda: 0.0)).name == "labs"
+    assert identity_of("labs", config, KeyRing(None, clock=lambda: 0.0)).tenant.name == "labs"
     assert config.store.redis is None
     assert config.server.decision_log is None

@@ -95,10 +95,10 @@ class UsageRecorder:
         return f"<UsageRecorder {self._folder} {self.database}{', away' if self._is_away else ''}>"
 
     def decided(self, request: Request, decision: Decision, at: float) -> None:
-        """See Listener."""
+        """Nothing is done here."""
 
     def missed(self, service_class: str, step: str) -> None:
-        """See Listener."""
+        """Nothing is done here."""
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:  # noqa: ARG002 - as any listener
         # a request belongs to the hour in which it began, as it does to the budget of that hour

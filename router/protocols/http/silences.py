@@ -1,5 +1,5 @@
-"""Streams that wait for an event: many clients give up after some minutes in which none comes, whatever a
-backend or a queue takes that long.
+"""Signs of life for streams that wait: many clients give up after some minutes without an event, and a prefill or a
+queue may take longer.
 
 Sources: undici gives up after 300 s without a head, or without a part of the body (`headersTimeout`, `bodyTimeout`);
 Codex after `stream_idle_timeout_ms`, 300 s, without an event.
@@ -11,6 +11,7 @@ import asyncio
 from typing import Protocol
 
 LOOK_S = 5.0
+"""Seconds between two looks at the streams that wait."""
 
 
 class Waiting(Protocol):

@@ -86,4 +86,4 @@ class MemorySets:
         return True
 
     async def close(self) -> None:
-        """See SetStore."""
+        """Nothing is done here."""

@@ -46,7 +46,7 @@ class FileKeys:
         return await asyncio.to_thread(self._change, edit)
 
     async def close(self) -> None:
-        """See KeyStore."""
+        """Nothing is done here."""
 
     def _look(self) -> KeyBook | None:
         with self._one_at_a_time:

@@ -146,7 +146,7 @@ class RedisStore:
         return (await self._read(descriptors, meters(descriptors)))[1]
 
     async def start(self) -> None:
-        """See QuotaStore."""
+        """Nothing is done here."""
 
     async def close(self) -> None:
         await self._line.close()

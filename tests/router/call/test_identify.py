@@ -8,15 +8,14 @@ from policies.nouns import Tenant
 from policies.rules import Facts, classify
 from policies.sla.config import Config
 from policies.sla.parse import parse
-from router.call import identify as identifying
-from router.call.identify import MOST_BOUND, Identity, key_in
+from router.call.identify import MOST_BOUND, Identity, identity_of, key_in
 from router.shared.keys.file import FileKeys
 from router.shared.keys.ring import KeyRing
 from tests.router.parts import KEY, a_config, a_tenant
 
 
 def identify(key: str | None, config: Config, issued: KeyRing | None = None) -> Tenant:
-    return identifying.identify(key, config, issued or KeyRing(None, clock=lambda: 0.0))
+    return identity_of(key, config, issued or KeyRing(None, clock=lambda: 0.0)).tenant
 
 
 def test_a_key_leads_to_its_tenant() -> None:

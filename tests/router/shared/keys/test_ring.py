@@ -15,7 +15,7 @@ import pytest
 from policies.errors import ConfigError, InvalidRequest, Unauthenticated, Unavailable
 from policies.keys import KeyBook, hash_of
 from policies.nouns import FixedBudget, Limits, Tenant
-from router.call.identify import identify
+from router.call.identify import identity_of
 from router.shared.keys.base import Edit, KeyStore
 from router.shared.keys.file import FileKeys
 from router.shared.keys.lines import decode, encode
@@ -40,7 +40,7 @@ class Ring:
         self.keys = KeyRing(self.store, clock=self.clock, on_event=self.events.append)
 
     def tenant_of(self, key: str) -> Tenant:
-        return identify(key, a_config(a_tenant(key=None), a_tenant("labs", key=None)), self.keys)
+        return identity_of(key, a_config(a_tenant(key=None), a_tenant("labs", key=None)), self.keys).tenant
 
     def refuses(self, key: str, why: str = "is not known") -> bool:
         with pytest.raises(Unauthenticated, match=why):
